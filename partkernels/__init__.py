@@ -1,0 +1,28 @@
+"""Fused kernels for partitioned neural networks (Mlodozeniec, Reisser and Louizos, ICLR 2023), as PyTorch operators.
+
+Each entry of a weight belongs to one of C partitions. Subnetwork k uses the entries of partitions 1..k and a default
+value elsewhere. The operators compute with a subnetwork's weight without ever materialising it.
+"""
+
+from partkernels._version import __version__
+from partkernels.conv2d import conv2d
+from partkernels.defaults import Defaults, Normal, Stored, Uniform, Zeros
+from partkernels.dispatch import backends, use_backend
+from partkernels.linear import linear
+from partkernels.partition import Partition
+from partkernels.subnetwork_weight import subnetwork_weight
+
+__all__ = [
+    "Defaults",
+    "Normal",
+    "Partition",
+    "Stored",
+    "Uniform",
+    "Zeros",
+    "__version__",
+    "backends",
+    "conv2d",
+    "linear",
+    "subnetwork_weight",
+    "use_backend",
+]

@@ -1,0 +1,198 @@
+"""Defaults, format 1: the values of entries whose partition is not live.
+
+Zeros, Uniform and Normal need no memory: every value is a pure function of (seed, stream, row, column), and a
+bfloat16 number whatever the weight's dtype, so that a cast never changes it. Stored keeps a tensor.
+The C++ and CUDA twin is csrc/include/partkernels/defaults.h.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from partkernels.reference.defaults import drawn
+
+# Within these the step of a draw is a normal bfloat16 number on every backend, flush-to-zero or not.
+SCALE_RANGE = (1e-30, 1e30)
+SEED_LIMIT = 1 << 63
+
+
+def check_seed(name: str, seed: int) -> None:
+    """Raises unless seed is an integer in [0, 2**63)."""
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"{name}={seed!r} is a {type(seed).__name__}; pass an int in [0, 2**63).")
+    if not 0 <= seed < SEED_LIMIT:
+        raise ValueError(f"{name}={seed} is out of range; pass an int in [0, 2**63).")
+
+
+def _check_scale(name: str, scale: float) -> None:
+    low, high = SCALE_RANGE
+    if not low <= scale <= high:  # also false for NaN
+        raise ValueError(f"{name}={scale} is out of range; pass a number in [{low}, {high}], or use Zeros().")
+
+
+class Defaults:
+    """What every kind of defaults offers."""
+
+    def values(self, shape: Sequence[int], dtype: torch.dtype = torch.float32, device=None) -> Tensor:
+        """The defaults of a weight of this shape, bit for bit those that every kernel regenerates.
+
+        Args:
+            shape: of the weight, [rows, ...]; columns run with dimension 1 innermost (see packed_map).
+            dtype: of the result.
+            device: of the result.
+        """
+        raise NotImplementedError
+
+    def arguments(self) -> tuple[str, float, int, int]:
+        """(kind, step, seed, stream): what an operator is told of these defaults."""
+        raise NotImplementedError
+
+    @property
+    def stored(self) -> Tensor | None:
+        """The tensor that Stored keeps; None for the others, which need no memory."""
+        return None
+
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> Defaults:
+        """These defaults with each tensor replaced by function(tensor)."""
+        return self
+
+
+@dataclass(frozen=True)
+class Zeros(Defaults):
+    """Every default is 0: dead weights are pruned. The paper's choice where layers are normalised (App. D.2).
+
+    Example:
+        >>> Zeros().values((2, 2))
+        tensor([[0., 0.],
+                [0., 0.]])
+    """
+
+    def values(self, shape, dtype=torch.float32, device=None) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    def arguments(self):
+        return "zeros", 0.0, 0, 0
+
+
+class _Drawn(Defaults):
+    """What Uniform and Normal share: values regenerated from (seed, stream, row, column)."""
+
+    def __post_init__(self):
+        check_seed("seed", self.seed)
+        check_seed("stream", self.stream)
+
+    def values(self, shape, dtype=torch.float32, device=None) -> Tensor:
+        return drawn(*self.arguments(), tuple(shape), dtype, device)
+
+
+@dataclass(frozen=True)
+class Uniform(_Drawn):
+    """256 evenly spaced levels in [-scale, scale], regenerated from a seed; no memory.
+
+    Each value is the nearest bfloat16 to +-(m + 1/2) * u, with m in 0..127 and u = bfloat16(scale / 127.5).
+
+    Args:
+        scale: the half-width, in the weight's units, in [1e-30, 1e30].
+        seed, stream: integers in [0, 2**63); distinct streams of one seed are independent.
+
+    Raises:
+        ValueError: scale, seed or stream is out of range.
+
+    Example:
+        >>> Uniform(0.5, seed=1).values((2, 3)).abs().max() <= 0.502
+        tensor(True)
+    """
+
+    scale: float
+    seed: int
+    stream: int = 0
+
+    def __post_init__(self):
+        _check_scale("scale", self.scale)
+        super().__post_init__()
+        # u is rounded to float32 and then to bfloat16, here and nowhere else: kernels never see the scale.
+        step = torch.tensor(self.scale / 127.5, dtype=torch.float32).bfloat16()
+        object.__setattr__(self, "step", step.item())
+
+    def arguments(self):
+        return "uniform", self.step, self.seed, self.stream
+
+
+@dataclass(frozen=True)
+class Normal(_Drawn):
+    """Approximately normal: the sum of four uniform bytes (Irwin-Hall), regenerated from a seed; no memory.
+
+    Args:
+        std: the standard deviation, in the weight's units, in [1e-30, 1e30]. No value is beyond 3.46 of them.
+        seed, stream: integers in [0, 2**63); distinct streams of one seed are independent.
+
+    Raises:
+        ValueError: std, seed or stream is out of range.
+
+    Example:
+        >>> 0.9 < Normal(1.0, seed=1).values((100, 100)).std() < 1.1
+        tensor(True)
+    """
+
+    std: float
+    seed: int
+    stream: int = 0
+
+    def __post_init__(self):
+        _check_scale("std", self.std)
+        super().__post_init__()
+        # 21845 is the variance of a sum of four bytes.
+        step = torch.tensor(self.std / math.sqrt(21845), dtype=torch.float32)
+        object.__setattr__(self, "step", step.item())
+
+    def arguments(self):
+        return "normal", self.step, self.seed, self.stream
+
+
+@dataclass(frozen=True, eq=False)
+class Stored(Defaults):
+    """Defaults that are kept: a tensor of the weight's shape, used as it is. For pretrained models.
+
+    Args:
+        tensor: floating point, the weight's shape. Not copied.
+
+    Raises:
+        TypeError: tensor is no floating-point tensor.
+
+    Example:
+        >>> Stored(torch.ones(2, 2)).values((2, 2), torch.float64)
+        tensor([[1., 1.],
+                [1., 1.]], dtype=torch.float64)
+    """
+
+    tensor: Tensor
+
+    def __post_init__(self):
+        if not isinstance(self.tensor, Tensor) or not self.tensor.is_floating_point():
+            given = getattr(self.tensor, "dtype", type(self.tensor).__name__)
+            raise TypeError(f"Stored got {given}; pass a floating-point tensor of the weight's shape.")
+        object.__setattr__(self, "tensor", self.tensor.detach())
+
+    def values(self, shape, dtype=None, device=None) -> Tensor:
+        """The stored tensor, in its own dtype and on its own device unless others are asked for."""
+        if tuple(shape) != tuple(self.tensor.shape):
+            raise ValueError(
+                f"shape {tuple(shape)} differs from that of the stored defaults, {tuple(self.tensor.shape)};"
+                " pass the shape of the weight that they were stored for."
+            )
+        return self.tensor.to(device=device, dtype=dtype)
+
+    def arguments(self):
+        return "stored", 0.0, 0, 0
+
+    @property
+    def stored(self) -> Tensor:
+        return self.tensor
+
+    def map_tensors(self, function):
+        return Stored(function(self.tensor))

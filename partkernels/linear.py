@@ -1,0 +1,127 @@
+"""linear: x times the transpose of a subnetwork's weight, computed from the packed map."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from partkernels import dispatch
+from partkernels.operators import (
+    OWNERS,
+    PARTITION,
+    autocast,
+    check_input,
+    check_live,
+    check_weight,
+    define,
+    differentiate,
+)
+from partkernels.partition import Partition
+from partkernels.subnetwork_weight import select
+
+_forward = define("linear", f"Tensor x, Tensor weight, Tensor? bias, int active, int? update, {PARTITION}")
+_grad_input = define("linear_grad_input", f"Tensor grad_output, Tensor weight, int active, int? update, {PARTITION}")
+_grad_weight = define("linear_grad_weight", f"Tensor grad_output, Tensor x, int update, {OWNERS}")
+autocast("linear", tensors=3)
+
+
+def _setup_context(ctx, inputs, output):
+    x, weight, _, ctx.active, ctx.update, map, stored, *ctx.rest = inputs
+    needs_weight_grad = ctx.update is not None and ctx.needs_input_grad[1]
+    ctx.save_for_backward(x if needs_weight_grad else None, weight if ctx.needs_input_grad[0] else None, map, stored)
+
+
+def _backward(ctx, grad):
+    x, weight, map, stored = ctx.saved_tensors
+    count, backend = ctx.rest[0], ctx.rest[-1]
+    grad_x = grad_weight = grad_bias = None
+    if weight is not None:
+        grad_x = _grad_input(grad, weight, ctx.active, ctx.update, map, stored, *ctx.rest)
+    if x is not None:
+        grad_weight = _grad_weight(grad, x, ctx.update, map, count, backend)
+    if ctx.needs_input_grad[2]:
+        grad_bias = grad.sum_to_size(grad.shape[-1])
+    return grad_x, grad_weight, grad_bias, *[None] * 10
+
+
+differentiate("linear", _setup_context, _backward)
+
+
+def _grad_input_setup_context(ctx, inputs, output):
+    grad_output, weight, ctx.active, ctx.update, map, stored, *ctx.rest = inputs
+    ctx.save_for_backward(grad_output, weight, map, stored)
+
+
+def _grad_input_backward(ctx, grad):
+    grad_output, weight, map, stored = ctx.saved_tensors
+    grad_grad_output = _forward(grad, weight, None, ctx.active, ctx.update, map, stored, *ctx.rest)
+    grad_weight = None
+    if ctx.update is not None and ctx.needs_input_grad[1]:
+        grad_weight = _grad_weight(grad_output, grad, ctx.update, map, ctx.rest[0], ctx.rest[-1])
+    return grad_grad_output, grad_weight, *[None] * 10
+
+
+differentiate("linear_grad_input", _grad_input_setup_context, _grad_input_backward)
+
+
+def _grad_weight_setup_context(ctx, inputs, output):
+    grad_output, x, ctx.update, map, ctx.count, ctx.backend = inputs
+    ctx.save_for_backward(grad_output, x, map)
+
+
+def _grad_weight_backward(ctx, grad):
+    grad_output, x, map = ctx.saved_tensors
+    grad = select(grad, ctx.update, ctx.update, map, ctx.count, ctx.backend)
+    return F.linear(x, grad), grad_output @ grad, *[None] * 4
+
+
+differentiate("linear_grad_weight", _grad_weight_setup_context, _grad_weight_backward)
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    partition: Partition,
+    active: int,
+    *,
+    update: int | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """F.linear(x, w_s^(active), bias), without materialising the subnetwork's weight.
+
+    The gradient of x and bias is the dense one. That of the weight is the dense one at the entries of partition
+    `update` and exactly 0 elsewhere (Eq. 3); with update=None it is not computed at all (Eq. 4).
+    Saved for backward: x, weight and the map.
+
+    Args:
+        x: [..., in_features], the weight's dtype; any strides, an empty batch too.
+        weight: [out_features, in_features], floating point; any strides.
+        partition: of the weight.
+        active: k, 1..C: partitions 1..k are live, the others at their default.
+        update: the partition that receives a gradient, 1..active, or None.
+        bias: [out_features] or None.
+
+    Returns:
+        [..., out_features], x's dtype.
+
+    Raises:
+        ValueError: active or update is out of range, or shapes or devices do not fit.
+        TypeError: dtypes differ.
+
+    Example:
+        >>> p = Partition.from_ids(torch.tensor([[1, 2]], dtype=torch.uint8))
+        >>> linear(torch.tensor([[1.0, 1.0]]), torch.tensor([[3.0, 4.0]]), p, active=1)
+        tensor([[3.]])
+    """
+    check_weight(weight, partition)
+    check_live(partition, active, update)
+    check_input("x", x, weight)
+    if weight.dim() != 2:
+        raise ValueError(f"the weight has shape {tuple(weight.shape)}; linear takes [out_features, in_features].")
+    if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(f"x has shape {tuple(x.shape)}; this weight takes [..., {weight.shape[1]}].")
+    if bias is not None:
+        check_input("bias", bias, weight)
+        if tuple(bias.shape) != (weight.shape[0],):
+            raise ValueError(f"bias has shape {tuple(bias.shape)}; this weight takes [{weight.shape[0]}].")
+    return _forward(x, weight, bias, active, update, *partition.flat(), dispatch.requested())

@@ -1,0 +1,88 @@
+"""How an operator is registered with torch.library: schema, fake, dispatch to a backend.
+
+Every operator ends in the arguments of a partition and a backend's name. Its kernel asks `dispatch` for the module
+of that name and calls the function of the operator's own name there, without the last argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from partkernels import dispatch, outputs
+from partkernels.partition import Partition
+
+_library = torch.library.Library("partkernels", "DEF")
+
+# The order of Partition.flat().
+PARTITION = "Tensor map, Tensor? stored, int count, str kind, float step, int seed, int stream"
+# What a weight's gradient needs of it: its owners, not its defaults.
+OWNERS = "Tensor map, int count"
+
+
+def define(name: str, arguments: str) -> Callable[..., Tensor]:
+    """Registers partkernels::name with these arguments and a trailing backend; returns the operator."""
+    _library.define(f"{name}({arguments}, str backend) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+
+    def kernel(*args):
+        *args, backend = args
+        return getattr(dispatch.choose(backend, args[0].device, args[0].dtype), name)(*args)
+
+    _library.impl(name, kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"partkernels::{name}", getattr(outputs, name), lib=_library)
+    return getattr(torch.ops.partkernels, name).default
+
+
+def differentiate(name: str, setup_context: Callable, backward: Callable) -> None:
+    """Registers the gradient of partkernels::name."""
+    torch.library.register_autograd(f"partkernels::{name}", backward, setup_context=setup_context, lib=_library)
+
+
+def autocast(name: str, tensors: int) -> None:
+    """Under torch.autocast, casts the first `tensors` arguments to its dtype, as it does for torch's own operator."""
+    for device in ("cpu", "cuda"):
+
+        def kernel(*args, device=device):
+            dtype = torch.get_autocast_dtype(device)
+            cast = [arg.to(dtype) if isinstance(arg, Tensor) else arg for arg in args[:tensors]]
+            with torch.autocast(device, enabled=False):
+                return getattr(torch.ops.partkernels, name)(*cast, *args[tensors:])
+
+        _library.impl(name, kernel, f"Autocast{device.upper()}")
+
+
+def check_live(partition: Partition, active: int, update: int | None) -> None:
+    """Raises ValueError unless 1 <= update <= active <= C."""
+    count = partition.count
+    if isinstance(active, bool) or not isinstance(active, int) or not 1 <= active <= count:
+        raise ValueError(f"active={active!r}, but this partition has {count} parts; pass an int in 1..{count}.")
+    if update is not None and (isinstance(update, bool) or not isinstance(update, int) or not 1 <= update <= active):
+        raise ValueError(
+            f"update={update!r} with active={active}; pass an int in 1..{active}, or None for no weight gradient."
+        )
+
+
+def check_weight(weight: Tensor, partition: Partition) -> None:
+    """Raises unless the partition was made for a weight like this one."""
+    if tuple(weight.shape) != partition.shape:
+        raise ValueError(
+            f"the weight has shape {tuple(weight.shape)} and its partition {partition.shape}; make the partition with"
+            f" Partition.random({tuple(weight.shape)}, ...)."
+        )
+    if not weight.is_floating_point():
+        raise TypeError(f"the weight is {weight.dtype}; pass a floating-point weight.")
+    if weight.device != partition.device:
+        raise ValueError(
+            f"the weight is on {weight.device} and its partition on {partition.device}; move it with"
+            f" partition.to('{weight.device}')."
+        )
+
+
+def check_input(name: str, tensor: Tensor, weight: Tensor) -> None:
+    """Raises unless a tensor has the weight's dtype and device; under autocast the dtype is autocast's business."""
+    if tensor.device != weight.device:
+        raise ValueError(f"{name} is on {tensor.device} and the weight on {weight.device}; move one of them.")
+    if tensor.dtype != weight.dtype and not torch.is_autocast_enabled(weight.device.type):
+        raise TypeError(f"{name} is {tensor.dtype} and the weight {weight.dtype}; cast one of them.")

@@ -1,0 +1,65 @@
+"""The packed map, format 1: which partition owns each weight, in 1, 2, 4 or 8 bits a weight.
+
+A weight is seen as a matrix: rows are its first dimension; columns run over the others with the input
+channels innermost, the order in which an implicit GEMM over channels_last data walks. The map is a uint8
+tensor [rows, row_bytes] that holds partition - 1 of entry (r, c) in byte c * bits // 8 of row r, at bit
+(c * bits) mod 8, low bits first. Padding is 0.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+# Rows start at multiples of 16 bytes: one vector load on every GPU and CPU that we serve.
+ROW_ALIGNMENT = 16
+MAX_COUNT = 256
+
+
+def bits_for(count: int) -> int:
+    """The smallest of 1, 2, 4, 8 with 2**bits >= count."""
+    return next(bits for bits in (1, 2, 4, 8) if 1 << bits >= count)
+
+
+def row_bytes(cols: int, bits: int) -> int:
+    """Bytes of a row of the map, padding included."""
+    used = -(-cols * bits // 8)
+    return -(-used // ROW_ALIGNMENT) * ROW_ALIGNMENT
+
+
+def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    """(rows, cols) of a weight of this shape."""
+    return shape[0], prod(shape[1:])
+
+
+def to_matrix(weight: Tensor) -> Tensor:
+    """The weight as [rows, cols], columns with the input channels innermost."""
+    return (weight.movedim(1, -1) if weight.dim() > 2 else weight).reshape(matrix_shape(weight.shape))
+
+
+def from_matrix(matrix: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The inverse of to_matrix; a view of the matrix."""
+    if len(shape) <= 2:
+        return matrix.reshape(shape)
+    return matrix.reshape(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
+
+
+def pack(ids: Tensor, bits: int) -> Tensor:
+    """Packs partition - 1 of each entry, uint8 [rows, cols], into a map [rows, row_bytes]."""
+    rows, cols = ids.shape
+    per_byte = 8 // bits
+    width = row_bytes(cols, bits)
+    packed = ids.new_zeros(rows, width)
+    for slot in range(per_byte):
+        column = ids[:, slot::per_byte]
+        packed[:, : column.shape[1]] |= column << (slot * bits)
+    return packed
+
+
+def unpack(packed: Tensor, cols: int, bits: int) -> Tensor:
+    """The inverse of pack: uint8 [rows, cols] with partition - 1 of each entry."""
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
+    ids = (packed[:, :, None] >> shifts) & ((1 << bits) - 1)
+    return ids.reshape(packed.shape[0], -1)[:, :cols]

@@ -1,0 +1,21 @@
+"""The definition: every operator in plain PyTorch, on any device and floating dtype.
+
+It materialises the subnetwork's weight, which the other backends never do; they are tested against it.
+"""
+
+from partkernels.reference.conv2d import conv2d, conv2d_grad_input, conv2d_grad_weight
+from partkernels.reference.linear import linear, linear_grad_input, linear_grad_weight
+from partkernels.reference.random_map import random_map
+from partkernels.reference.subnetwork_weight import subnetwork_weight, subnetwork_weight_grad
+
+__all__ = [
+    "conv2d",
+    "conv2d_grad_input",
+    "conv2d_grad_weight",
+    "linear",
+    "linear_grad_input",
+    "linear_grad_weight",
+    "random_map",
+    "subnetwork_weight",
+    "subnetwork_weight_grad",
+]

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from partkernels.packed_map import bits_for, from_matrix, matrix_shape, unpack
+from partkernels.reference.defaults import drawn
+
+
+def _ids(map: Tensor, count: int, shape: torch.Size) -> Tensor:
+    """Partition - 1 of each entry of a weight of this shape."""
+    return from_matrix(unpack(map, matrix_shape(shape)[1], bits_for(count)), tuple(shape))
+
+
+def _defaults(weight: Tensor, stored: Tensor | None, kind: str, step: float, seed: int, stream: int) -> Tensor:
+    if kind == "zeros":
+        return torch.zeros_like(weight)
+    if kind == "stored":
+        return stored.to(weight.dtype)
+    return drawn(kind, step, seed, stream, tuple(weight.shape), weight.dtype, weight.device)
+
+
+def subnetwork_weight(
+    weight: Tensor,
+    active: int,
+    map: Tensor,
+    stored: Tensor | None,
+    count: int,
+    kind: str,
+    step: float,
+    seed: int,
+    stream: int,
+) -> Tensor:
+    """w_s^(k) (Section 3): the weight where its partition is at most active, the default elsewhere."""
+    if active == count:
+        return weight.clone(memory_format=torch.contiguous_format)
+    live = _ids(map, count, weight.shape) < active
+    return torch.where(live, weight, _defaults(weight, stored, kind, step, seed, stream)).contiguous()
+
+
+def subnetwork_weight_grad(grad: Tensor, first: int, last: int, map: Tensor, count: int) -> Tensor:
+    """The gradient at the entries of partitions first..last, 0 elsewhere."""
+    ids = _ids(map, count, grad.shape)
+    return torch.where((ids >= first - 1) & (ids < last), grad, 0).contiguous()
