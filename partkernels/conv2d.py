@@ -31,7 +31,7 @@ _grad_input = define(
 _grad_weight = define(
     "conv2d_grad_weight", f"Tensor grad_output, Tensor x, int[2] kernel_size, {GEOMETRY}, int update, {OWNERS}"
 )
-autocast("conv2d", tensors=3)
+autocast("conv2d")
 
 
 def _setup_context(ctx, inputs, output):

@@ -22,7 +22,7 @@ from partkernels.subnetwork_weight import select
 _forward = define("linear", f"Tensor x, Tensor weight, Tensor? bias, int active, int? update, {PARTITION}")
 _grad_input = define("linear_grad_input", f"Tensor grad_output, Tensor weight, int active, int? update, {PARTITION}")
 _grad_weight = define("linear_grad_weight", f"Tensor grad_output, Tensor x, int update, {OWNERS}")
-autocast("linear", tensors=3)
+autocast("linear")
 
 
 def _setup_context(ctx, inputs, output):

@@ -40,15 +40,15 @@ def differentiate(name: str, setup_context: Callable, backward: Callable) -> Non
     torch.library.register_autograd(f"partkernels::{name}", backward, setup_context=setup_context, lib=_library)
 
 
-def autocast(name: str, tensors: int) -> None:
-    """Under torch.autocast, casts the first `tensors` arguments to its dtype, as it does for torch's own operator."""
+def autocast(name: str) -> None:
+    """Under torch.autocast, casts every floating-point argument to its dtype, as it does for torch's own operator."""
     for device in ("cpu", "cuda"):
 
         def kernel(*args, device=device):
             dtype = torch.get_autocast_dtype(device)
-            cast = [arg.to(dtype) if isinstance(arg, Tensor) else arg for arg in args[:tensors]]
+            cast = [arg.to(dtype) if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in args]
             with torch.autocast(device, enabled=False):
-                return getattr(torch.ops.partkernels, name)(*cast, *args[tensors:])
+                return getattr(torch.ops.partkernels, name)(*cast)
 
         _library.impl(name, kernel, f"Autocast{device.upper()}")
 
@@ -77,6 +77,12 @@ def check_weight(weight: Tensor, partition: Partition) -> None:
         raise ValueError(
             f"the weight is on {weight.device} and its partition on {partition.device}; move it with"
             f" partition.to('{weight.device}')."
+        )
+    stored = partition.defaults.stored
+    if stored is not None and stored.dtype != weight.dtype:
+        raise TypeError(
+            f"the stored defaults are {stored.dtype} and the weight is {weight.dtype}; cast them with"
+            f" partition.to(dtype={weight.dtype})."
         )
 
 

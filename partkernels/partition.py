@@ -209,9 +209,9 @@ class Partition:
         """The number of entries of each partition."""
         return torch.bincount(self.ids().flatten().int() - 1, minlength=self.count).tolist()
 
-    def to(self, device: torch.device | str) -> Partition:
-        """This partition with its tensors on another device."""
-        return self.map_tensors(lambda tensor: tensor.to(device))
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Partition:
+        """This partition with its tensors on another device, and stored defaults in another dtype."""
+        return self.map_tensors(lambda tensor: tensor.to(device, dtype if tensor.is_floating_point() else None))
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> Partition:
         """This partition with each of its tensors replaced by function(tensor), as nn.Module._apply does."""

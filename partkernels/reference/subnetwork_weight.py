@@ -16,7 +16,7 @@ def _defaults(weight: Tensor, stored: Tensor | None, kind: str, step: float, see
     if kind == "zeros":
         return torch.zeros_like(weight)
     if kind == "stored":
-        return stored.to(weight.dtype)
+        return stored
     return drawn(kind, step, seed, stream, tuple(weight.shape), weight.dtype, weight.device)
 
 

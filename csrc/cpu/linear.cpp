@@ -1,0 +1,114 @@
+#include "gemm.h"
+#include "partkernels/cpu.h"
+#include "rebuild.h"
+
+namespace partkernels::cpu {
+namespace {
+
+// block[r * stride + c] = x[row + r][col + c].
+template <class T>
+void pack(const Matrix<const T>& x, int64_t row, int64_t rows, int64_t col, int64_t cols, int64_t stride,
+          Accumulator<T>* block) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const T* from = x.data + (row + r) * x.row_stride + col * x.col_stride;
+    Accumulator<T>* to = block + r * stride;
+    if (x.col_stride == 1) {
+      for (int64_t c = 0; c < cols; ++c) to[c] = widen(from[c]);
+    } else {
+      for (int64_t c = 0; c < cols; ++c) to[c] = widen(from[c * x.col_stride]);
+    }
+  }
+}
+
+// block[c * stride + r] = x[row + r][col + c], in squares that stay in the first-level cache.
+template <class T>
+void pack_transposed(const Matrix<const T>& x, int64_t row, int64_t rows, int64_t col, int64_t cols, int64_t stride,
+                     Accumulator<T>* block) {
+  constexpr int64_t kSquare = 16;
+  for (int64_t r0 = 0; r0 < rows; r0 += kSquare) {
+    for (int64_t c0 = 0; c0 < cols; c0 += kSquare) {
+      for (int64_t c = c0; c < std::min(cols, c0 + kSquare); ++c) {
+        const T* from = x.data + (row + r0) * x.row_stride + (col + c) * x.col_stride;
+        Accumulator<T>* to = block + c * stride + r0;
+        const int64_t n = std::min(kSquare, rows - r0);
+        for (int64_t r = 0; r < n; ++r) to[r] = widen(from[r * x.row_stride]);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+// y^T = w x^T: w's rows are the left operand, so that what is rebuilt needs no transpose.
+template <class T>
+void linear(Matrix<const T> x, const Subnetwork<T>& w, const T* bias, Matrix<T> y, const ParallelFor& parallel_for) {
+  using Acc = Accumulator<T>;
+  gemm<Acc, Layout::row_major>(
+      w.weight.rows, x.rows, x.cols,
+      [&](int64_t i, int64_t m, int64_t k, int64_t d, Acc* block) {
+        for (int64_t r = 0; r < m; ++r) rebuild(w, i + r, k, d, block + r * kDepth);
+      },
+      [&](int64_t k, int64_t d, int64_t j, int64_t n, Acc* block) {
+        pack_transposed(x, j, n, k, d, kRightStride, block);
+      },
+      [&](int64_t i, int64_t m, int64_t j, int64_t n, const Acc* product) {
+        for (int64_t c = 0; c < n; ++c) {
+          T* to = y.data + (j + c) * y.row_stride + i * y.col_stride;
+          for (int64_t r = 0; r < m; ++r) {
+            const Acc sum = product[r * kCols + c] + (bias ? widen(bias[i + r]) : Acc{0});
+            to[r * y.col_stride] = narrow<T>(sum);
+          }
+        }
+      },
+      parallel_for);
+}
+
+template <class T>
+void linear_grad_input(Matrix<const T> grad_y, const Subnetwork<T>& w, Matrix<T> grad_x,
+                       const ParallelFor& parallel_for) {
+  using Acc = Accumulator<T>;
+  gemm<Acc, Layout::row_major>(
+      grad_y.rows, grad_x.cols, grad_y.cols,
+      [&](int64_t i, int64_t m, int64_t k, int64_t d, Acc* block) { pack(grad_y, i, m, k, d, kDepth, block); },
+      [&](int64_t k, int64_t d, int64_t j, int64_t n, Acc* block) {
+        for (int64_t r = 0; r < d; ++r) rebuild(w, k + r, j, n, block + r * kRightStride);
+      },
+      [&](int64_t i, int64_t m, int64_t j, int64_t n, const Acc* product) {
+        for (int64_t r = 0; r < m; ++r) {
+          T* to = grad_x.data + (i + r) * grad_x.row_stride + j * grad_x.col_stride;
+          for (int64_t c = 0; c < n; ++c) to[c * grad_x.col_stride] = narrow<T>(product[r * kCols + c]);
+        }
+      },
+      parallel_for);
+}
+
+template <class T>
+void linear_grad_weight(Matrix<const T> grad_y, Matrix<const T> x, Owners owners, int update, Weight<T> grad_w,
+                        const ParallelFor& parallel_for) {
+  using Acc = Accumulator<T>;
+  gemm<Acc, Layout::depth_major>(
+      grad_y.cols, x.cols, x.rows,
+      [&](int64_t i, int64_t m, int64_t k, int64_t d, Acc* block) { pack(grad_y, k, d, i, m, kRows, block); },
+      [&](int64_t k, int64_t d, int64_t j, int64_t n, Acc* block) { pack(x, k, d, j, n, kRightStride, block); },
+      [&](int64_t i, int64_t m, int64_t j, int64_t n, const Acc* product) {
+        for (int64_t r = 0; r < m; ++r) {
+          uint8_t keep[kCols];
+          select_owners(owners, i + r, j, n, update, update, keep);
+          for_each_entry(grad_w, i + r, j, n, [&](int64_t c, T* entry) {
+            *entry = narrow<T>(keep[c] ? product[r * kCols + c] : Acc{0});
+          });
+        }
+      },
+      parallel_for);
+}
+
+#define PARTKERNELS_INSTANTIATE(T)                                                                                   \
+  template void linear(Matrix<const T>, const Subnetwork<T>&, const T*, Matrix<T>, const ParallelFor&);              \
+  template void linear_grad_input(Matrix<const T>, const Subnetwork<T>&, Matrix<T>, const ParallelFor&);             \
+  template void linear_grad_weight(Matrix<const T>, Matrix<const T>, Owners, int, Weight<T>, const ParallelFor&);
+
+PARTKERNELS_INSTANTIATE(float)
+PARTKERNELS_INSTANTIATE(double)
+PARTKERNELS_INSTANTIATE(bfloat16)
+
+}  // namespace partkernels::cpu

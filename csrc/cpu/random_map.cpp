@@ -1,0 +1,104 @@
+#include <algorithm>
+#include <mutex>
+#include <numeric>
+#include <utility>
+
+#include "partkernels/cpu.h"
+#include "partkernels/packed_map.h"
+#include "partkernels/philox.h"
+#include "philox_lanes.h"
+
+namespace partkernels::cpu {
+namespace {
+
+// The fourth counter word of a map's draws; ASCII "part", which keeps them apart from defaults.
+constexpr uint32_t kDomain = 0x70617274;
+constexpr int kHighBits = 16;
+
+// An entry's place in the order: its word, then its index.
+using Rank = std::pair<uint32_t, int64_t>;
+
+// Calls use(index, word) for the entries [begin, end).
+template <class Use>
+void draw(int64_t begin, int64_t end, uint64_t seed, const Use& use) {
+  for (int64_t start = begin / kLanes * kLanes; start < end; start += kLanes) {
+    uint32_t words[4][kLanes];
+    philox_lanes(low_word(static_cast<uint64_t>(start)), high_word(static_cast<uint64_t>(start)), 0, kDomain, seed,
+                 words);
+    const int64_t last = std::min<int64_t>(kLanes, end - start);
+    for (int64_t lane = std::max<int64_t>(0, begin - start); lane < last; ++lane) use(start + lane, words[0][lane]);
+  }
+}
+
+std::vector<int64_t> histogram_of_high_bits(int64_t total, uint64_t seed, const ParallelFor& parallel_for) {
+  std::vector<int64_t> histogram(1 << kHighBits);
+  std::mutex mutex;
+  parallel_for(total, [&](int64_t begin, int64_t end) {
+    std::vector<int64_t> own(histogram.size());
+    draw(begin, end, seed, [&](int64_t, uint32_t word) { ++own[word >> (32 - kHighBits)]; });
+    const std::lock_guard<std::mutex> lock(mutex);
+    for (size_t bin = 0; bin < own.size(); ++bin) histogram[bin] += own[bin];
+  });
+  return histogram;
+}
+
+// The first entry of each partition after the first, by radix selection: count the high bits, then sort only the
+// bins in which a boundary lies.
+std::vector<Rank> boundaries(int64_t total, const std::vector<int64_t>& sizes, uint64_t seed,
+                             const ParallelFor& parallel_for) {
+  const std::vector<int64_t> histogram = histogram_of_high_bits(total, seed, parallel_for);
+  std::vector<int64_t> before(histogram.size() + 1);
+  std::partial_sum(histogram.begin(), histogram.end(), before.begin() + 1);
+
+  std::vector<int64_t> ranks;  // of the boundaries
+  for (size_t j = 0, rank = 0; j + 1 < sizes.size(); ++j) ranks.push_back(static_cast<int64_t>(rank += sizes[j]));
+  const auto bin_of = [&](int64_t rank) {
+    return std::upper_bound(before.begin(), before.end(), rank) - before.begin() - 1;
+  };
+
+  std::vector<bool> wanted(histogram.size());
+  for (const int64_t rank : ranks) {
+    if (rank < total) wanted[bin_of(rank)] = true;
+  }
+  std::vector<Rank> candidates;
+  std::mutex mutex;
+  parallel_for(total, [&](int64_t begin, int64_t end) {
+    std::vector<Rank> own;
+    draw(begin, end, seed, [&](int64_t index, uint32_t word) {
+      if (wanted[word >> (32 - kHighBits)]) own.emplace_back(word, index);
+    });
+    const std::lock_guard<std::mutex> lock(mutex);
+    candidates.insert(candidates.end(), own.begin(), own.end());
+  });
+  std::sort(candidates.begin(), candidates.end());
+
+  std::vector<Rank> result;
+  for (const int64_t rank : ranks) {
+    if (rank == total) {
+      result.emplace_back(UINT32_MAX, INT64_MAX);  // beyond every entry: the partitions after it are empty
+      continue;
+    }
+    const auto bin = bin_of(rank);
+    const Rank first_of_bin(static_cast<uint32_t>(bin) << (32 - kHighBits), 0);
+    result.push_back(*(std::lower_bound(candidates.begin(), candidates.end(), first_of_bin) + (rank - before[bin])));
+  }
+  return result;
+}
+
+}  // namespace
+
+void random_map(int64_t rows, int64_t cols, const std::vector<int64_t>& sizes, uint64_t seed, uint8_t* map,
+                const ParallelFor& parallel_for) {
+  const std::vector<Rank> first = boundaries(rows * cols, sizes, seed, parallel_for);
+  const int bits = bits_for(static_cast<int>(sizes.size()));
+  const int64_t stride = row_bytes(cols, bits);
+  parallel_for(rows, [&](int64_t begin, int64_t end) {
+    draw(begin * cols, end * cols, seed, [&](int64_t index, uint32_t word) {
+      const auto id = std::upper_bound(first.begin(), first.end(), Rank(word, index)) - first.begin();
+      const int64_t bit = index % cols * bits;
+      map[index / cols * stride + bit / 8] |= static_cast<uint8_t>(id << (bit % 8));
+    });
+  });
+}
+
+}  // namespace partkernels::cpu

@@ -1,0 +1,110 @@
+// The operators on a CPU, without torch: pointers, sizes, strides and a way to run loops in parallel.
+//
+// Strides count entries and may be 0 or negative. No argument is checked here: the callers do that. Every function is
+// defined for float, double and bfloat16, and accumulates in float, double and float.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "partkernels/bfloat16.h"
+#include "partkernels/defaults.h"
+
+namespace partkernels::cpu {
+
+// Calls body(begin, end) for disjoint ranges that cover [0, count), perhaps at the same time. Results do not depend
+// on how it cuts the range.
+using Body = std::function<void(int64_t begin, int64_t end)>;
+using ParallelFor = std::function<void(int64_t count, const Body& body)>;
+
+template <class T>
+struct Matrix {
+  T* data;
+  int64_t rows, cols;
+  int64_t row_stride, col_stride;
+};
+
+template <class T>
+struct Images {
+  T* data;
+  int64_t batch, channels, height, width;
+  int64_t batch_stride, channel_stride, row_stride, col_stride;
+};
+
+// A weight [rows, in, height, width] (a linear one has height = width = 1), seen as a matrix whose columns run over
+// (y, x, i), input channels innermost.
+template <class T>
+struct Weight {
+  T* data;
+  int64_t rows, in, height, width;
+  int64_t row_stride, in_stride, y_stride, x_stride;
+
+  int64_t cols() const { return in * height * width; }
+};
+
+// Which partition owns each entry of a weight.
+struct Owners {
+  const uint8_t* map;
+  int64_t row_bytes;
+  int bits;
+
+  const uint8_t* row(int64_t r) const { return map + r * row_bytes; }
+};
+
+// The weight of subnetwork `active`: live entries, and defaults for the others.
+template <class T>
+struct Subnetwork {
+  Weight<const T> weight;
+  Owners owners;
+  int count, active;
+  Defaults defaults;
+  Weight<const T> stored;  // for DefaultKind::stored
+};
+
+struct Convolution {
+  int64_t stride[2], padding[2], dilation[2];
+  int64_t groups;
+};
+
+// y = x w^T + bias; bias is contiguous, or null.
+template <class T>
+void linear(Matrix<const T> x, const Subnetwork<T>& w, const T* bias, Matrix<T> y, const ParallelFor& parallel_for);
+
+// grad_x = grad_y w.
+template <class T>
+void linear_grad_input(Matrix<const T> grad_y, const Subnetwork<T>& w, Matrix<T> grad_x,
+                       const ParallelFor& parallel_for);
+
+// grad_w = grad_y^T x at the entries of partition update, 0 elsewhere.
+template <class T>
+void linear_grad_weight(Matrix<const T> grad_y, Matrix<const T> x, Owners owners, int update, Weight<T> grad_w,
+                        const ParallelFor& parallel_for);
+
+template <class T>
+void conv2d(Images<const T> x, const Subnetwork<T>& w, const T* bias, Convolution conv, Images<T> y,
+            const ParallelFor& parallel_for);
+
+template <class T>
+void conv2d_grad_input(Images<const T> grad_y, const Subnetwork<T>& w, Convolution conv, Images<T> grad_x,
+                       const ParallelFor& parallel_for);
+
+template <class T>
+void conv2d_grad_weight(Images<const T> grad_y, Images<const T> x, Convolution conv, Owners owners, int update,
+                        Weight<T> grad_w, const ParallelFor& parallel_for);
+
+// out = the subnetwork's weight.
+template <class T>
+void subnetwork_weight(const Subnetwork<T>& w, Weight<T> out, const ParallelFor& parallel_for);
+
+// out = grad at the entries of partitions first..last, 0 elsewhere.
+template <class T>
+void subnetwork_weight_grad(Weight<const T> grad, Owners owners, int first, int last, Weight<T> out,
+                            const ParallelFor& parallel_for);
+
+// The map of Partition.random: ranks the entries by (first Philox word of their index, index); the first sizes[0]
+// ranks are partition 1, and so on. map is [rows, row_bytes(cols, bits)], zeroed.
+void random_map(int64_t rows, int64_t cols, const std::vector<int64_t>& sizes, uint64_t seed, uint8_t* map,
+                const ParallelFor& parallel_for);
+
+}  // namespace partkernels::cpu

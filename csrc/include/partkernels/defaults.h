@@ -1,0 +1,72 @@
+// Defaults, format 1: the values of entries whose partition is not live.
+//
+// Each value is a pure function of (seed, stream, global row, global column) and a bfloat16 number whatever the
+// weight's dtype, so that a cast never changes it and a shard regenerates exactly its own entries.
+#pragma once
+
+#include <cstdint>
+
+#include "partkernels/bfloat16.h"
+#include "partkernels/function.h"
+#include "partkernels/philox.h"
+
+namespace partkernels {
+
+enum class DefaultKind { zeros, uniform, normal, stored };
+
+// How entries that are not live get their value.
+struct Defaults {
+  DefaultKind kind = DefaultKind::zeros;
+  // uniform: bfloat16(float(scale / 127.5)); normal: float(std / sqrt(21845)).
+  float step = 0;
+  uint64_t seed = 0;
+  uint64_t stream = 0;
+};
+
+PARTKERNELS_FUNCTION float round_to_bfloat16(float value) { return to_float(to_bfloat16(value)); }
+
+PARTKERNELS_FUNCTION Philox default_words(const Defaults& d, int64_t row, int64_t group) {
+  return philox4x32(static_cast<uint32_t>(group), static_cast<uint32_t>(row), low_word(d.stream), high_word(d.stream),
+                    d.seed);
+}
+
+// Uniform: one Philox call serves 16 entries, a byte each. Group and byte follow the order in which tensor-core
+// fragments deal 64 columns of a row to the four threads of a quad.
+constexpr int64_t kUniformColumns = 64;
+constexpr int kUniformGroups = 4;
+
+PARTKERNELS_FUNCTION int uniform_group(int col_in_block) { return (col_in_block / 2) % 4; }
+PARTKERNELS_FUNCTION int uniform_byte(int col_in_block) {
+  return 4 * (col_in_block / 16) + 2 * ((col_in_block / 8) % 2) + col_in_block % 2;
+}
+
+PARTKERNELS_FUNCTION float uniform_value(uint32_t byte, float step) {
+  const float magnitude = (static_cast<float>(byte & 0x7F) + 0.5f) * step;
+  return round_to_bfloat16(byte & 0x80 ? -magnitude : magnitude);
+}
+
+// Normal: one call serves 4 entries, a word each; a four-term Irwin-Hall sum of its bytes.
+constexpr int64_t kNormalColumns = 4;
+
+PARTKERNELS_FUNCTION float normal_value(uint32_t word, float step) {
+  const int total = static_cast<int>((word & 0xFF) + (word >> 8 & 0xFF) + (word >> 16 & 0xFF) + (word >> 24)) - 510;
+  return round_to_bfloat16(static_cast<float>(total) * step);
+}
+
+// The default of one entry: the definition that faster code must match. Not for DefaultKind::stored.
+PARTKERNELS_FUNCTION float default_value(const Defaults& d, int64_t row, int64_t col) {
+  switch (d.kind) {
+    case DefaultKind::uniform: {
+      const int in_block = static_cast<int>(col % kUniformColumns);
+      const int64_t group = col / kUniformColumns * kUniformGroups + uniform_group(in_block);
+      const int byte = uniform_byte(in_block);
+      return uniform_value(default_words(d, row, group).word[byte / 4] >> (8 * (byte % 4)) & 0xFF, d.step);
+    }
+    case DefaultKind::normal:
+      return normal_value(default_words(d, row, col / kNormalColumns).word[col % kNormalColumns], d.step);
+    default:
+      return 0;
+  }
+}
+
+}  // namespace partkernels

@@ -1,0 +1,77 @@
+"""The C++ backend: csrc/cpu, which rebuilds a subnetwork's weight block by block and never holds all of it.
+
+float32, float64 and bfloat16 (accumulated in float32); threads are PyTorch's own.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from partkernels import outputs, packed_map
+
+_cpu = torch.ops.partkernels_cpu
+
+
+def _matrix(x: Tensor) -> Tensor:
+    """x [..., features] as a matrix: a view, unless its leading dimensions don't collapse into one."""
+    return x.reshape(-1, x.shape[-1]) if x.numel() else x.new_empty(x.shape[:-1].numel(), x.shape[-1])
+
+
+def _bias(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.contiguous()
+
+
+def linear(x, weight, bias, active, update, *partition):
+    y = outputs.linear(x, weight)
+    _cpu.linear(_matrix(y), _matrix(x), weight, _bias(bias), active, *partition)
+    return y
+
+
+def linear_grad_input(grad_output, weight, active, update, *partition):
+    grad_x = outputs.linear_grad_input(grad_output, weight)
+    _cpu.linear_grad_input(_matrix(grad_x), _matrix(grad_output), weight, active, *partition)
+    return grad_x
+
+
+def linear_grad_weight(grad_output, x, update, map, count):
+    grad_weight = outputs.linear_grad_weight(grad_output, x)
+    _cpu.linear_grad_weight(grad_weight, _matrix(grad_output), _matrix(x), update, map, count)
+    return grad_weight
+
+
+def conv2d(x, weight, bias, stride, padding, dilation, groups, active, update, *partition):
+    y = outputs.conv2d(x, weight, bias, stride, padding, dilation, groups)
+    _cpu.conv2d(y, x, weight, _bias(bias), stride, padding, dilation, groups, active, *partition)
+    return y
+
+
+def conv2d_grad_input(grad_output, weight, input_size, stride, padding, dilation, groups, active, update, *partition):
+    grad_x = outputs.conv2d_grad_input(grad_output, weight, input_size)
+    _cpu.conv2d_grad_input(grad_x, grad_output, weight, stride, padding, dilation, groups, active, *partition)
+    return grad_x
+
+
+def conv2d_grad_weight(grad_output, x, kernel_size, stride, padding, dilation, groups, update, map, count):
+    grad_weight = outputs.conv2d_grad_weight(grad_output, x, kernel_size, stride, padding, dilation, groups)
+    _cpu.conv2d_grad_weight(grad_weight, grad_output, x, stride, padding, dilation, groups, update, map, count)
+    return grad_weight
+
+
+def subnetwork_weight(weight, active, *partition):
+    out = outputs.subnetwork_weight(weight)
+    _cpu.subnetwork_weight(out, weight, active, *partition)
+    return out
+
+
+def subnetwork_weight_grad(grad, first, last, map, count):
+    out = outputs.subnetwork_weight_grad(grad)
+    _cpu.subnetwork_weight_grad(out, grad, first, last, map, count)
+    return out
+
+
+def random_map(rows: int, cols: int, sizes: list[int], seed: int) -> Tensor:
+    width = packed_map.row_bytes(cols, packed_map.bits_for(len(sizes)))
+    map = torch.zeros(rows, width, dtype=torch.uint8, device="cpu")
+    _cpu.random_map(map, cols, sizes, seed)
+    return map
