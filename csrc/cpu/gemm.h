@@ -17,8 +17,9 @@ namespace partkernels::cpu {
 // One thread's blocks. Kept from call to call: allocating it costs more than a small product.
 template <class Acc>
 struct alignas(64) Workspace {
-  // If the left operand's rows fit into this many blocks, they are packed once for all columns of the product.
-  static constexpr int64_t kLeftBlocks = 2;
+  // If the left operand's rows fit into this many blocks, they are packed once for all columns of the product. Four
+  // in float hold the weights of most convolutions; two in double keep the workspace under 1 MiB.
+  static constexpr int64_t kLeftBlocks = sizeof(Acc) == 4 ? 4 : 2;
   Acc left[kLeftBlocks][kRows * kDepth];
   Acc right[kDepth * kRightStride];
   Acc product[kRows * kCols];

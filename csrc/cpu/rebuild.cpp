@@ -1,6 +1,7 @@
 #include "rebuild.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "isa.h"
 #include "partkernels/packed_map.h"
@@ -12,54 +13,75 @@ namespace {
 // Columns that are decoded and drawn at once: one vector of Philox calls serves 256 uniform entries.
 constexpr int64_t kPiece = 256;
 
-// Entry j of 64 columns takes byte kByteOfColumn[j] of its block's four calls.
-struct ByteOfColumn {
-  uint8_t at[kUniformColumns];
-  constexpr ByteOfColumn() : at() {
-    for (int j = 0; j < kUniformColumns; ++j) {
-      at[j] = static_cast<uint8_t>(16 * (j / 2 % 4) + 4 * (j / 16) + 2 * (j / 8 % 2) + j % 2);
-    }
-  }
-};
-constexpr ByteOfColumn kByteOfColumn;
-
+// values[j] = the default of (row, col + j) for j in [0, n) at least; all kPiece are written. col is a multiple of 64.
 PARTKERNELS_CLONES
-void values_from_bytes(const uint8_t* bytes, int64_t n, float step, float* values) {
-  for (int64_t j = 0; j < n; ++j) values[j] = uniform_value(bytes[j], step);
-}
-
-// values[j] = the default of (row, col + j) for j in [0, n); col is a multiple of 64, n at most kPiece.
-void draw_uniform(const Defaults& d, int64_t row, int64_t col, int64_t n, float* values) {
+void draw_uniform(const Defaults& d, int64_t row, int64_t col, int64_t, float* values) {
   static_assert(kLanes * kUniformColumns / kUniformGroups == kPiece);
   uint32_t words[4][kLanes];
   philox_lanes(static_cast<uint32_t>(col / kUniformColumns * kUniformGroups), static_cast<uint32_t>(row),
                low_word(d.stream), high_word(d.stream), d.seed, words);
-  uint8_t calls[kLanes][16];
-  for (int lane = 0; lane < kLanes; ++lane) {
-    for (int byte = 0; byte < 16; ++byte) {
-      calls[lane][byte] = static_cast<uint8_t>(words[byte / 4][lane] >> (8 * (byte % 4)));
+  // Columns 16 a + 8 b + 2 q + {0, 1} of a block take the half-word b of word a of call q: two bytes, low one first.
+  uint16_t pairs[kPiece / 2];
+  for (int64_t block = 0; block < kPiece / kUniformColumns; ++block) {
+    for (int half = 0; half < 8; ++half) {
+      for (int q = 0; q < kUniformGroups; ++q) {
+        pairs[block * 32 + half * 4 + q] =
+            static_cast<uint16_t>(words[half / 2][block * kUniformGroups + q] >> (16 * (half % 2)));
+      }
     }
   }
-  uint8_t bytes[kPiece];
-  for (int64_t block = 0; block < n; block += kUniformColumns) {
-    const uint8_t* drawn = calls[block / kUniformColumns * kUniformGroups];
-    for (int j = 0; j < kUniformColumns; ++j) bytes[block + j] = drawn[kByteOfColumn.at[j]];
+  for (int64_t j = 0; j < kPiece / 2; ++j) {
+    values[2 * j] = uniform_value(pairs[j] & 0xFF, d.step);
+    values[2 * j + 1] = uniform_value(pairs[j] >> 8, d.step);
   }
-  values_from_bytes(bytes, n, d.step, values);
 }
 
 // As draw_uniform; col is a multiple of 4.
+PARTKERNELS_CLONES
 void draw_normal(const Defaults& d, int64_t row, int64_t col, int64_t n, float* values) {
   for (int64_t start = 0; start < n; start += kLanes * kNormalColumns) {
     uint32_t words[4][kLanes];
     philox_lanes(static_cast<uint32_t>((col + start) / kNormalColumns), static_cast<uint32_t>(row),
                  low_word(d.stream), high_word(d.stream), d.seed, words);
-    const int64_t end = std::min(n, start + kLanes * kNormalColumns);
-    for (int64_t j = start; j < end; ++j) {
-      values[j] = normal_value(words[(j - start) % 4][(j - start) / 4], d.step);
+    for (int lane = 0; lane < kLanes; ++lane) {
+      float* const four = values + start + kNormalColumns * lane;
+      four[0] = normal_value(words[0][lane], d.step);
+      four[1] = normal_value(words[1][lane], d.step);
+      four[2] = normal_value(words[2][lane], d.step);
+      four[3] = normal_value(words[3][lane], d.step);
     }
   }
 }
+
+// What the bytes of a map hold: the ids of 8 / bits entries each.
+struct DecodedBytes {
+  uint8_t ids[256][8];
+  explicit constexpr DecodedBytes(int bits) : ids() {
+    for (int byte = 0; byte < 256; ++byte) {
+      for (int slot = 0; slot < 8 / bits; ++slot) {
+        ids[byte][slot] = static_cast<uint8_t>(byte >> (slot * bits) & ((1 << bits) - 1));
+      }
+    }
+  }
+};
+
+template <int bits>
+void decode(const uint8_t* bytes, int64_t count, uint8_t* ids) {
+  static constexpr DecodedBytes decoded(bits);
+  for (int64_t i = 0; i < count; ++i) std::memcpy(ids + i * (8 / bits), decoded.ids[bytes[i]], 8 / bits);
+}
+
+// out[j] = live[j] ? out[j] : values[j].
+template <class Acc>
+__attribute__((always_inline)) inline void select(const uint8_t* live, const float* values, int64_t n, Acc* out) {
+  for (int64_t j = 0; j < n; ++j) out[j] = live[j] ? out[j] : static_cast<Acc>(values[j]);
+}
+
+PARTKERNELS_CLONES
+void select_live(const uint8_t* live, const float* values, int64_t n, float* out) { select(live, values, n, out); }
+
+PARTKERNELS_CLONES
+void select_live(const uint8_t* live, const float* values, int64_t n, double* out) { select(live, values, n, out); }
 
 template <class T>
 void load(const Weight<const T>& weight, int64_t row, int64_t col, int64_t n, Accumulator<T>* out) {
@@ -80,19 +102,28 @@ void fill_defaults(const Subnetwork<T>& w, int64_t row, int64_t col, int64_t n, 
     float values[kPiece];
     const auto draw = w.defaults.kind == DefaultKind::uniform ? draw_uniform : draw_normal;
     draw(w.defaults, row, col - before, before + n, values);
-    for (int64_t j = 0; j < n; ++j) out[j] = live[j] ? out[j] : static_cast<Accumulator<T>>(values[before + j]);
+    select_live(live, values + before, n, out);
   }
 }
 
 }  // namespace
 
-PARTKERNELS_CLONES
 void select_owners(const Owners& owners, int64_t row, int64_t col, int64_t n, int first, int last, uint8_t* keep) {
-  const uint8_t* const map = owners.row(row);
-  const int bits = owners.bits;
-  for (int64_t j = 0; j < n; ++j) {
-    const int partition = id_at(map, col + j, bits) + 1;
-    keep[j] = partition >= first && partition <= last;
+  const int per_byte = 8 / owners.bits;
+  uint8_t ids[kPiece + 16];
+  for (int64_t start = 0; start < n; start += kPiece) {
+    const int64_t piece = std::min(n - start, kPiece);
+    const int64_t before = (col + start) % per_byte;
+    const uint8_t* bytes = owners.row(row) + (col + start) / per_byte;
+    const int64_t count = (before + piece + per_byte - 1) / per_byte;
+    const auto decode_bits = owners.bits == 1   ? decode<1>
+                             : owners.bits == 2 ? decode<2>
+                             : owners.bits == 4 ? decode<4>
+                                                : decode<8>;
+    decode_bits(bytes, count, ids);
+    const auto low = static_cast<uint8_t>(first - 1);
+    const auto span = static_cast<uint8_t>(last - first);
+    for (int64_t j = 0; j < piece; ++j) keep[start + j] = static_cast<uint8_t>(ids[before + j] - low) <= span;
   }
 }
 
