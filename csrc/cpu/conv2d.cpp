@@ -72,7 +72,9 @@ struct Group {
   int64_t first_in, first_out, ins, outs;
 
   Group(const Weight<T>& weight, int64_t group, int64_t groups)
-      : first_in(group * weight.in), first_out(group * (weight.rows / groups)), ins(weight.in),
+      : first_in(group * weight.in),
+        first_out(group * (weight.rows / groups)),
+        ins(weight.in),
         outs(weight.rows / groups) {}
 };
 
@@ -88,8 +90,7 @@ void unfold(const Images<const T>& x, const Weight<W>& weight, const Group<W>& g
     for_each_run(y, begin, count, [&](int64_t first, const Run& run) {
       const int64_t row = run.row * conv.stride[0] - conv.padding[0] + tap.y * conv.dilation[0];
       const int64_t from = run.col * conv.stride[1] - conv.padding[1] + tap.x * conv.dilation[1];
-      const Range valid =
-          row < 0 || row >= x.height ? Range{0, 0} : inside(from, conv.stride[1], x.width, run.count);
+      const Range valid = row < 0 || row >= x.height ? Range{0, 0} : inside(from, conv.stride[1], x.width, run.count);
       copy_padded(channel + run.image * x.batch_stride + row * x.row_stride + from * x.col_stride,
                   conv.stride[1] * x.col_stride, valid, run.count, out + first);
     });
@@ -122,8 +123,7 @@ void unfold_transposed(const Images<const T>& grad_y, const Weight<const T>& wei
       } else {
         for (int64_t t = 0; t < run.count; ++t) {
           const int64_t position = col + t;
-          const bool read =
-              position >= 0 && position % conv.stride[1] == 0 && position / conv.stride[1] < grad_y.width;
+          const bool read = position >= 0 && position % conv.stride[1] == 0 && position / conv.stride[1] < grad_y.width;
           out[first + t] = read ? widen(image_row[position / conv.stride[1] * grad_y.col_stride]) : Accumulator<T>{0};
         }
       }
@@ -232,12 +232,10 @@ void conv2d_grad_weight(Images<const T> grad_y, Images<const T> x, Convolution c
   }
 }
 
-#define PARTKERNELS_INSTANTIATE(T)                                                                                 \
-  template void conv2d(Images<const T>, const Subnetwork<T>&, const T*, Convolution, Images<T>,                    \
-                       const ParallelFor&);                                                                        \
-  template void conv2d_grad_input(Images<const T>, const Subnetwork<T>&, Convolution, Images<T>,                   \
-                                  const ParallelFor&);                                                             \
-  template void conv2d_grad_weight(Images<const T>, Images<const T>, Convolution, Owners, int, Weight<T>,          \
+#define PARTKERNELS_INSTANTIATE(T)                                                                                    \
+  template void conv2d(Images<const T>, const Subnetwork<T>&, const T*, Convolution, Images<T>, const ParallelFor&);  \
+  template void conv2d_grad_input(Images<const T>, const Subnetwork<T>&, Convolution, Images<T>, const ParallelFor&); \
+  template void conv2d_grad_weight(Images<const T>, Images<const T>, Convolution, Owners, int, Weight<T>,             \
                                    const ParallelFor&);
 
 PARTKERNELS_INSTANTIATE(float)

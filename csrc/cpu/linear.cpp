@@ -94,17 +94,16 @@ void linear_grad_weight(Matrix<const T> grad_y, Matrix<const T> x, Owners owners
         for (int64_t r = 0; r < m; ++r) {
           uint8_t keep[kCols];
           select_owners(owners, i + r, j, n, update, update, keep);
-          for_each_entry(grad_w, i + r, j, n, [&](int64_t c, T* entry) {
-            *entry = narrow<T>(keep[c] ? product[r * kCols + c] : Acc{0});
-          });
+          for_each_entry(grad_w, i + r, j, n,
+                         [&](int64_t c, T* entry) { *entry = narrow<T>(keep[c] ? product[r * kCols + c] : Acc{0}); });
         }
       },
       parallel_for);
 }
 
-#define PARTKERNELS_INSTANTIATE(T)                                                                                   \
-  template void linear(Matrix<const T>, const Subnetwork<T>&, const T*, Matrix<T>, const ParallelFor&);              \
-  template void linear_grad_input(Matrix<const T>, const Subnetwork<T>&, Matrix<T>, const ParallelFor&);             \
+#define PARTKERNELS_INSTANTIATE(T)                                                                       \
+  template void linear(Matrix<const T>, const Subnetwork<T>&, const T*, Matrix<T>, const ParallelFor&);  \
+  template void linear_grad_input(Matrix<const T>, const Subnetwork<T>&, Matrix<T>, const ParallelFor&); \
   template void linear_grad_weight(Matrix<const T>, Matrix<const T>, Owners, int, Weight<T>, const ParallelFor&);
 
 PARTKERNELS_INSTANTIATE(float)

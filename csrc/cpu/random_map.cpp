@@ -30,10 +30,18 @@ void draw(int64_t begin, int64_t end, uint64_t seed, const Use& use) {
   }
 }
 
+// Calls use(begin, end) for slices that cover [0, total), large beside a histogram.
+template <class Use>
+void for_each_slice(int64_t total, const ParallelFor& parallel_for, const Use& use) {
+  constexpr int64_t kSlice = int64_t{1} << 20;
+  parallel_for((total + kSlice - 1) / kSlice,
+               [&](int64_t begin, int64_t end) { use(begin * kSlice, std::min(total, end * kSlice)); });
+}
+
 std::vector<int64_t> histogram_of_high_bits(int64_t total, uint64_t seed, const ParallelFor& parallel_for) {
   std::vector<int64_t> histogram(1 << kHighBits);
   std::mutex mutex;
-  parallel_for(total, [&](int64_t begin, int64_t end) {
+  for_each_slice(total, parallel_for, [&](int64_t begin, int64_t end) {
     std::vector<int64_t> own(histogram.size());
     draw(begin, end, seed, [&](int64_t, uint32_t word) { ++own[word >> (32 - kHighBits)]; });
     const std::lock_guard<std::mutex> lock(mutex);
@@ -62,7 +70,7 @@ std::vector<Rank> boundaries(int64_t total, const std::vector<int64_t>& sizes, u
   }
   std::vector<Rank> candidates;
   std::mutex mutex;
-  parallel_for(total, [&](int64_t begin, int64_t end) {
+  for_each_slice(total, parallel_for, [&](int64_t begin, int64_t end) {
     std::vector<Rank> own;
     draw(begin, end, seed, [&](int64_t index, uint32_t word) {
       if (wanted[word >> (32 - kHighBits)]) own.emplace_back(word, index);

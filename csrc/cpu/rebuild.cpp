@@ -41,8 +41,8 @@ PARTKERNELS_CLONES
 void draw_normal(const Defaults& d, int64_t row, int64_t col, int64_t n, float* values) {
   for (int64_t start = 0; start < n; start += kLanes * kNormalColumns) {
     uint32_t words[4][kLanes];
-    philox_lanes(static_cast<uint32_t>((col + start) / kNormalColumns), static_cast<uint32_t>(row),
-                 low_word(d.stream), high_word(d.stream), d.seed, words);
+    philox_lanes(static_cast<uint32_t>((col + start) / kNormalColumns), static_cast<uint32_t>(row), low_word(d.stream),
+                 high_word(d.stream), d.seed, words);
     for (int lane = 0; lane < kLanes; ++lane) {
       float* const four = values + start + kNormalColumns * lane;
       four[0] = normal_value(words[0][lane], d.step);
@@ -95,7 +95,8 @@ void fill_defaults(const Subnetwork<T>& w, int64_t row, int64_t col, int64_t n, 
   if (w.defaults.kind == DefaultKind::zeros) {
     for (int64_t j = 0; j < n; ++j) out[j] = live[j] ? out[j] : 0;
   } else if (w.defaults.kind == DefaultKind::stored) {
-    for_each_entry(w.stored, row, col, n, [&](int64_t j, const T* entry) { out[j] = live[j] ? out[j] : widen(*entry); });
+    for_each_entry(w.stored, row, col, n,
+                   [&](int64_t j, const T* entry) { out[j] = live[j] ? out[j] : widen(*entry); });
   } else {
     // Draws start at a whole block, so that each call is made once.
     const int64_t before = col % kUniformColumns;

@@ -22,8 +22,8 @@ void for_each_entry(const Weight<T>& weight, int64_t row, int64_t col, int64_t n
   for (int64_t j = 0; j < n;) {
     const int64_t pixel = (col + j) / weight.in;
     const int64_t in = (col + j) % weight.in;
-    T* entry = base + pixel / weight.width * weight.y_stride + pixel % weight.width * weight.x_stride +
-               in * weight.in_stride;
+    T* entry =
+        base + pixel / weight.width * weight.y_stride + pixel % weight.width * weight.x_stride + in * weight.in_stride;
     const int64_t end = j + weight.in - in < n ? j + weight.in - in : n;
     for (; j < end; ++j, entry += weight.in_stride) use(j, entry);
   }

@@ -41,8 +41,8 @@ void subnetwork_weight_grad(Weight<const T> grad, Owners owners, int first, int 
   });
 }
 
-#define PARTKERNELS_INSTANTIATE(T)                                                          \
-  template void subnetwork_weight(const Subnetwork<T>&, Weight<T>, const ParallelFor&);     \
+#define PARTKERNELS_INSTANTIATE(T)                                                      \
+  template void subnetwork_weight(const Subnetwork<T>&, Weight<T>, const ParallelFor&); \
   template void subnetwork_weight_grad(Weight<const T>, Owners, int, int, Weight<T>, const ParallelFor&);
 
 PARTKERNELS_INSTANTIATE(float)

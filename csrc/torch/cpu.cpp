@@ -1,6 +1,8 @@
 // The CPU operators for PyTorch, through its stable ABI: one binary serves every version from 2.10 on.
 //
 // Each writes into its first argument. Arguments are as partkernels/operators.py lists them; shapes were checked there.
+#include "partkernels/cpu.h"
+
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -9,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "partkernels/cpu.h"
 #include "partkernels/packed_map.h"
 
 namespace {
@@ -52,15 +53,13 @@ cpu::Matrix<T> matrix(const Tensor& x) {
 
 template <class T>
 cpu::Images<T> images(const Tensor& x) {
-  return {data<T>(x),  x.size(0),   x.size(1),   x.size(2),  x.size(3),
-          x.stride(0), x.stride(1), x.stride(2), x.stride(3)};
+  return {data<T>(x), x.size(0), x.size(1), x.size(2), x.size(3), x.stride(0), x.stride(1), x.stride(2), x.stride(3)};
 }
 
 template <class T>
 cpu::Weight<T> weight_of(const Tensor& w) {
   if (w.dim() == 4) {
-    return {data<T>(w),  w.size(0),   w.size(1),   w.size(2),  w.size(3),
-            w.stride(0), w.stride(1), w.stride(2), w.stride(3)};
+    return {data<T>(w), w.size(0), w.size(1), w.size(2), w.size(3), w.stride(0), w.stride(1), w.stride(2), w.stride(3)};
   }
   STD_TORCH_CHECK(w.dim() <= 2, "a weight of ", w.dim(), " dimensions; expected 1, 2 or 4");
   const bool is_vector = w.dim() == 1;
@@ -152,9 +151,8 @@ void conv2d_grad_input(Tensor grad_x, Tensor grad_y, Tensor weight, Sizes stride
 void conv2d_grad_weight(Tensor grad_w, Tensor grad_y, Tensor x, Sizes stride, Sizes padding, Sizes dilation,
                         int64_t groups, int64_t update, Tensor map, int64_t count) {
   with_type(x.scalar_type(), [&]<class T>(T) {
-    cpu::conv2d_grad_weight(images<const T>(grad_y), images<const T>(x),
-                            convolution(stride, padding, dilation, groups), owners_of(map, count),
-                            static_cast<int>(update), weight_of<T>(grad_w), kTorchThreads);
+    cpu::conv2d_grad_weight(images<const T>(grad_y), images<const T>(x), convolution(stride, padding, dilation, groups),
+                            owners_of(map, count), static_cast<int>(update), weight_of<T>(grad_w), kTorchThreads);
   });
 }
 
@@ -177,8 +175,7 @@ void random_map(Tensor map, int64_t cols, Sizes sizes, int64_t seed) {
   cpu::random_map(map.size(0), cols, sizes, static_cast<uint64_t>(seed), data<uint8_t>(map), kTorchThreads);
 }
 
-#define PARTKERNELS_PARTITION \
-  "Tensor map, Tensor? stored, int count, str kind, float step, int seed, int stream) -> ()"
+#define PARTKERNELS_PARTITION "Tensor map, Tensor? stored, int count, str kind, float step, int seed, int stream) -> ()"
 #define PARTKERNELS_OWNERS "Tensor map, int count) -> ()"
 #define PARTKERNELS_GEOMETRY "int[] stride, int[] padding, int[] dilation, int groups, "
 
