@@ -61,23 +61,35 @@ class BuildBackends(build_ext):
         except Exception as error:
             if ASKED:
                 raise
-            problem = f"not built: {compiler} failed ({error}); reinstall partkernels with PARTKERNELS_BUILD=cpu to see why"
+            problem = (
+                f"not built: {compiler} failed ({error}); reinstall partkernels with PARTKERNELS_BUILD=cpu to see why"
+            )
             self.warn(problem)
             return problem
         return "built"
 
 
 if ASKED not in ("", "cpu", "none"):
-    raise RuntimeError(f"PARTKERNELS_BUILD={ASKED} asks for a backend that this version cannot build; pass cpu or none.")
+    raise RuntimeError(
+        f"PARTKERNELS_BUILD={ASKED} asks for a backend that this version cannot build; pass cpu or none."
+    )
 
 TORCH = Path(torch.__file__).parent
 setup(
     ext_modules=[
         Extension(
             "partkernels._cpu",
-            sources=[str(p.relative_to(ROOT)) for p in [*sorted((ROOT / "csrc/cpu").glob("*.cpp")), ROOT / "csrc/torch/cpu.cpp"]],
+            sources=[
+                str(p.relative_to(ROOT))
+                for p in [*sorted((ROOT / "csrc/cpu").glob("*.cpp")), ROOT / "csrc/torch/cpu.cpp"]
+            ],
             depends=[str(p.relative_to(ROOT)) for p in sorted((ROOT / "csrc").rglob("*.h"))],
-            include_dirs=["csrc/include", "csrc/cpu", str(TORCH / "include"), str(TORCH / "include/torch/csrc/api/include")],
+            include_dirs=[
+                "csrc/include",
+                "csrc/cpu",
+                str(TORCH / "include"),
+                str(TORCH / "include/torch/csrc/api/include"),
+            ],
             library_dirs=[str(TORCH / "lib")],
             libraries=["torch_cpu"],
             language="c++",

@@ -5,9 +5,10 @@
 namespace partkernels::cpu {
 namespace {
 
-// Terms that are added one after another; sums of such chains are then added. One chain over the whole depth had 2.4
-// times the error of MKL's product at a depth of 392.
-constexpr int64_t kChain = 64;
+// Terms that are added one after another; sums of such chains are then added. One chain over the whole depth has up to
+// 2.4 times the error of MKL's product at depth 392, chains of 64 up to 4 times oneDNN's at depth 60. Chains of 16
+// reach 95 % of the speed of one.
+constexpr int64_t kChain = 16;
 
 // A vector that may lie at any multiple of its entries' size.
 template <class T, int Bytes>

@@ -1,0 +1,25 @@
+"""`python -m partkernels`: versions, how the backends were built, and which of them run here."""
+
+from __future__ import annotations
+
+import platform
+
+import torch
+
+from partkernels import __version__, build_info
+from partkernels.dispatch import backends, requested
+
+
+def main() -> None:
+    print(f"partkernels {__version__}, Python {platform.python_version()}, {platform.platform()}")
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, requested backend: {requested()}")
+    print("\nbuild")
+    for name, value in (build_info.facts() or {"nothing": "setup.py has not run"}).items():
+        print(f"  {name:10} {value}")
+    print("\nbackends")
+    for name, status in backends().items():
+        print(f"  {name:10} {status}")
+
+
+if __name__ == "__main__":
+    main()

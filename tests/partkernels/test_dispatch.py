@@ -1,0 +1,127 @@
+"""Which backend runs, and what is said when one cannot."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import partkernels as pk
+from partkernels import build_info, cpu, dispatch, reference
+
+
+def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, env={**os.environ, **environment}
+    )
+
+
+@pytest.fixture
+def without_library(monkeypatch, tmp_path):
+    """partkernels as if no library had been built."""
+    monkeypatch.setattr(build_info, "FOLDER", tmp_path)
+    for cached in (dispatch._cpu_status, dispatch._warn_of_reference, build_info.facts):
+        cached.cache_clear()
+    yield tmp_path
+    for cached in (dispatch._cpu_status, dispatch._warn_of_reference, build_info.facts):
+        cached.cache_clear()
+
+
+def example() -> tuple:
+    return torch.randn(2, 3), torch.randn(4, 3), pk.Partition.random((4, 3), (0.5, 0.5), seed=0)
+
+
+def test_the_cpp_backend_was_built():
+    assert pk.backends()["cpu"] == "ready"
+    assert build_info.facts()["cpu"] == "built"
+
+
+def test_auto_takes_cpp_on_a_cpu_and_the_reference_for_a_dtype_that_it_lacks():
+    assert dispatch.choose("auto", torch.device("cpu"), torch.float32) is cpu
+    dispatch._warn_of_reference.cache_clear()
+    with pytest.warns(UserWarning, match=r"cpu: it serves .* and the tensors are torch.float16"):
+        assert dispatch.choose("auto", torch.device("cpu"), torch.float16) is reference
+
+
+def test_use_backend_nests_and_restores():
+    assert dispatch.requested() == "auto"
+    with pk.use_backend("cpu"):
+        with pytest.raises(KeyError), pk.use_backend("reference"):
+            assert dispatch.requested() == "reference"
+            raise KeyError
+        assert dispatch.requested() == "cpu"
+    assert dispatch.requested() == "auto"
+
+
+def test_the_gradient_runs_on_the_backend_of_the_forward(monkeypatch):
+    x, weight, partition = example()
+    with pk.use_backend("cpu"):
+        y = pk.linear(x.requires_grad_(), weight, partition, 1)
+    monkeypatch.setattr(reference, "linear_grad_input", lambda *_: pytest.fail("the backend changed"))
+    with pk.use_backend("reference"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("name", ["triton", "cuda"])
+def test_asking_for_a_backend_that_cannot_run_raises(name):
+    with pytest.raises(RuntimeError, match=rf"'{name}' cannot run this: .*Ready here: reference, cpu, auto"):
+        with pk.use_backend(name):
+            pass
+
+
+def test_an_unknown_backend_raises_and_names_the_known():
+    with pytest.raises(ValueError, match=r"'gpu'; known are auto, cpu, cuda, reference, triton"):
+        with pk.use_backend("gpu"):
+            pass
+
+
+def test_a_backend_that_lacks_the_dtype_raises_instead_of_falling_back():
+    x, weight, partition = example()
+    with pk.use_backend("cpu"), pytest.raises(RuntimeError, match=r"serves .* and the tensors are torch.float16"):
+        pk.linear(x.half(), weight.half(), partition, 1)
+
+
+def test_an_exception_inside_a_kernel_is_an_exception(monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(cpu, "linear", broken)
+    x, weight, partition = example()
+    with pytest.raises(ZeroDivisionError):
+        pk.linear(x, weight, partition, 1)
+
+
+def test_without_a_library_auto_says_once_that_it_runs_the_reference(without_library):
+    with pytest.warns(UserWarning, match="cpu: not built"):
+        x, weight, partition = example()
+    pk.linear(x, weight, partition, 1)  # a second warning would be an error here
+    with pytest.raises(RuntimeError, match="PARTKERNELS_BUILD=cpu"):
+        with pk.use_backend("cpu"):
+            pass
+
+
+def test_a_library_that_does_not_load_is_explained(without_library):
+    (without_library / "_cpu.so").write_text("not a library")
+    assert "does not load" in pk.backends()["cpu"]
+    assert "reinstall partkernels" in pk.backends()["cpu"]
+
+
+def test_the_environment_chooses_a_backend():
+    code = "import partkernels.dispatch as d; print(d.requested())"
+    assert run_python("-c", code, PARTKERNELS_BACKEND="reference").stdout.strip() == "reference"
+    wrong = run_python("-c", code, PARTKERNELS_BACKEND="mps")
+    assert wrong.returncode != 0 and "PARTKERNELS_BACKEND names the backend 'mps'" in wrong.stderr
+
+
+def test_the_module_prints_versions_build_facts_and_backends():
+    printed = run_python("-m", "partkernels").stdout
+    for expected in (pk.__version__, torch.__version__, "compiler", "reference", "cpu        ready"):
+        assert expected in printed
+
+
+def test_importing_initialises_no_gpu_and_downloads_nothing():
+    code = "import partkernels, torch, socket; assert not torch.cuda.is_initialized(); print('fine')"
+    assert run_python("-c", code).stdout.strip() == "fine"

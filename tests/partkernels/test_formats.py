@@ -1,0 +1,186 @@
+"""The bit-level formats, against independent few-line readers in numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from conftest import BACKENDS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import partkernels as pk
+from partkernels import dispatch, packed_map, reference
+from partkernels.partition import sizes
+from partkernels.philox import philox4x32
+
+SEEDS = st.integers(0, 2**63 - 1)
+
+
+def philox_in_numpy(counter: list[int], seed: int) -> list[int]:
+    """Philox4x32-7 in Python integers."""
+    c, k = list(counter), [seed & 0xFFFFFFFF, seed >> 32]
+    for _ in range(7):
+        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [(b >> 32) ^ c[1] ^ k[0], b & 0xFFFFFFFF, (a >> 32) ^ c[3] ^ k[1], a & 0xFFFFFFFF]
+        k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    return c
+
+
+def bfloat16_bits(value: np.float32) -> int:
+    """The nearest bfloat16, ties to even."""
+    bits = int(np.float32(value).view(np.uint32))
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16) & 0xFFFF
+
+
+def default_in_numpy(defaults: pk.Uniform | pk.Normal, r: int, c: int) -> int:
+    """The bfloat16 bits of one default, from the words of the format alone."""
+    stream = [defaults.stream & 0xFFFFFFFF, defaults.stream >> 32]
+    if isinstance(defaults, pk.Normal):
+        word = philox_in_numpy([c // 4, r, *stream], defaults.seed)[c % 4]
+        total = sum(word.to_bytes(4, "little")) - 510
+        return bfloat16_bits(np.float32(total) * np.float32(defaults.std / np.sqrt(21845)))
+    words = philox_in_numpy([4 * (c // 64) + (c // 2) % 4, r, *stream], defaults.seed)
+    byte = 4 * ((c // 16) % 4) + 2 * ((c // 8) % 2) + c % 2
+    draw = words[byte // 4].to_bytes(4, "little")[byte % 4]
+    unit = np.uint32(bfloat16_bits(np.float32(defaults.scale / 127.5)) << 16).view(np.float32)
+    value = np.float32((draw & 127) + 0.5) * unit
+    return bfloat16_bits(-value if draw & 128 else value)
+
+
+def read_map(packed: np.ndarray, r: int, c: int, bits: int) -> int:
+    return int(packed[r, c * bits // 8]) >> (c * bits % 8) & ((1 << bits) - 1)
+
+
+def bits_of(values: torch.Tensor) -> torch.Tensor:
+    return values.bfloat16().view(torch.int16).int() & 0xFFFF
+
+
+@pytest.mark.parametrize(
+    ("counter", "seed", "answer"),
+    [
+        ([0, 0, 0, 0], 0, [0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48]),
+        (
+            [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
+            0x299F31D0A4093822,
+            [0x4DFCCABA, 0x190A87F0, 0xC47362BA, 0xB6B5242A],
+        ),
+    ],
+)
+def test_philox_gives_the_known_answers(counter, seed, answer):
+    assert philox_in_numpy(counter, seed) == answer
+    assert [int(word) for word in philox4x32(tuple(torch.tensor(w) for w in counter), seed)] == answer
+
+
+@pytest.mark.parametrize("kind", [pk.Uniform, pk.Normal])
+@given(seed=SEEDS, stream=SEEDS, scale=st.floats(1e-30, 1e30), rows=st.integers(1, 5), cols=st.integers(1, 150))
+@settings(max_examples=15, deadline=None)
+def test_defaults_have_the_bits_of_the_format(kind, seed, stream, scale, rows, cols):
+    defaults = kind(scale, seed, stream)
+    expected = [[default_in_numpy(defaults, r, c) for c in range(cols)] for r in range(rows)]
+    assert bits_of(defaults.values((rows, cols))).tolist() == expected
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(5,), (3, 700), (4, 3, 5, 2)])
+@pytest.mark.parametrize("kind", [pk.Uniform, pk.Normal])
+def test_every_backend_regenerates_the_same_bits(backend, dtype, shape, kind):
+    defaults = kind(0.37, seed=2**62 + 3, stream=2**40 + 1)
+    partition = pk.Partition.from_ids(torch.full(shape, 2, dtype=torch.uint8), defaults=defaults)
+    weight = torch.full(shape, torch.nan, dtype=dtype)
+    with pk.use_backend(backend):
+        dead = pk.subnetwork_weight(weight, partition, active=1)
+    assert torch.equal(dead, defaults.values(shape, dtype))
+    assert torch.equal(dead.bfloat16().to(dtype), dead), "a default is a bfloat16 number"
+
+
+def test_the_known_answers_of_the_cpp_test_are_the_formats():
+    columns = [0, 1, 2, 8, 16, 63, 64, 199]
+    uniform = pk.Uniform(0.1, seed=(7 << 32) | 5, stream=(3 << 32) | 2)
+    normal = pk.Normal(0.1, seed=(7 << 32) | 5, stream=(3 << 32) | 2)
+    answers = {
+        uniform: [0xBCEB, 0x3D2F, 0x3CC4, 0x3D8E, 0x3D80, 0x3BDB, 0x3D12, 0xBDA3],
+        normal: [0xBBC8, 0x3DB7, 0x3E13, 0xBD37, 0xBE21, 0x3E05, 0xBDCE, 0x0000],
+    }
+    for defaults, answer in answers.items():
+        assert [default_in_numpy(defaults, 8, c) for c in columns] == answer
+        assert bits_of(defaults.values((9, 200)))[8, columns].tolist() == answer
+
+
+def test_uniform_and_normal_have_the_moments_they_promise():
+    uniform = pk.Uniform(2.0, seed=1).values((500, 500), torch.float64)
+    assert uniform.abs().max() <= 2.01
+    assert uniform.mean().abs() < 0.01
+    assert uniform.std() == pytest.approx(2 / 3**0.5, rel=0.01)
+    normal = pk.Normal(2.0, seed=1).values((500, 500), torch.float64)
+    assert normal.mean().abs() < 0.02
+    assert normal.std() == pytest.approx(2, rel=0.01)
+
+
+@given(count=st.integers(1, 256), rows=st.integers(1, 4), cols=st.integers(1, 70), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_map_reads_back_what_was_packed(count, rows, cols, data):
+    bits = packed_map.bits_for(count)
+    assert count <= 2**bits
+    assert bits == 1 or count > 2 ** (bits // 2)
+    ids = torch.tensor(
+        data.draw(st.lists(st.integers(0, count - 1), min_size=rows * cols, max_size=rows * cols)), dtype=torch.uint8
+    ).view(rows, cols)
+    packed = packed_map.pack(ids, bits)
+    assert packed.shape == (rows, packed_map.row_bytes(cols, bits))
+    assert packed.shape[1] % 16 == 0 and packed.shape[1] - 16 < -(-cols * bits // 8) <= packed.shape[1]
+    assert [[read_map(packed.numpy(), r, c, bits) for c in range(cols)] for r in range(rows)] == ids.tolist()
+    assert torch.equal(packed_map.unpack(packed, cols, bits), ids)
+    used = torch.arange(packed.shape[1] * 8) < cols * bits
+    as_bits = (packed[:, :, None] >> torch.arange(8, dtype=torch.uint8)) & 1
+    assert not as_bits.view(rows, -1)[:, ~used].any(), "padding is 0"
+
+
+def test_columns_of_a_convolution_run_with_input_channels_innermost():
+    out, channels, height, width = 2, 3, 2, 5
+    ids = torch.randint(1, 5, (out, channels, height, width), dtype=torch.uint8)
+    packed = pk.Partition.from_ids(ids, count=4).map.numpy()
+    for o, i, y, x in np.ndindex(*ids.shape):
+        assert read_map(packed, o, (y * width + x) * channels + i, 2) == ids[o, i, y, x] - 1
+
+
+@pytest.mark.parametrize("module", ["reference", *BACKENDS])
+@given(seed=SEEDS, rows=st.integers(1, 20), cols=st.integers(1, 40), cuts=st.lists(st.floats(0, 1), max_size=5))
+@settings(max_examples=20, deadline=None)
+def test_random_maps_rank_entries_by_their_philox_word(module, seed, rows, cols, cuts):
+    cuts = [0.0, *sorted(cuts), 1.0]
+    counts = sizes(rows * cols, [b - a for a, b in zip(cuts, cuts[1:], strict=False)])
+    words = [philox_in_numpy([i, 0, 0, 0x70617274], seed)[0] for i in range(rows * cols)]
+    order = sorted(range(rows * cols), key=lambda i: (words[i], i))
+    owners = np.repeat(np.arange(len(counts)), counts)
+    bits = packed_map.bits_for(len(counts))
+    packed = dispatch.choose(module, torch.device("cpu")).random_map(rows, cols, counts, seed).numpy()
+    assert [read_map(packed, i // cols, i % cols, bits) for i in order] == owners.tolist()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_large_random_map_is_the_same_on_every_backend_and_thread_count(backend):
+    rows, cols, counts = 1500, 1111, [1_333_201, 166_649, 166_650]
+    expected = reference.random_map(rows, cols, counts, 9)
+    module = dispatch.choose(backend, torch.device("cpu"))
+    threads = torch.get_num_threads()
+    try:
+        for n in (1, 3):
+            torch.set_num_threads(n)
+            assert torch.equal(module.random_map(rows, cols, counts, 9), expected)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@given(total=st.integers(0, 10**6), parts=st.lists(st.integers(0, 100), min_size=1, max_size=9).filter(any))
+def test_sizes_are_proportions_by_largest_remainder(total, parts):
+    proportions = [p / sum(parts) for p in parts]
+    split = sizes(total, proportions)
+    assert sum(split) == total
+    assert all(abs(n - p * total) < 1 for n, p in zip(split, proportions, strict=True))
+
+
+def test_ties_of_the_largest_remainder_go_to_the_lower_partition():
+    assert sizes(5, (0.8, 0.1, 0.1)) == [4, 1, 0]
+    assert sizes(3, (0.25, 0.25, 0.25, 0.25)) == [1, 1, 1, 0]

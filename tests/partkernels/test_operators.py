@@ -1,0 +1,378 @@
+"""The operators: each backend against plain PyTorch, gradients against finite differences, and what they save."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import BACKENDS, DTYPES, assert_within_twice_dense_error, poisoned_memory
+from torch import Tensor
+
+import partkernels as pk
+
+ops = torch.ops.partkernels
+KINDS = ["zeros", "uniform", "normal", "stored"]
+
+
+def defaults_of(kind: str, shape: tuple[int, ...], dtype: torch.dtype) -> pk.Defaults:
+    return {
+        "zeros": lambda: pk.Zeros(),
+        "uniform": lambda: pk.Uniform(0.5, seed=2**61 + 5, stream=2**35),
+        "normal": lambda: pk.Normal(0.5, seed=3),
+        "stored": lambda: pk.Stored(torch.randn(shape).to(dtype)),
+    }[kind]()
+
+
+def in_layout(tensor: Tensor, layout: str) -> Tensor:
+    """A tensor of the same shape (and, but for 'expanded', of the same values) in another layout."""
+    if layout == "transposed":
+        return tensor.transpose(0, -1).contiguous().transpose(0, -1)
+    if layout == "sliced":
+        wide = tensor.new_full((*tensor.shape[:-1], 2 * tensor.shape[-1] + 1), torch.nan)
+        wide[..., 1::2] = tensor
+        return wide[..., 1::2]
+    if layout == "expanded":  # stride 0
+        return tensor[:1].expand(tensor.shape)
+    if layout == "channels_last" and tensor.dim() == 4:
+        return tensor.contiguous(memory_format=torch.channels_last)
+    return tensor.contiguous()
+
+
+LAYOUTS = ["contiguous", "transposed", "sliced", "expanded", "channels_last"]
+
+
+@dataclass
+class Case:
+    """A layer: what surrounds its weight."""
+
+    x: tuple[int, ...]
+    weight: tuple[int, ...]
+    geometry: dict = field(default_factory=dict)
+
+    @property
+    def is_conv(self) -> bool:
+        return len(self.weight) == 4
+
+    def dense(self, x, w, bias):
+        return F.conv2d(x, w, bias, **self.geometry) if self.is_conv else F.linear(x, w, bias)
+
+    def ours(self, x, w, partition, active, update=None, bias=None):
+        function = pk.conv2d if self.is_conv else pk.linear
+        return function(x, w, partition, active, update=update, bias=bias, **self.geometry)
+
+
+LINEAR = {
+    "one": Case((1, 1), (1, 1)),
+    "vector": Case((5,), (3, 5)),
+    "odd": Case((37, 61), (53, 61)),
+    "blocks": Case((203, 530), (197, 530)),
+    "three dimensions": Case((3, 7, 65), (130, 65)),
+    "empty batch": Case((0, 9), (4, 9)),
+    "small batch": Case((2, 1030), (100, 1030)),
+}
+CONV2D = {
+    "one": Case((1, 1, 1, 1), (1, 1, 1, 1)),
+    "mnist": Case((7, 1, 14, 14), (20, 1, 5, 5), {"padding": 2}),
+    "odd": Case((3, 5, 9, 11), (7, 5, 3, 2), {"stride": (2, 1), "padding": (1, 2), "dilation": (1, 2)}),
+    "groups": Case((2, 6, 8, 7), (9, 2, 3, 3), {"groups": 3, "padding": 1, "stride": 2}),
+    "depthwise": Case((2, 5, 7, 7), (10, 1, 3, 3), {"groups": 5}),
+    "deep": Case((2, 70, 6, 6), (100, 70, 3, 3), {"padding": "same"}),
+    "even kernel, same": Case((2, 3, 6, 5), (4, 3, 4, 2), {"padding": "same"}),
+    "unbatched": Case((3, 8, 8), (4, 3, 3, 3), {"stride": 3, "padding": 4}),
+    "empty batch": Case((0, 3, 6, 6), (4, 3, 3, 3)),
+}
+CASES = [pytest.param(case, id=f"linear {name}") for name, case in LINEAR.items()] + [
+    pytest.param(case, id=f"conv2d {name}") for name, case in CONV2D.items()
+]
+
+
+def check(case: Case, dtype, kind, count, active, update, x_layout, weight_layout, grad_layout, backend) -> None:
+    """Forward and all gradients of one case against the dense operator with the materialised weight."""
+    partition = pk.Partition.random(
+        case.weight, [1 / count] * count, seed=11, defaults=defaults_of(kind, case.weight, dtype)
+    )
+    x = in_layout(torch.randn(case.x).to(dtype), x_layout).requires_grad_()
+    weight = in_layout(torch.randn(case.weight).to(dtype), weight_layout)
+    bias = torch.randn(case.weight[0]).to(dtype).requires_grad_()
+    with pk.use_backend("reference"):
+        subnetwork = pk.subnetwork_weight(weight, partition, active)
+    weight.requires_grad_()
+
+    with pk.use_backend(backend), poisoned_memory():
+        y = case.ours(x, weight, partition, active, update, bias)
+        grad = in_layout(torch.randn(y.shape).to(dtype), grad_layout)
+        ours = torch.autograd.grad(y, (x, weight, bias) if update else (x, bias), grad)
+    assert y.dtype == dtype
+
+    def dense(which: int):
+        def compute(compute_dtype):
+            leaves = [t.detach().to(compute_dtype).requires_grad_() for t in (x, subnetwork, bias)]
+            y = case.dense(*leaves)
+            return (y, *torch.autograd.grad(y, leaves, grad.to(compute_dtype)))[which].detach()
+
+        return compute
+
+    assert_within_twice_dense_error(y.detach(), dense(0))
+    assert_within_twice_dense_error(ours[0], dense(1))
+    assert_within_twice_dense_error(ours[-1], dense(3))
+    if update:
+        assert ours[1].shape == weight.shape
+        mask = partition.mask(update)
+        assert (ours[1][~mask] == 0).all(), "other partitions' gradient is exactly 0"
+        # All entries of the dense gradient are the yardstick, not just the few of this partition.
+        truth = dense(2)(torch.float64)
+        assert_within_twice_dense_error(torch.where(mask, ours[1], truth.to(dtype)), dense(2))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", CASES)
+def test_backends_compute_what_dense_pytorch_computes(case, dtype, backend):
+    check(case, dtype, "uniform", 3, 2, 2, "contiguous", "contiguous", "contiguous", backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("which", ["x", "weight", "grad"])
+@pytest.mark.parametrize("case", [LINEAR["odd"], LINEAR["three dimensions"], CONV2D["odd"], CONV2D["groups"]])
+def test_any_strides(case, which, layout, backend):
+    layouts = [layout if which == name else "contiguous" for name in ("x", "weight", "grad")]
+    check(case, torch.float32, "normal", 3, 2, 1, *layouts, backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", CASES)
+def test_the_gradient_of_a_sum_has_stride_0_everywhere(case, backend):
+    # Whole numbers: every product and sum is exact, so that backends must agree to the bit.
+    partition = pk.Partition.random(case.weight, (0.5, 0.3, 0.2), seed=3)
+    x = torch.randint(-4, 5, case.x).float().requires_grad_()
+    weight = torch.randint(-4, 5, case.weight).float().requires_grad_()
+    results = []
+    for name in ("reference", backend):
+        with pk.use_backend(name), poisoned_memory():
+            y = case.ours(x, weight, partition, active=2, update=1)
+            results.append((y, *torch.autograd.grad(y.sum(), (x, weight))))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("count", "active", "update"), [(1, 1, 1), (2, 1, None), (3, 3, 2), (5, 2, 2), (40, 17, 4)])
+@pytest.mark.parametrize("case", [LINEAR["odd"], CONV2D["odd"]])
+def test_every_kind_of_defaults_and_number_of_bits(case, count, active, update, kind, backend):
+    check(case, torch.bfloat16, kind, count, active, update, "contiguous", "contiguous", "contiguous", backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(7,), (5, 300), (3, 4, 2, 5)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_subnetwork_weight_has_the_bits_of_the_reference(kind, shape, layout, dtype, backend):
+    partition = pk.Partition.random(shape, (0.5, 0.3, 0.2), seed=4, defaults=defaults_of(kind, shape, dtype))
+    weight = in_layout(torch.randn(shape).to(dtype), layout).detach().requires_grad_()
+    grad = in_layout(torch.randn(shape).to(dtype), layout)
+    for active in (1, 2, 3):
+        with poisoned_memory(), pk.use_backend(backend):
+            ours = pk.subnetwork_weight(weight, partition, active)
+            ours_grad = torch.autograd.grad(ours, weight, grad)[0]
+        live = partition.ids() <= active
+        assert torch.equal(ours, torch.where(live, weight, partition.defaults.values(shape, dtype)))
+        assert torch.equal(ours_grad, torch.where(live, grad, 0))
+
+
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+@pytest.mark.parametrize("case", [LINEAR["odd"], CONV2D["odd"]])
+def test_dead_entries_never_reach_the_result(case, backend):
+    partition = pk.Partition.random(case.weight, (0.5, 0.5), seed=1, defaults=pk.Uniform(0.1, 0))
+    weight = torch.randn(case.weight)
+    poisoned = torch.where(partition.mask(2), torch.nan, weight)
+    x = torch.randn(case.x, requires_grad=True)
+    with pk.use_backend(backend):
+        results = [case.ours(x, w, partition, active=1) for w in (weight, poisoned)]
+        grads = [torch.autograd.grad(y.sum(), x)[0] for y in results]
+    assert torch.equal(*results) and torch.equal(*grads)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", [LINEAR["blocks"], CONV2D["deep"]])
+def test_results_do_not_depend_on_the_number_of_threads(case, backend):
+    partition = pk.Partition.random(case.weight, (0.8, 0.1, 0.1), seed=1, defaults=pk.Uniform(0.1, 0))
+    x, weight = torch.randn(case.x, requires_grad=True), torch.randn(case.weight, requires_grad=True)
+    threads, results = torch.get_num_threads(), []
+    try:
+        for n in (1, 2, 5):
+            torch.set_num_threads(n)
+            with pk.use_backend(backend):
+                y = case.ours(x, weight, partition, active=2, update=1)
+                results.append((y, *torch.autograd.grad((y * y).sum(), (x, weight))))
+    finally:
+        torch.set_num_threads(threads)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def operator_calls(backend: str) -> dict[str, tuple]:
+    """Arguments for each operator, in float64, that require gradients."""
+
+    def leaf(*shape):
+        return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+    linear = pk.Partition.random((4, 5), (0.4, 0.3, 0.3), seed=2, defaults=pk.Uniform(1.0, 3))
+    conv = pk.Partition.random((4, 2, 3, 2), (0.4, 0.3, 0.3), seed=2, defaults=pk.Normal(1.0, 3))
+    stored = pk.Partition.random((4, 5), (0.4, 0.6), seed=2, defaults=pk.Stored(torch.randn(4, 5).double()))
+    geometry = ([2, 1], [1, 1], [1, 2], 2)
+    owners = (linear.map, linear.count, backend)
+    conv_owners = (conv.map, conv.count, backend)
+    return {
+        "linear": (leaf(3, 5), leaf(4, 5), leaf(4), 2, 2, *linear.flat(), backend),
+        "linear_grad_input": (leaf(3, 4), leaf(4, 5), 2, 1, *linear.flat(), backend),
+        "linear_grad_weight": (leaf(3, 4), leaf(3, 5), 2, *owners),
+        "conv2d": (leaf(2, 4, 5, 6), leaf(4, 2, 3, 2), leaf(4), *geometry, 2, 2, *conv.flat(), backend),
+        "conv2d_grad_input": (
+            leaf(2, 4, 3, 6), leaf(4, 2, 3, 2), [2, 4, 5, 6], *geometry, 2, 1, *conv.flat(), backend
+        ),
+        "conv2d_grad_weight": (leaf(2, 4, 3, 6), leaf(2, 4, 5, 6), [3, 2], *geometry, 2, *conv_owners),
+        "subnetwork_weight": (leaf(4, 5), 1, *stored.flat(), backend),
+        "subnetwork_weight_grad": (leaf(4, 5), 2, 3, *owners),
+    }  # fmt: skip
+
+
+OPERATORS = list(operator_calls("reference"))
+
+
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_are_well_registered(name, backend):
+    args = operator_calls(backend)[name]
+    results = torch.library.opcheck(getattr(ops, name).default, args)
+    assert set(results.values()) == {"SUCCESS"}
+
+
+def updatable(name: str, args: tuple) -> list[bool]:
+    """Which arguments are a weight whose gradient is confined to one partition."""
+    return [name in ("linear", "conv2d", "linear_grad_input", "conv2d_grad_input") and i == 1 for i in range(len(args))]
+
+
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_gradients_agree_with_finite_differences(name, backend):
+    args = operator_calls(backend)[name]
+    leaves = [i for i, arg in enumerate(args) if isinstance(arg, Tensor) and arg.requires_grad]
+    is_confined = updatable(name, args)
+    map_index = next(i for i, arg in enumerate(args) if isinstance(arg, Tensor) and arg.dtype == torch.uint8)
+    update = args[map_index - 1]
+
+    def call(*values):
+        filled = list(args)
+        for i, value in zip(leaves, values, strict=True):
+            if is_confined[i]:  # only the entries of partition `update` are variables
+                count = args[map_index + 2]
+                owner = pk.Partition(tuple(value.shape), count, args[map_index]).mask(update)
+                value = torch.where(owner, value, value.detach().clone().fill_(0.3))
+            filled[i] = value
+        return getattr(ops, name)(*filled)
+
+    values = [args[i] for i in leaves]
+    assert torch.autograd.gradcheck(call, values)
+    assert torch.autograd.gradgradcheck(call, values)
+
+
+def test_no_update_computes_no_weight_gradient(monkeypatch):
+    from partkernels import reference
+
+    monkeypatch.setattr(reference, "linear_grad_weight", lambda *_: pytest.fail("a weight gradient was computed"))
+    partition = pk.Partition.random((4, 5), (0.5, 0.5), seed=0)
+    x, weight = torch.randn(3, 5, requires_grad=True), torch.randn(4, 5, requires_grad=True)
+    with pk.use_backend("reference"):
+        pk.linear(x, weight, partition, active=1).sum().backward()
+    assert weight.grad is None and x.grad is not None
+
+
+@pytest.mark.parametrize("case", [LINEAR["odd"], CONV2D["odd"]])
+@pytest.mark.parametrize("update", [None, 2])
+def test_nothing_but_x_weight_and_map_is_saved(case, update):
+    partition = pk.Partition.random(case.weight, (0.5, 0.5), seed=0, defaults=pk.Uniform(0.1, 0))
+    x, weight = torch.randn(case.x, requires_grad=True), torch.randn(case.weight, requires_grad=True)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.data_ptr()) or t, lambda t: t):
+        case.ours(x, weight, partition, 2, update)
+    expected = {weight.data_ptr(), partition.map.data_ptr()} | ({x.data_ptr()} if update else set())
+    assert set(saved) == expected
+
+
+@pytest.mark.parametrize("case", [LINEAR["odd"], CONV2D["odd"], CONV2D["even kernel, same"]])
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+def test_compiles_without_a_graph_break(case, backend):
+    partition = pk.Partition.random(case.weight, (0.5, 0.5), seed=0, defaults=pk.Uniform(0.1, 0))
+    x, weight = torch.randn(case.x, requires_grad=True), torch.randn(case.weight, requires_grad=True)
+
+    def step(x, weight):
+        y = case.ours(x, weight, partition, 2, update=2)
+        return (y.sin() ** 2).sum()
+
+    with pk.use_backend(backend):
+        eager = torch.autograd.grad(step(x, weight), (x, weight))
+        compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+        traced = torch.autograd.grad(compiled(x, weight), (x, weight))
+    assert all(torch.equal(a, b) for a, b in zip(eager, traced, strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", [LINEAR["odd"], CONV2D["odd"]])
+def test_autocast_casts_as_for_torchs_own_operator(case, kind):
+    partition = pk.Partition.random(
+        case.weight, (0.5, 0.5), seed=0, defaults=defaults_of(kind, case.weight, torch.float32)
+    )
+    x, weight = torch.randn(case.x, requires_grad=True), torch.randn(case.weight, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = case.ours(x, weight, partition, 1, update=1)
+    assert y.dtype == torch.bfloat16
+    y.float().sum().backward()
+    assert x.grad.dtype == weight.grad.dtype == torch.float32
+    lowered = case.ours(x.bfloat16(), weight.bfloat16(), partition.to(dtype=torch.bfloat16), 1)
+    assert torch.equal(y, lowered)
+
+
+def error_cases():
+    p = pk.Partition.random((4, 6), (0.5, 0.5), seed=0)
+    stored = pk.Partition.random((4, 6), (0.5, 0.5), seed=0, defaults=pk.Stored(torch.zeros(4, 6)))
+    pc = pk.Partition.random((4, 3, 3, 3), (0.5, 0.5), seed=0)
+    x, w, xc, wc = torch.randn(2, 6), torch.randn(4, 6), torch.randn(2, 3, 5, 5), torch.randn(4, 3, 3, 3)
+    meta = p.to("meta")
+    yield lambda: pk.linear(x, w, p, 0), ValueError, r"active=0, but this partition has 2 parts; pass an int in 1\.\.2"
+    yield lambda: pk.linear(x, w, p, 3), ValueError, "active=3"
+    yield lambda: pk.linear(x, w, p, 1.0), ValueError, "active=1.0"
+    yield lambda: pk.linear(x, w, p, True), ValueError, "active=True"
+    yield lambda: pk.subnetwork_weight(w, p, 3), ValueError, "active=3"
+    yield lambda: pk.linear(x, w, p, 1, update=2), ValueError, r"update=2 with active=1; pass an int in 1\.\.1, or None"
+    yield lambda: pk.linear(x, w, p, 2, update=0), ValueError, "update=0"
+    yield lambda: pk.linear(x, w.t(), p, 1), ValueError, r"shape \(6, 4\) and its partition \(4, 6\)"
+    yield lambda: pk.linear(x, w, meta, 1), ValueError, r"partition\.to\('cpu'\)"
+    yield lambda: pk.linear(x.double(), w, p, 1), TypeError, "x is torch.float64 and the weight torch.float32"
+    yield lambda: pk.linear(x, w.int(), p, 1), TypeError, "the weight is torch.int32"
+    yield lambda: pk.linear(x.double(), w.double(), stored, 1), TypeError, r"partition\.to\(dtype=torch\.float64\)"
+    yield lambda: pk.linear(x.to("meta"), w, p, 1), ValueError, "x is on meta and the weight on cpu"
+    yield lambda: pk.linear(x[:, :5], w, p, 1), ValueError, r"x has shape \(2, 5\); this weight takes \[\.\.\., 6\]"
+    yield lambda: pk.linear(torch.tensor(1.0), w, p, 1), ValueError, "x has shape"
+    yield lambda: pk.linear(x, w, p, 1, bias=torch.zeros(5)), ValueError, r"bias has shape \(5,\)"
+    yield lambda: pk.linear(x, w, p, 1, bias=torch.zeros(4).double()), TypeError, "bias is torch.float64"
+    yield lambda: pk.linear(xc, wc, pc, 1), ValueError, r"linear takes \[out_features, in_features\]"
+    yield lambda: pk.conv2d(x, w, p, 1), ValueError, "conv2d takes"
+    yield lambda: pk.conv2d(xc[:, :2], wc, pc, 1), ValueError, r"takes \[batch, 3, height, width\]"
+    yield lambda: pk.conv2d(xc, wc, pc, 1, groups=3), ValueError, "groups=3 does not divide"
+    yield lambda: pk.conv2d(xc, wc, pc, 1, stride=0), ValueError, "stride=0; pass an int or a pair of ints, each at"
+    yield lambda: pk.conv2d(xc, wc, pc, 1, padding=-1), ValueError, "padding=-1"
+    yield lambda: pk.conv2d(xc, wc, pc, 1, padding="full"), ValueError, "'valid' or 'same'"
+    yield lambda: pk.conv2d(xc, wc, pc, 1, padding="same", stride=2), ValueError, "'same' needs stride 1"
+    yield lambda: pk.conv2d(xc, wc, pc, 1, dilation=(1, 2, 3)), ValueError, r"dilation=\(1, 2, 3\)"
+    yield lambda: pk.conv2d(xc[..., :2], wc, pc, 1), ValueError, "smaller than the kernel"
+    yield lambda: pk.conv2d(xc, wc, pc, 1, bias=torch.zeros(3)), ValueError, "bias has shape"
+
+
+@pytest.mark.parametrize(("call", "error", "message"), list(error_cases()))
+def test_bad_input_raises_and_names_the_cure(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

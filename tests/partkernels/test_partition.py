@@ -1,0 +1,134 @@
+"""Partition: construction, moves, copies, files, and bad input."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+
+import partkernels as pk
+from partkernels import packed_map
+
+SHAPE = (4, 6)
+
+
+def example(defaults=None) -> pk.Partition:
+    return pk.Partition.random(SHAPE, (0.5, 0.25, 0.25), seed=7, defaults=defaults)
+
+
+ALL_DEFAULTS = [pk.Zeros(), pk.Uniform(0.1, 3, 4), pk.Normal(0.2, 5), pk.Stored(torch.randn(SHAPE))]
+
+
+def assert_same(a: pk.Partition, b: pk.Partition) -> None:
+    assert (a.shape, a.count, a.bits, type(a.defaults)) == (b.shape, b.count, b.bits, type(b.defaults))
+    assert torch.equal(a.map, b.map)
+    assert torch.equal(a.defaults.values(SHAPE), b.defaults.values(SHAPE))
+
+
+@pytest.mark.parametrize("defaults", ALL_DEFAULTS, ids=lambda d: type(d).__name__)
+@pytest.mark.parametrize("copied", ["deepcopy", "pickle", "torch.save"])
+def test_copies_and_files_keep_every_bit(defaults, copied):
+    partition = example(defaults)
+    if copied == "deepcopy":
+        result = copy.deepcopy(partition)
+        assert result.map.data_ptr() != partition.map.data_ptr()
+    elif copied == "pickle":
+        result = pickle.loads(pickle.dumps(partition))
+    else:
+        file = io.BytesIO()
+        torch.save({"partition": partition}, file)
+        file.seek(0)
+        result = torch.load(file, weights_only=True)["partition"]
+    assert_same(result, partition)
+
+
+def test_a_damaged_pickle_does_not_become_a_partition():
+    partition = example()
+    partition.map[1, 0] = 0xFF  # ids 3, of 3 partitions numbered from 0
+    with pytest.raises(ValueError, match="above its count of 3"):
+        pickle.loads(pickle.dumps(partition))
+
+
+def test_moves_take_the_map_and_stored_defaults_along():
+    partition = example(pk.Stored(torch.randn(SHAPE)))
+    moved = partition.to("meta", torch.float64)
+    assert moved.map.is_meta and moved.map.dtype == torch.uint8
+    assert moved.defaults.tensor.is_meta and moved.defaults.tensor.dtype == torch.float64
+    assert not partition.map.is_meta
+
+
+def test_ids_are_what_from_ids_was_given():
+    ids = torch.randint(1, 41, (5, 3, 2, 4), dtype=torch.uint8)
+    partition = pk.Partition.from_ids(ids, count=40)
+    assert torch.equal(partition.ids(), ids)
+    assert partition.bits == 8
+    assert partition.sizes() == [int((ids == k).sum()) for k in range(1, 41)]
+    assert torch.equal(partition.mask(7), ids == 7)
+
+
+def test_from_ids_takes_any_strides():
+    ids = torch.randint(1, 4, (6, 5), dtype=torch.uint8)
+    assert torch.equal(pk.Partition.from_ids(ids.t(), count=3).ids(), ids.t())
+    assert torch.equal(pk.Partition.from_ids(ids[:, :1].expand(6, 9), count=3).ids(), ids[:, :1].expand(6, 9))
+
+
+def test_random_partitions_have_their_proportions_and_differ_by_seed():
+    a = pk.Partition.random((30, 30), (0.8, 0.1, 0.1), seed=0)
+    b = pk.Partition.random((30, 30), (0.8, 0.1, 0.1), seed=1)
+    assert a.sizes() == b.sizes() == [720, 90, 90]
+    assert not torch.equal(a.map, b.map)
+
+
+def test_256_partitions_fit():
+    partition = pk.Partition.random((32, 32), [1 / 256] * 256, seed=0)
+    assert (partition.bits, partition.sizes()) == (8, [4] * 256)
+    assert partition.ids().max() == 256
+
+
+def map_of(shape, count):
+    rows, cols = packed_map.matrix_shape(shape)
+    return torch.zeros(rows, packed_map.row_bytes(cols, packed_map.bits_for(count)), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: pk.Partition.random(SHAPE, (0.5, 0.4), seed=0), ValueError, "sum to 0.9; pass numbers"),
+        (lambda: pk.Partition.random(SHAPE, (1.5, -0.5), seed=0), ValueError, "not negative"),
+        (lambda: pk.Partition.random(SHAPE, (float("nan"), 1), seed=0), ValueError, "pass numbers"),
+        (lambda: pk.Partition.random(SHAPE, (), seed=0), ValueError, "pass 1 to 256"),
+        (lambda: pk.Partition.random(SHAPE, [1 / 257] * 257, seed=0), ValueError, "257 proportions.*1 to 256"),
+        (lambda: pk.Partition.random(SHAPE, (1.0,), seed=-1), ValueError, r"seed=-1 .* \[0, 2\*\*63\)"),
+        (lambda: pk.Partition.random(SHAPE, (1.0,), seed=2**63), ValueError, "out of range"),
+        (lambda: pk.Partition.random(SHAPE, (1.0,), seed=0.5), TypeError, "pass an int"),
+        (lambda: pk.Partition.random((4, 0), (1.0,), seed=0), ValueError, r"\(4, 0\) is empty"),
+        (lambda: pk.Partition.random((), (1.0,), seed=0), ValueError, "is empty"),
+        (lambda: pk.Partition.from_ids(torch.zeros(2, 2, dtype=torch.uint8)), ValueError, "pass 1 to 256"),
+        (lambda: pk.Partition.from_ids(torch.zeros(2, 2, dtype=torch.uint8), count=2), ValueError, "from 0 to 0"),
+        (lambda: pk.Partition.from_ids(torch.ones(2, 2)), ValueError, "pass torch.uint8"),
+        (
+            lambda: pk.Partition.from_ids(torch.full((2, 2), 4, dtype=torch.uint8), count=3),
+            ValueError,
+            r"from 4 to 4, but there are 3 .* 1\.\.3",
+        ),
+        (lambda: pk.Partition(SHAPE, 300, map_of(SHAPE, 3)), ValueError, "count=300; pass 1 to 256"),
+        (lambda: pk.Partition(SHAPE, 3, map_of((5, 6), 3)), ValueError, r"shape \(4, 16\).*from_ids"),
+        (lambda: pk.Partition(SHAPE, 3, map_of(SHAPE, 3).int()), ValueError, "torch.int32"),
+        (lambda: pk.Partition(SHAPE, 3, map_of(SHAPE, 3) | 3), ValueError, "above its count of 3"),
+        (lambda: pk.Partition(SHAPE, 4, map_of(SHAPE, 4) | 0x40), ValueError, "padding that is not 0"),
+        (lambda: example(pk.Stored(torch.zeros(4, 7))), ValueError, r"\(4, 7\); pass Stored.*\(4, 6\)"),
+        (lambda: example(pk.Stored(torch.zeros(SHAPE, device="meta"))), ValueError, "on meta and the map is on cpu"),
+        (lambda: pk.Stored(torch.zeros(2, dtype=torch.int32)), TypeError, "floating-point"),
+        (lambda: pk.Uniform(float("nan"), 0), ValueError, "scale=nan"),
+        (lambda: pk.Uniform(-1.0, 0), ValueError, r"scale=-1.0 .* or use Zeros\(\)"),
+        (lambda: pk.Normal(float("inf"), 0), ValueError, "std=inf"),
+        (lambda: pk.Normal(1.0, -2), ValueError, "seed=-2"),
+        (lambda: pk.Uniform(1.0, 0, stream=-2), ValueError, "stream=-2"),
+    ],
+)
+def test_bad_input_raises_and_names_the_cure(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
