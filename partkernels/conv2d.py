@@ -159,6 +159,7 @@ def conv2d(
         TypeError: dtypes differ.
 
     Example:
+        >>> import torch
         >>> p = Partition.random((4, 3, 3, 3), (0.5, 0.5), seed=0)
         >>> conv2d(torch.ones(1, 3, 8, 8), torch.ones(4, 3, 3, 3), p, active=1, padding="same").shape
         torch.Size([1, 4, 8, 8])

@@ -109,6 +109,7 @@ def linear(
         TypeError: dtypes differ.
 
     Example:
+        >>> import torch
         >>> p = Partition.from_ids(torch.tensor([[1, 2]], dtype=torch.uint8))
         >>> linear(torch.tensor([[1.0, 1.0]]), torch.tensor([[3.0, 4.0]]), p, active=1)
         tensor([[3.]])

@@ -56,6 +56,7 @@ def subnetwork_weight(weight: Tensor, partition: Partition, active: int) -> Tens
         ValueError: active is out of range, or the partition does not fit the weight.
 
     Example:
+        >>> import torch
         >>> p = Partition.from_ids(torch.tensor([[1, 2]], dtype=torch.uint8))
         >>> subnetwork_weight(torch.tensor([[3.0, 4.0]]), p, active=1)
         tensor([[3., 0.]])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
-from conftest import BACKENDS
+from against_dense import BACKENDS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -150,7 +152,7 @@ def test_columns_of_a_convolution_run_with_input_channels_innermost():
 @settings(max_examples=20, deadline=None)
 def test_random_maps_rank_entries_by_their_philox_word(module, seed, rows, cols, cuts):
     cuts = [0.0, *sorted(cuts), 1.0]
-    counts = sizes(rows * cols, [b - a for a, b in zip(cuts, cuts[1:], strict=False)])
+    counts = sizes(rows * cols, [b - a for a, b in pairwise(cuts)])
     words = [philox_in_numpy([i, 0, 0, 0x70617274], seed)[0] for i in range(rows * cols)]
     order = sorted(range(rows * cols), key=lambda i: (words[i], i))
     owners = np.repeat(np.arange(len(counts)), counts)

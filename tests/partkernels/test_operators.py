@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import BACKENDS, DTYPES, assert_within_twice_dense_error, poisoned_memory
+from against_dense import BACKENDS, DTYPES, assert_within_twice_dense_error, poisoned_memory
 from torch import Tensor
 
 import partkernels as pk

@@ -1,0 +1,56 @@
+# `make demo` and `make test` do all of their own set-up, in .venv. Nothing else is installed anywhere.
+PYTHON ?= python3
+# A bare `torch` would fetch gigabytes of CUDA libraries on Linux.
+TORCH ?= torch==2.13.0
+SEEDS ?= 0
+
+VENV := .venv
+BIN := $(VENV)/bin
+# Without build isolation: an isolated build would fetch a second torch.
+INSTALL := PARTKERNELS_BUILD=cpu $(BIN)/python -m pip install --quiet --no-build-isolation --editable
+SOURCES := $(shell find csrc -type f) setup.py pyproject.toml
+CPP := $(shell find csrc tests/csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu')
+
+.PHONY: demo test lint unit ctest wheel clean
+
+demo: $(VENV)/demo
+	$(BIN)/python examples/digits.py --seeds $(SEEDS)
+
+test: lint ctest wheel unit
+
+lint: $(VENV)/test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(CPP)
+
+ctest: $(VENV)/test
+	$(BIN)/cmake -S . -B build/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja
+	$(BIN)/cmake --build build/cmake
+	$(BIN)/ctest --test-dir build/cmake --output-on-failure
+
+unit: $(VENV)/test
+	$(BIN)/python -m pytest
+
+# The wheel, in an empty environment, as a user gets it.
+wheel: $(VENV)/test
+	rm -rf build/wheel build/empty
+	PARTKERNELS_BUILD=cpu $(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel .
+	$(PYTHON) -m venv build/empty
+	build/empty/bin/python -m pip install --quiet $(TORCH) numpy build/wheel/*.whl
+	cd build/empty && bin/python -m partkernels && bin/python -W error $(abspath tests/smoke.py)
+
+clean:
+	rm -rf $(VENV) build dist out partkernels/_cpu.* partkernels/build_info.json *.egg-info
+
+$(VENV)/torch:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(TORCH) 'setuptools>=77'
+	touch $@
+
+$(VENV)/demo: $(VENV)/torch $(SOURCES)
+	$(INSTALL) '.[demo]'
+	touch $@
+
+$(VENV)/test: $(VENV)/torch $(SOURCES)
+	$(INSTALL) '.[test]'
+	touch $@

@@ -1,0 +1,21 @@
+"""What an installed wheel must do: run its compiled backend under both packages, without a warning.
+
+usage: python -W error smoke.py
+"""
+
+import partnets
+import torch
+
+import partkernels as pk
+
+assert pk.backends()["cpu"] == "ready", pk.backends()
+model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.Flatten(), torch.nn.Linear(144, 3))
+partnets.partition(model, (0.8, 0.1, 0.1))
+x = torch.randn(2, 1, 8, 8)
+with partnets.subnetwork(model, active=2, update=2):
+    ours = model(x)
+    with pk.use_backend("reference"):
+        reference = model(x)
+ours.sum().backward()
+torch.testing.assert_close(ours, reference)
+print("the wheel works")

@@ -1,0 +1,56 @@
+"""Installing with and without a compiler, and what it leaves for `python -m partkernels` to say."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def build(folder: Path, **environment: str) -> subprocess.CompletedProcess:
+    """Runs setup.py's build of the backends into a folder."""
+    command = [sys.executable, "setup.py", "build_ext", "--build-lib", folder, "--build-temp", folder / "temp"]
+    environment = {**{k: v for k, v in os.environ.items() if k not in ("CXX", "PARTKERNELS_BUILD")}, **environment}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+def facts(folder: Path) -> dict[str, str]:
+    return json.loads((folder / "partkernels" / "build_info.json").read_text())
+
+
+def test_without_a_compiler_installation_succeeds_and_says_how_to_get_one(tmp_path):
+    done = build(tmp_path, PATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "there is no C++ compiler; install one (on Debian: apt install g++)" in facts(tmp_path)["cpu"]
+
+
+def test_a_failing_compiler_does_not_fail_the_installation_either(tmp_path):
+    done = build(tmp_path, CXX="false")
+    assert done.returncode == 0, done.stderr
+    assert "then reinstall partkernels with PARTKERNELS_BUILD=cpu" in facts(tmp_path)["cpu"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"PARTKERNELS_BUILD": "cpu", "PATH": "/nowhere"}, "there is no C++ compiler; install one"),
+        ({"PARTKERNELS_BUILD": "cpu", "CXX": "false"}, "returned non-zero exit status"),
+        ({"PARTKERNELS_BUILD": "cuda"}, "PARTKERNELS_BUILD=cuda asks for a backend that this version cannot build"),
+    ],
+)
+def test_a_build_that_was_asked_for_and_fails_is_an_error(environment, message, tmp_path):
+    done = build(tmp_path, **environment)
+    assert done.returncode != 0
+    assert message in done.stderr
+
+
+def test_no_backend_is_built_when_none_is_asked_for(tmp_path):
+    assert build(tmp_path, PARTKERNELS_BUILD="none").returncode == 0
+    assert "PARTKERNELS_BUILD=none" in facts(tmp_path)["cpu"]
+    assert not list(tmp_path.rglob("_cpu.*"))
