@@ -97,36 +97,52 @@ void unfold(const Images<const T>& x, const Weight<W>& weight, const Group<W>& g
   }
 }
 
-// block[r * stride + p] = what entry (out, y, x) number depth + r of the kernel multiplies to make input pixel
-// begin + p: rows of the unfolded output gradient. Depth runs over (output channel, y, x).
-template <class T, class X>
-void unfold_transposed(const Images<const T>& grad_y, const Weight<const T>& weight, const Group<const T>& group,
-                       const Convolution& conv, const Images<X>& x, int64_t depth, int64_t rows, int64_t begin,
-                       int64_t count, int64_t stride, Accumulator<T>* block) {
-  const int64_t kernel = weight.height * weight.width;
-  for (int64_t r = 0; r < rows; ++r) {
-    const int64_t tap_y = (depth + r) % kernel / weight.width;
-    const int64_t tap_x = (depth + r) % weight.width;
-    const T* channel = grad_y.data + (group.first_out + (depth + r) / kernel) * grad_y.channel_stride;
-    Accumulator<T>* out = block + r * stride;
-    for_each_run(x, begin, count, [&](int64_t first, const Run& run) {
-      // The output pixel whose tap (y, x) reads this input pixel, where there is one: position / stride.
-      const int64_t row = run.row + conv.padding[0] - tap_y * conv.dilation[0];
-      const int64_t col = run.col + conv.padding[1] - tap_x * conv.dilation[1];
-      const bool row_read = row >= 0 && row % conv.stride[0] == 0 && row / conv.stride[0] < grad_y.height;
-      const T* image_row = channel + run.image * grad_y.batch_stride + row / conv.stride[0] * grad_y.row_stride;
-      if (!row_read) {
-        std::fill(out + first, out + first + run.count, Accumulator<T>{0});
-      } else if (conv.stride[1] == 1) {
-        copy_padded(image_row + col * grad_y.col_stride, grad_y.col_stride, inside(col, 1, grad_y.width, run.count),
-                    run.count, out + first);
-      } else {
-        for (int64_t t = 0; t < run.count; ++t) {
-          const int64_t position = col + t;
-          const bool read = position >= 0 && position % conv.stride[1] == 0 && position / conv.stride[1] < grad_y.width;
-          out[first + t] = read ? widen(image_row[position / conv.stride[1] * grad_y.col_stride]) : Accumulator<T>{0};
+// With strides, an input pixel is read through some taps only: those of its phase, its position modulo the strides.
+// The pixels of one phase are an image of their own, and a convolution of stride 1 leads to it.
+template <class T>
+struct Phase {
+  // A tap, and the output pixel that reads the phase's pixel (0, 0) through it.
+  struct Reader {
+    int64_t y, x, row, col;
+  };
+  Images<T> pixels;
+  std::vector<Reader> readers;
+
+  template <class W>
+  Phase(const Images<T>& x, const Weight<W>& weight, const Convolution& conv, int64_t row, int64_t col) : pixels(x) {
+    pixels.data += row * x.row_stride + col * x.col_stride;
+    pixels.height = (x.height - row + conv.stride[0] - 1) / conv.stride[0];
+    pixels.width = (x.width - col + conv.stride[1] - 1) / conv.stride[1];
+    pixels.row_stride *= conv.stride[0];
+    pixels.col_stride *= conv.stride[1];
+    for (int64_t tap_y = 0; tap_y < weight.height; ++tap_y) {
+      for (int64_t tap_x = 0; tap_x < weight.width; ++tap_x) {
+        const int64_t from_row = row + conv.padding[0] - tap_y * conv.dilation[0];
+        const int64_t from_col = col + conv.padding[1] - tap_x * conv.dilation[1];
+        if (from_row % conv.stride[0] == 0 && from_col % conv.stride[1] == 0) {
+          readers.push_back({tap_y, tap_x, from_row / conv.stride[0], from_col / conv.stride[1]});
         }
       }
+    }
+  }
+};
+
+// block[r * stride + p] = what entry number depth + r, counted over (output channel, reader), multiplies to make the
+// phase's pixel begin + p: rows of the unfolded output gradient.
+template <class T>
+void unfold_transposed(const Images<const T>& grad_y, const Group<const T>& group, const Phase<T>& phase, int64_t depth,
+                       int64_t rows, int64_t begin, int64_t count, int64_t stride, Accumulator<T>* block) {
+  const auto readers = static_cast<int64_t>(phase.readers.size());
+  for (int64_t r = 0; r < rows; ++r) {
+    const auto& reader = phase.readers[(depth + r) % readers];
+    const T* channel = grad_y.data + (group.first_out + (depth + r) / readers) * grad_y.channel_stride;
+    Accumulator<T>* out = block + r * stride;
+    for_each_run(phase.pixels, begin, count, [&](int64_t first, const Run& run) {
+      const int64_t row = run.row + reader.row;
+      const int64_t col = run.col + reader.col;
+      const Range valid = row < 0 || row >= grad_y.height ? Range{0, 0} : inside(col, 1, grad_y.width, run.count);
+      copy_padded(channel + run.image * grad_y.batch_stride + row * grad_y.row_stride + col * grad_y.col_stride,
+                  grad_y.col_stride, valid, run.count, out + first);
     });
   }
 }
@@ -171,29 +187,36 @@ void conv2d(Images<const T> x, const Subnetwork<T>& w, const T* bias, Convolutio
   }
 }
 
-// Input channels by input pixels: w, with taps and output channels as depth, times the unfolded output gradient.
+// For each phase, input channels by input pixels: w, with output channels and taps as depth, times the unfolded output
+// gradient.
 template <class T>
 void conv2d_grad_input(Images<const T> grad_y, const Subnetwork<T>& w, Convolution conv, Images<T> grad_x,
                        const ParallelFor& parallel_for) {
   using Acc = Accumulator<T>;
-  const int64_t kernel = w.weight.height * w.weight.width;
-  for (int64_t g = 0; g < conv.groups; ++g) {
-    const Group<const T> group(w.weight, g, conv.groups);
-    gemm<Acc, Layout::depth_major>(
-        group.ins, pixels(grad_x), group.outs * kernel,
-        [&](int64_t i, int64_t m, int64_t k, int64_t d, Acc* block) {
-          for (int64_t r = 0; r < d; ++r) {
-            const int64_t row = group.first_out + (k + r) / kernel;
-            rebuild(w, row, (k + r) % kernel * w.weight.in + i, m, block + r * kRows);
-          }
-        },
-        [&](int64_t k, int64_t d, int64_t j, int64_t n, Acc* block) {
-          unfold_transposed(grad_y, w.weight, group, conv, grad_x, k, d, j, n, kRightStride, block);
-        },
-        [&](int64_t i, int64_t m, int64_t j, int64_t n, const Acc* product) {
-          store_channels<T>(grad_x, group.first_in + i, m, j, n, product, nullptr);
-        },
-        parallel_for);
+  const int64_t phase_rows = std::min(conv.stride[0], grad_x.height);
+  const int64_t phase_cols = std::min(conv.stride[1], grad_x.width);
+  for (int64_t p = 0; p < phase_rows * phase_cols; ++p) {
+    const Phase<T> phase(grad_x, w.weight, conv, p / phase_cols, p % phase_cols);
+    const auto readers = static_cast<int64_t>(phase.readers.size());
+    for (int64_t g = 0; g < conv.groups; ++g) {
+      const Group<const T> group(w.weight, g, conv.groups);
+      gemm<Acc, Layout::depth_major>(
+          group.ins, pixels(phase.pixels), group.outs * readers,
+          [&](int64_t i, int64_t m, int64_t k, int64_t d, Acc* block) {
+            for (int64_t r = 0; r < d; ++r) {
+              const auto& tap = phase.readers[(k + r) % readers];
+              const int64_t col = (tap.y * w.weight.width + tap.x) * w.weight.in + i;
+              rebuild(w, group.first_out + (k + r) / readers, col, m, block + r * kRows);
+            }
+          },
+          [&](int64_t k, int64_t d, int64_t j, int64_t n, Acc* block) {
+            unfold_transposed(grad_y, group, phase, k, d, j, n, kRightStride, block);
+          },
+          [&](int64_t i, int64_t m, int64_t j, int64_t n, const Acc* product) {
+            store_channels<T>(phase.pixels, group.first_in + i, m, j, n, product, nullptr);
+          },
+          parallel_for);
+    }
   }
 }
 

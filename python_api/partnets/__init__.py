@@ -1,0 +1,35 @@
+"""Partitioned neural networks (Mlodozeniec, Reisser and Louizos, ICLR 2023): hyperparameters in one training run.
+
+Partition a model and its data, and train weights and hyperparameters together:
+
+    model = partnets.partition(hyper.Averaged(augmentation := hyper.Affine(), network), (0.8, 0.1, 0.1))
+    chunks = partnets.chunk((images, labels), (0.8, 0.1, 0.1))
+    history = partnets.Trainer(model, chunks, hyper=augmentation).fit(1000)
+"""
+
+from partnets import hyper, optim
+from partnets.chunks import Chunks, chunk
+from partnets.conv2d import Conv2d
+from partnets.history import History
+from partnets.linear import Linear
+from partnets.lml import lml
+from partnets.merge import merge
+from partnets.partition import partition, register
+from partnets.subnetwork import subnetwork
+from partnets.trainer import Trainer
+
+__all__ = [
+    "Chunks",
+    "Conv2d",
+    "History",
+    "Linear",
+    "Trainer",
+    "chunk",
+    "hyper",
+    "lml",
+    "merge",
+    "optim",
+    "partition",
+    "register",
+    "subnetwork",
+]

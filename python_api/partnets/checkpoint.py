@@ -1,0 +1,92 @@
+"""Checkpoints of a Trainer: all that decides its further steps, as plain values and tensors in one file."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import reprlib
+import tempfile
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from partnets.history import History
+from partnets.partitioned import partitioned_layers
+
+if TYPE_CHECKING:
+    from partnets.trainer import Trainer
+
+FORMAT = 1
+
+
+def save(trainer: Trainer, path: str | PathLike) -> None:
+    """Writes a file beside `path` and then renames it, so that an interruption leaves the old checkpoint."""
+    contents = {"format": FORMAT, "configuration": _configuration(trainer), **_state(trainer)}
+    path = Path(path)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            torch.save(contents, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def load(trainer: Trainer, path: str | PathLike) -> None:
+    """Sets a trainer to what `save` wrote; runs no code from the file, and checks it before anything changes."""
+    saved = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(saved, dict) or saved.get("format") != FORMAT or "configuration" not in saved:
+        raise ValueError(f"{path} is no checkpoint of format {FORMAT}; pass a file that Trainer.save wrote.")
+    own = _configuration(trainer)
+    for name, value in saved["configuration"].items():
+        if value != own[name]:
+            raise ValueError(
+                f"{path} was saved with {name} {reprlib.repr(value)}, and this trainer has {reprlib.repr(own[name])};"
+                " construct the trainer as the saved one was."
+            )
+    if not torch.equal(saved["order"], trainer.chunks.order):
+        raise ValueError(
+            f"{path} was saved with other chunks: its partitions have seen examples of what are later chunks here."
+            " Call partnets.chunk with the same data, proportions and seed."
+        )
+    trainer.model.load_state_dict(saved["model"])
+    trainer.optimizer.load_state_dict(saved["optimizer"])
+    if trainer.hyper_optimizer is not None:
+        trainer.hyper_optimizer.load_state_dict(saved["hyper_optimizer"])
+    trainer.generator.set_state(saved["generator"])
+    torch.set_rng_state(saved["noise"])
+    if trainer.device.type != "cpu" and saved["device_noise"] is not None:
+        torch.get_device_module(trainer.device).set_rng_state(saved["device_noise"], trainer.device)
+    trainer.history = History(**saved["history"])
+
+
+def _state(trainer: Trainer) -> dict:
+    device, hyper_optimizer = trainer.device, trainer.hyper_optimizer
+    return {
+        "order": trainer.chunks.order,
+        "model": trainer.model.state_dict(),
+        "optimizer": trainer.optimizer.state_dict(),
+        "hyper_optimizer": None if hyper_optimizer is None else hyper_optimizer.state_dict(),
+        "generator": trainer.generator.get_state(),
+        "noise": torch.get_rng_state(),
+        "device_noise": None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device),
+        "history": dataclasses.asdict(trainer.history),
+    }
+
+
+def _configuration(trainer: Trainer) -> dict:
+    return {
+        "chunk sizes": trainer.chunks.sizes,
+        "partitions": {path: layer.count for path, layer in partitioned_layers(trainer.model)},
+        "parameters": {name: list(parameter.shape) for name, parameter in trainer.model.named_parameters()},
+        "hyper": list(trainer.hyper),
+        "optimizer": type(trainer.optimizer).__name__,
+        "hyper_optimizer": type(trainer.hyper_optimizer).__name__,
+        "batch_size": trainer.batch_size,
+        "hyper_batch_size": trainer.hyper_batch_size,
+    }

@@ -1,0 +1,93 @@
+"""lml: the out-of-chunk log-likelihood that hyperparameters maximise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from partnets.chunks import Chunks
+from partnets.partitioned import count
+from partnets.subnetwork import subnetwork
+
+
+def lml(
+    model: nn.Module,
+    chunks: Chunks,
+    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+    *,
+    batch_size: int = 256,
+    seed: int | None = None,
+) -> float:
+    """L_ML = sum over k = 2..C of log p(D_k | w_s^(k-1)), in nats: Eq. 2 without its first term.
+
+    An approximation of the conditional marginal likelihood log p(D_2:C | D_1) (Section 3). Runs without gradients and
+    in evaluation mode, and leaves the model's modes and torch's random state as they were.
+
+    Args:
+        model: with partitioned layers, as many partitions as there are chunks.
+        chunks: of (x, y) examples; batches go to the model's device.
+        loss: loss(output, y), the mean negative log-likelihood per example in nats, as torch's criteria return it.
+        batch_size: the examples at once.
+        seed: of torch's random state during the evaluation, for models with noise; None goes on from the present one.
+
+    Raises:
+        ValueError: the model and the chunks differ in C, C is below 2, or batch_size is below 1.
+
+    Example:
+        >>> import partnets
+        >>> model = partnets.Linear(4, 2, proportions=(0.5, 0.5), defaults="zero", bias=False)
+        >>> _ = nn.init.zeros_(model.weight)
+        >>> chunks = partnets.chunk((torch.randn(20, 4), torch.randint(2, (20,))), (0.5, 0.5))
+        >>> round(lml(model, chunks), 2)  # 10 examples at probability 1/2
+        -6.93
+    """
+    check_counts(model, chunks)
+    check_unseen(chunks)
+    device = next(model.parameters()).device
+    total = 0.0
+    with torch.no_grad(), evaluating(model), fork_rng(device):
+        if seed is not None:
+            torch.manual_seed(seed)
+        for k in range(2, chunks.count + 1):
+            with subnetwork(model, active=k - 1):
+                for x, y in chunks.batches(k, batch_size):
+                    total -= len(x) * loss(model(x.to(device)), y.to(device)).item()
+    return total
+
+
+def check_counts(model: nn.Module, chunks: Chunks) -> None:
+    """Raises ValueError unless the model has as many partitions as there are chunks."""
+    if count(model) != chunks.count:
+        raise ValueError(
+            f"the model has {count(model)} partitions and the data {chunks.count} chunks; pass the same number of"
+            " proportions to partnets.partition and partnets.chunk."
+        )
+
+
+def check_unseen(chunks: Chunks) -> None:
+    """Raises ValueError unless there is a chunk that some subnetwork has not seen."""
+    if chunks.count < 2:
+        raise ValueError("there is 1 chunk; L_ML needs at least 2, as in chunk(dataset, (0.8, 0.2)).")
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside, every module is in evaluation mode; afterwards each is as it was."""
+    training = [module for module in model.modules() if module.training]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def fork_rng(device: torch.device):
+    """A context that gives torch's random states, the CPU's and this device's, back as they were."""
+    if device.type == "cpu":
+        return torch.random.fork_rng(devices=[])
+    return torch.random.fork_rng(devices=[device], device_type=device.type)

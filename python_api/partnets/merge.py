@@ -1,0 +1,37 @@
+"""merge: an ordinary model that computes what a subnetwork computes."""
+
+from __future__ import annotations
+
+import copy
+
+from torch import nn
+
+from partkernels.operators import check_live
+from partnets.partition import replace_modules
+from partnets.partitioned import count, partitioned_layers
+
+
+def merge(model: nn.Module, active: int | None = None) -> nn.Module:
+    """A copy of the model with torch's own layers, whose weights and biases are those of subnetwork `active`.
+
+    Its outputs are the subnetwork's up to rounding. Modules of partnets.hyper stay as they are.
+
+    Args:
+        model: with partitioned layers; it stays as it is.
+        active: k, 1..C; C if None.
+
+    Raises:
+        ValueError: active is out of range, or the model has no partitioned layers.
+
+    Example:
+        >>> import partnets
+        >>> merge(partnets.partition(nn.Sequential(nn.Linear(4, 3)), (0.5, 0.5)))
+        Sequential(
+          (0): Linear(in_features=4, out_features=3, bias=True)
+        )
+    """
+    active = count(model) if active is None else active
+    model = copy.deepcopy(model)
+    layers = [layer for _, layer in partitioned_layers(model)]
+    check_live(layers[0].partition, active, None)
+    return replace_modules(model, {layer: layer.to_ordinary(active) for layer in layers})

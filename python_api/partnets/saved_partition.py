@@ -1,0 +1,54 @@
+"""A partition as plain values and tensors, format 1: what a state_dict holds of it and torch.load reads safely."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from partkernels import Normal, Partition, Stored, Uniform, Zeros
+
+FORMAT = 1
+KINDS = {cls.__name__.lower(): cls for cls in (Zeros, Uniform, Normal, Stored)}
+
+
+def to_plain(partition: Partition) -> dict:
+    """{'format': 1, 'count': int, 'map': uint8 tensor, 'defaults': {'kind': str, and its arguments}}.
+
+    Example:
+        >>> to_plain(Partition.random((2, 2), (0.5, 0.5), seed=0, defaults=Uniform(0.5, seed=3)))["defaults"]
+        {'kind': 'uniform', 'scale': 0.5, 'seed': 3, 'stream': 0}
+    """
+    defaults = partition.defaults
+    arguments = {field.name: getattr(defaults, field.name) for field in dataclasses.fields(defaults)}
+    kind = {"kind": type(defaults).__name__.lower()}
+    return {"format": FORMAT, "count": partition.count, "map": partition.map, "defaults": kind | arguments}
+
+
+def from_plain(plain: dict, shape: tuple[int, ...], count: int) -> Partition:
+    """The inverse of to_plain, checked against the weight's shape and the layer's number of partitions.
+
+    Raises:
+        TypeError, ValueError: plain is damaged, of another format, or the partition of another layer.
+
+    Example:
+        >>> partition = Partition.random((2, 2), (0.5, 0.5), seed=0)
+        >>> bool((from_plain(to_plain(partition), (2, 2), 2).map == partition.map).all())
+        True
+    """
+    if not isinstance(plain, dict) or set(plain) != {"format", "count", "map", "defaults"}:
+        raise TypeError("this is no saved partition; pass the state_dict of a partitioned layer.")
+    if plain["format"] != FORMAT:
+        raise ValueError(f"the partition was saved in format {plain['format']}; this version reads format {FORMAT}.")
+    if plain["count"] != count:
+        raise ValueError(
+            f"the saved layer has {plain['count']} partitions and this one {count}; partition this model with the"
+            " proportions of the saved one."
+        )
+    arguments = dict(plain["defaults"])
+    kind = arguments.pop("kind", None)
+    if kind not in KINDS:
+        raise ValueError(f"the saved defaults are of the kind {kind!r}; known are {', '.join(KINDS)}.")
+    if not isinstance(plain["map"], torch.Tensor):
+        raise TypeError(f"the saved map is a {type(plain['map']).__name__}; it must be a torch.uint8 tensor.")
+    return Partition(shape, count, plain["map"], KINDS[kind](**arguments))

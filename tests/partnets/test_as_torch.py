@@ -1,0 +1,120 @@
+"""With one partition, the layers are torch's own."""
+
+import inspect
+
+import pytest
+import torch
+from torch import nn
+
+import partnets
+
+CONVOLUTIONS = [
+    {"kernel_size": 3},
+    {"kernel_size": (3, 2), "stride": (2, 1), "padding": (1, 2)},
+    {"kernel_size": 3, "dilation": 2, "padding": 2},
+    {"kernel_size": 3, "groups": 2, "bias": False},
+    {"kernel_size": 1, "groups": 4},
+    {"kernel_size": 3, "padding": "valid"},
+    {"kernel_size": 3, "padding": "same"},
+    {"kernel_size": (4, 2), "padding": "same", "dilation": (1, 2)},
+    *({"kernel_size": 3, "padding": (2, 1), "padding_mode": m} for m in ("zeros", "reflect", "replicate", "circular")),
+    *({"kernel_size": 4, "padding": "same", "padding_mode": m} for m in ("zeros", "reflect", "replicate", "circular")),
+]
+
+
+def agree(ours, theirs, x):
+    """Equal outputs and gradients, tightly, in float64."""
+    theirs.load_state_dict(ours.state_dict(), strict=True)
+    ours.load_state_dict(theirs.state_dict(), strict=True)
+    inputs = [x.clone().requires_grad_() for _ in range(2)]
+    outputs = [layer(input) for layer, input in zip((ours, theirs), inputs, strict=True)]
+    grad = torch.randn_like(outputs[1])
+    for output in outputs:
+        output.backward(grad)
+    assert outputs[0].shape == outputs[1].shape
+    torch.testing.assert_close(*outputs, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(inputs[0].grad, inputs[1].grad, rtol=1e-12, atol=1e-12)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (7,), (2, 3, 7), (0, 7)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_linear_computes_what_torchs_does(shape, bias):
+    ours = partnets.Linear(7, 3, bias, dtype=torch.float64)
+    agree(ours, nn.Linear(7, 3, bias, dtype=torch.float64), torch.randn(shape, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("arguments", CONVOLUTIONS, ids=str)
+@pytest.mark.parametrize("shape", [(2, 4, 9, 8), (4, 9, 8)], ids=["batched", "unbatched"])
+def test_conv2d_computes_what_torchs_does(arguments, shape):
+    ours = partnets.Conv2d(4, 8, **arguments, dtype=torch.float64)
+    agree(ours, nn.Conv2d(4, 8, **arguments, dtype=torch.float64), torch.randn(shape, dtype=torch.float64))
+
+
+def test_conv2d_keeps_channels_last():
+    x = torch.randn(2, 4, 8, 8).to(memory_format=torch.channels_last)
+    assert partnets.Conv2d(4, 8, 3)(x).is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(partnets.Linear, nn.Linear), (partnets.Conv2d, nn.Conv2d)])
+def test_the_constructors_take_torchs_arguments_in_torchs_order(ours, theirs):
+    taken = list(inspect.signature(ours).parameters.values())
+    expected = list(inspect.signature(theirs).parameters.values())
+    assert [(p.name, p.default) for p in taken[: len(expected)]] == [(p.name, p.default) for p in expected]
+    assert issubclass(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"groups": 0},
+        {"groups": 3},
+        {"padding": "all"},
+        {"padding": "same", "stride": 2},
+        {"padding_mode": "mirror"},
+        {"unknown": 1},
+    ],
+    ids=str,
+)
+def test_wrong_constructor_arguments_raise_torchs_errors(arguments):
+    with pytest.raises((TypeError, ValueError)) as theirs:
+        nn.Conv2d(4, 8, 3, **arguments)
+    with pytest.raises(theirs.type) as ours:
+        partnets.Conv2d(4, 8, 3, **arguments)
+    assert str(ours.value).split(".")[-1] == str(theirs.value).split(".")[-1]
+
+
+def test_inputs_of_the_wrong_shape_raise():
+    with pytest.raises(ValueError, match=r"takes \[\.\.\., 7\]"):
+        partnets.Linear(7, 3)(torch.zeros(2, 6))
+    with pytest.raises(ValueError, match="4"):
+        partnets.Conv2d(4, 8, 3)(torch.zeros(2, 3, 8, 8))
+
+
+def test_attributes_and_keys_are_torchs():
+    ours, theirs = partnets.Conv2d(4, 8, 3, padding=1), nn.Conv2d(4, 8, 3, padding=1)
+    for name in ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups"):
+        assert getattr(ours, name) == getattr(theirs, name)
+    shapes = {name: value.shape for name, value in ours.state_dict().items()}
+    assert shapes == {name: value.shape for name, value in theirs.state_dict().items()}
+
+
+def test_the_initial_distribution_is_torchs():
+    ours, theirs = partnets.Linear(100, 300, seed=0), nn.Linear(100, 300)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert abs(a.abs().max() - 0.1) < 1e-3
+        assert abs(a.std() / b.std() - 1) < 0.1
+    assert (ours.weight[0, 0] != ours.bias[0]).all()
+
+
+def test_seeds_come_from_torchs_generator():
+    def layers():
+        torch.manual_seed(0)
+        return [partnets.Linear(5, 5, proportions=(0.5, 0.5)) for _ in range(2)]
+
+    first, second = layers(), layers()
+    assert torch.equal(first[0].partition.map, second[0].partition.map)
+    assert torch.equal(first[1].weight, second[1].weight)
+    assert not torch.equal(first[0].partition.map, first[1].partition.map)
+    assert not torch.equal(first[0].weight, first[1].weight)

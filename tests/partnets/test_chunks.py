@@ -1,0 +1,168 @@
+"""Chunks are disjoint, complete and of the right sizes, and are sampled as Appendix I.1 says."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+import partnets
+
+
+class Squares(Dataset):
+    def __len__(self):
+        return 23
+
+    def __getitem__(self, i):
+        return torch.tensor([float(i)]), i * i
+
+
+def data(n=23):
+    return torch.arange(n).float()[:, None], torch.arange(n) ** 2
+
+
+@pytest.mark.parametrize(
+    "dataset", [data(), list(data()), TensorDataset(*data()), Squares()], ids=lambda d: type(d).__name__
+)
+def test_chunks_are_disjoint_and_complete(dataset):
+    chunks = partnets.chunk(dataset, (0.5, 0.3, 0.2), seed=1)
+    assert chunks.count == len(chunks) == 3 and chunks.sizes == [11, 7, 5]
+    assert sorted(i for k in (1, 2, 3) for i in chunks.indices(k).tolist()) == list(range(23))
+    assert chunks.proportions == (11 / 23, 7 / 23, 5 / 23)
+    assert [[y for _, y in part] for part in chunks] == [[i * i for i in chunks.indices(k).tolist()] for k in (1, 2, 3)]
+    assert [len(chunks.upto(k)) for k in (1, 2, 3)] == [11, 18, 23]
+    assert [int(y) for _, y in chunks.upto(2)] == [int(y) for k in (1, 2) for _, y in chunks[k]]
+
+
+def test_the_split_follows_the_seed():
+    first, again, other = (partnets.chunk(data(), (0.5, 0.5), seed=seed).order for seed in (0, 0, 1))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("dataset", [data(), Squares()], ids=["tensors", "dataset"])
+def test_batches_come_from_the_right_chunks_and_match_their_targets(dataset):
+    chunks = partnets.chunk(dataset, (0.5, 0.3, 0.2))
+    for k in (1, 2, 3):
+        x, y = chunks.sample(k, 50)
+        assert set(x[:, 0].int().tolist()) <= set(chunks.indices(k).tolist())
+        assert torch.equal(x[:, 0].long() ** 2, y)
+        x, y = chunks.sample_upto(k, 50)
+        assert set(x[:, 0].int().tolist()) <= {i for j in range(1, k + 1) for i in chunks.indices(j).tolist()}
+        batches = list(chunks.batches(k, 3))
+        assert torch.cat([x[:, 0].long() for x, _ in batches]).tolist() == chunks.indices(k).tolist()
+
+
+def test_sampling_is_uniform_with_replacement():
+    chunks = partnets.chunk(data(10), (0.6, 0.4))
+    generator = torch.Generator().manual_seed(0)
+    for sample, n in ((chunks.sample, 4), (chunks.sample_upto, 10)):
+        x, _ = sample(2, 20000, generator)
+        counts = torch.bincount(x[:, 0].int(), minlength=10)
+        counts = counts[counts > 0]
+        assert len(counts) == n and (counts / 20000 * n - 1).abs().max() < 0.1
+
+
+def test_sampling_follows_its_generator():
+    chunks = partnets.chunk(data(), (0.5, 0.5))
+    draws = [chunks.sample(1, 9, torch.Generator().manual_seed(3))[1] for _ in range(2)]
+    assert torch.equal(*draws)
+
+
+@pytest.mark.parametrize("k", [0, 4, -1, True, "1"])
+def test_chunks_that_are_not_there_raise(k):
+    chunks = partnets.chunk(data(), (0.5, 0.3, 0.2))
+    for use in (chunks.indices, chunks.upto, chunks.__getitem__, lambda k: chunks.sample_upto(k, 2)):
+        with pytest.raises(IndexError, match=r"1\.\.3"):
+            use(k)
+
+
+@pytest.mark.parametrize("batch_size", [0, -1, 1.5, True])
+def test_empty_batches_raise(batch_size):
+    chunks = partnets.chunk(data(), (0.5, 0.5))
+    for use in (chunks.sample, chunks.sample_upto, chunks.batches):
+        with pytest.raises(ValueError, match="batch_size"):
+            use(1, batch_size)
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        return iter(())
+
+
+@pytest.mark.parametrize(
+    ("dataset", "arguments", "error", "message"),
+    [
+        (data(5), {"proportions": (0.95, 0.05)}, ValueError, "chunk 2 .* would be empty"),
+        (data(), {"proportions": (0.5, 0.6)}, ValueError, "sum to"),
+        (data(), {"seed": -1}, ValueError, "seed"),
+        ((torch.zeros(3), torch.zeros(4)), {}, ValueError, "equal length"),
+        ((torch.zeros(3), [1, 2, 3]), {}, TypeError, "tensors"),
+        ((), {}, TypeError, "tensors"),
+        (torch.zeros(9), {}, TypeError, "Dataset"),
+        (Endless(), {}, TypeError, "__len__"),
+        (7, {}, TypeError, "Dataset"),
+    ],
+)
+def test_what_cannot_be_split_raises(dataset, arguments, error, message):
+    with pytest.raises(error, match=message):
+        partnets.chunk(dataset, **{"proportions": (0.5, 0.5)} | arguments)
+
+
+def classifier(proportions=(0.5, 0.3, 0.2)):
+    torch.manual_seed(0)
+    model = partnets.partition(nn.Sequential(nn.Linear(3, 7), nn.Dropout(0.5), nn.Linear(7, 4)), proportions)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter)
+    return model
+
+
+def examples(n=31):
+    return torch.randn(n, 3), torch.randint(4, (n,))
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 256])
+def test_lml_is_the_log_likelihood_of_each_chunk_under_the_subnetwork_before_it(batch_size):
+    x, y = examples()
+    model, chunks = classifier(), partnets.chunk((x, y), (0.5, 0.3, 0.2))
+    expected = 0.0
+    for k in (2, 3):
+        network = partnets.merge(model, k - 1).eval()
+        chunk = chunks.indices(k)
+        expected += network(x[chunk]).log_softmax(1)[range(len(chunk)), y[chunk]].sum().item()
+    assert partnets.lml(model, chunks, batch_size=batch_size) == pytest.approx(expected, rel=1e-5)
+
+
+def test_lml_takes_any_mean_negative_log_likelihood():
+    x = torch.randn(20, 2)
+    model = partnets.partition(nn.Sequential(nn.Linear(2, 1)), (0.5, 0.5))
+    chunks = partnets.chunk((x, x[:, :1]), (0.5, 0.5))
+    assert partnets.lml(model, chunks, lambda output, y: output.mean() * 0 + 2.0) == -20.0
+
+
+def test_lml_leaves_modes_gradients_and_random_state_alone():
+    model, chunks = classifier(), partnets.chunk(examples(), (0.5, 0.3, 0.2))
+    model[1].eval()
+    modes = [module.training for module in model.modules()]
+    state = torch.get_rng_state()
+    partnets.lml(model, chunks)
+    partnets.lml(model, chunks, seed=3)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [module.training for module in model.modules()] == modes
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_lml_of_a_noisy_model_follows_its_seed():
+    class Noise(nn.Module):
+        def forward(self, x):
+            return x + torch.randn_like(x)
+
+    model, chunks = nn.Sequential(Noise(), classifier()), partnets.chunk(examples(), (0.5, 0.3, 0.2))
+    values = [partnets.lml(model, chunks, seed=seed) for seed in (0, 0, 1)]
+    assert values[0] == values[1] != values[2]
+
+
+def test_lml_needs_as_many_chunks_as_partitions_and_two_of_them():
+    with pytest.raises(ValueError, match="3 partitions and the data 2 chunks"):
+        partnets.lml(classifier(), partnets.chunk(examples(), (0.5, 0.5)), F.cross_entropy)
+    with pytest.raises(ValueError, match="at least 2"):
+        partnets.lml(classifier((1.0,)), partnets.chunk(examples(), (1.0,)))

@@ -1,0 +1,206 @@
+"""Each partition is optimised as if it were a tensor of its own, stepped only when its turn comes."""
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+
+import partnets
+from partnets import hyper, optim
+
+PROPORTIONS = (0.8, 0.1, 0.1)
+DECAYS = (0.1, 0.02, 0.003)
+SCHEDULE = (1, 1, 2, 1, 3, 3, 2, 1, 1, 2, 3, 1)
+CASES = [
+    (optim.SGD, torch.optim.SGD, {"lr": 0.1}),
+    (optim.SGD, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+    (optim.SGD, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    (optim.Adam, torch.optim.Adam, {"lr": 0.01}),
+    (optim.Adam, torch.optim.Adam, {"lr": 0.01, "betas": (0.5, 0.8), "eps": 1e-3}),
+]
+OURS = [(ours, arguments) for ours, _, arguments in CASES]
+
+
+def network(proportions=PROPORTIONS):
+    model = nn.Sequential(nn.Conv2d(2, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(5 * 9, 3)).double()
+    return partnets.partition(model, proportions, seed=1)
+
+
+def gradients(model, step):
+    """Dense random gradients: an optimiser must not rely on zeros elsewhere."""
+    generator = torch.Generator().manual_seed(step)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, dtype=parameter.dtype, generator=generator)
+
+
+def entries(model, tensors, k):
+    """The entries of partition k of tensors that are like the model's parameters."""
+    masks = [mask for layer in (model[0], model[3]) for mask in (layer.partition.ids() == k, k - 1)]
+    return [tensor[mask] for tensor, mask in zip(tensors, masks, strict=True)]
+
+
+@pytest.mark.parametrize(("ours", "theirs", "arguments"), CASES)
+@pytest.mark.parametrize("decays", [(0.0,) * 3, DECAYS], ids=["no decay", "decay"])
+def test_each_partition_moves_as_torchs_optimiser_would_move_it_alone(ours, theirs, arguments, decays):
+    model = network()
+    alone = [
+        [p.detach().clone().requires_grad_() for p in entries(model, list(model.parameters()), k)] for k in (1, 2, 3)
+    ]
+    references = [theirs(part, weight_decay=decay, **arguments) for part, decay in zip(alone, decays, strict=True)]
+    optimizer = ours(model, weight_decay=decays, **arguments)
+    for step, k in enumerate(SCHEDULE):
+        gradients(model, step)
+        for parameter, grad in zip(alone[k - 1], entries(model, [p.grad for p in model.parameters()], k), strict=True):
+            parameter.grad = grad
+        optimizer.step(update=k)
+        references[k - 1].step()
+    for k in (1, 2, 3):
+        for a, b in zip(entries(model, list(model.parameters()), k), alone[k - 1], strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize(("ours", "theirs", "arguments"), CASES)
+def test_with_one_partition_it_is_torchs_optimiser(ours, theirs, arguments):
+    model = network((1.0,))
+    twin = copy.deepcopy(model)
+    optimizer, reference = (
+        ours(model, weight_decay=0.1, **arguments),
+        theirs(twin.parameters(), weight_decay=0.1, **arguments),
+    )
+    for step in range(5):
+        gradients(model, step)
+        gradients(twin, step)
+        optimizer.step(update=1)
+        reference.step()
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize(("ours", "arguments"), OURS)
+def test_a_step_leaves_every_bit_of_the_other_partitions(ours, arguments):
+    model = network()
+    optimizer = ours(model, weight_decay=DECAYS, **arguments)
+    for step, k in enumerate((1, 2, 3)):
+        gradients(model, step)
+        optimizer.step(k)
+
+    def tensors(k):
+        lists = [list(model.parameters())]
+        if "step" in optimizer.state[model[0].weight]:
+            assert all(state["step"].tolist() == [1, 1, 1 + stepped] for state in optimizer.state.values())
+        names = [name for name in optimizer.state[model[0].weight] if name != "step"]
+        lists += [[optimizer.state[p][name] for p in model.parameters()] for name in names]
+        return [part.clone() for tensors in lists for part in entries(model, tensors, k)]
+
+    stepped = 0
+    before = [tensors(k) for k in (1, 2, 3)]
+    gradients(model, 9)
+    optimizer.step(3)
+    stepped = 1
+    after = [tensors(k) for k in (1, 2, 3)]
+    assert all(map(torch.equal, before[0] + before[1], after[0] + after[1]))
+    assert not any(map(torch.equal, before[2], after[2]))
+
+
+@pytest.mark.parametrize(("ours", "arguments"), OURS)
+def test_parameters_without_a_gradient_stay(ours, arguments):
+    model = network()
+    before = copy.deepcopy(model.state_dict())
+    optimizer = ours(model, **arguments)
+    model[3].bias.grad = torch.ones_like(model[3].bias)
+    optimizer.step(2)
+    assert not torch.equal(model[3].bias, before["3.bias"])
+    assert torch.equal(model[0].weight, before["0.weight"]) and len(optimizer.state[model[0].weight]) == 0
+
+
+@pytest.mark.parametrize(("ours", "arguments"), OURS)
+def test_it_resumes_from_its_state_dict_with_the_same_bits(ours, arguments):
+    def run(model, optimizer, steps):
+        for step in steps:
+            gradients(model, step)
+            optimizer.step(SCHEDULE[step])
+
+    model = network()
+    optimizer = ours(model, weight_decay=DECAYS, **arguments)
+    run(model, optimizer, range(6))
+    twin = copy.deepcopy(model)
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    resumed = ours(twin, lr=1.0)
+    resumed.load_state_dict(torch.load(file, weights_only=True))
+    run(model, optimizer, range(6, 12))
+    run(twin, resumed, range(6, 12))
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))
+
+
+def test_torchs_schedulers_work():
+    model = network()
+    optimizer = optim.SGD(model, lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    gradients(model, 0)
+    optimizer.step(update=1)
+    scheduler.step()
+    before = model[3].bias.detach().clone()
+    optimizer.step(update=2)
+    torch.testing.assert_close(before[1] - model[3].bias[1], 0.5 * model[3].bias.grad[1])
+
+
+@pytest.mark.parametrize("update", [0, 4, None, True, 1.0])
+def test_a_partition_that_is_not_there_raises(update):
+    with pytest.raises(ValueError, match=r"1\.\.3"):
+        optim.Adam(network()).step(update)
+
+
+@pytest.mark.parametrize(
+    ("ours", "arguments", "message"),
+    [
+        (optim.SGD, {"lr": -1.0}, "lr"),
+        (optim.SGD, {"lr": float("nan")}, "lr"),
+        (optim.SGD, {"momentum": -0.1}, "momentum"),
+        (optim.SGD, {"nesterov": True}, "nesterov"),
+        (optim.SGD, {"weight_decay": (0.1, 0.1)}, "3 of them"),
+        (optim.Adam, {"weight_decay": -0.1}, "weight_decay"),
+        (optim.Adam, {"betas": (0.9, 1.0)}, "betas"),
+        (optim.Adam, {"eps": -1.0}, "eps"),
+    ],
+)
+def test_wrong_arguments_raise(ours, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ours(network(), **arguments)
+
+
+def test_parameters_that_would_learn_from_every_chunk_raise():
+    model = nn.ModuleDict({"norm": nn.LayerNorm(3), "layer": partnets.Linear(3, 2, proportions=PROPORTIONS)})
+    with pytest.raises(ValueError, match=r"norm\.weight, norm\.bias would learn"):
+        optim.Adam(model)
+    model["norm"].requires_grad_(False)
+    assert len(optim.Adam(model).parameters()) == 2
+
+
+def test_hyperparameters_and_frozen_parameters_are_left_out():
+    model = nn.Sequential(hyper.InputMask(3), partnets.Linear(3, 2, proportions=PROPORTIONS))
+    model[1].bias.requires_grad_(False)
+    assert optim.SGD(model).parameters() == [model[1].weight]
+
+
+def test_the_state_of_another_model_raises_and_changes_nothing():
+    def stepped(proportions):
+        model = network(proportions)
+        optimizer = optim.Adam(model)
+        gradients(model, 0)
+        optimizer.step(1)
+        return optimizer
+
+    optimizer = stepped(PROPORTIONS)
+    before = copy.deepcopy(optimizer.state_dict())
+    small = optim.Adam(partnets.Linear(3, 2, proportions=PROPORTIONS))
+    for other in (stepped((0.5, 0.5)), small):
+        with pytest.raises(ValueError, match="same model"):
+            optimizer.load_state_dict(other.state_dict())
+    assert all(
+        torch.equal(value["exp_avg"], before["state"][i]["exp_avg"])
+        for i, value in optimizer.state_dict()["state"].items()
+    )

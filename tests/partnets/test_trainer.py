@@ -1,0 +1,306 @@
+"""The trainer follows Appendix I.1, learns, resumes with the same bits, and refuses what does not fit."""
+
+import copy
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import partnets
+from partnets import hyper, optim
+
+PROPORTIONS = (0.8, 0.1, 0.1)
+
+
+def examples(n=100):
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randint(2, (n,), generator=generator)
+    x = torch.randn(n, 6, generator=generator)
+    x[:, :2] += 2 * y[:, None]  # the other features are noise
+    return x, y
+
+
+def parts(seed=0, proportions=PROPORTIONS, width=9):
+    mask = hyper.InputMask(6, temperature=0.5)
+    model = nn.Sequential(mask, nn.Linear(6, width), nn.Dropout(0.1), nn.ReLU(), nn.Linear(width, 2))
+    return partnets.partition(model, proportions, seed=seed), partnets.chunk(examples(), proportions), mask
+
+
+def trainer(**arguments):
+    model, chunks, mask = parts()
+    return partnets.Trainer(model, chunks, **{"hyper": mask, "batch_size": 16, "lml_every": 5} | arguments)
+
+
+def bits(trainer):
+    """All that training changes."""
+    tensors = [*trainer.model.parameters()]
+    for optimizer in (trainer.optimizer, trainer.hyper_optimizer):
+        tensors += [value for state in optimizer.state_dict()["state"].values() for value in state.values()]
+    return [tensor.detach().clone() for tensor in [*tensors, trainer.generator.get_state(), torch.get_rng_state()]]
+
+
+def test_it_takes_the_steps_that_its_docstring_writes_by_hand():
+    one = trainer(lml_every=None, seed=7)
+    torch.manual_seed(3)
+    one.fit(12)
+
+    model, chunks, mask = parts()
+    optimizer, hyper_optimizer = optim.Adam(model), torch.optim.Adam(mask.parameters(), lr=1e-3)
+    torch.manual_seed(3)
+    generator, u = torch.Generator().manual_seed(7), torch.tensor(chunks.proportions)
+    for _ in range(12):
+        k = 1 + int(torch.multinomial(u, 1, generator=generator))
+        x, y = chunks.sample_upto(k, 16, generator)
+        with partnets.subnetwork(model, active=k, update=k):
+            F.cross_entropy(model(x), y).backward()
+        optimizer.step(update=k)
+        optimizer.zero_grad()
+        hyper_optimizer.zero_grad()
+
+        k = 2 + int(torch.multinomial(u[1:], 1, generator=generator))
+        x, y = chunks.sample(k, 16, generator)
+        with partnets.subnetwork(model, active=k - 1):
+            F.cross_entropy(model(x), y).backward()
+        hyper_optimizer.step()
+        hyper_optimizer.zero_grad()
+    assert all(map(torch.equal, one.model.parameters(), model.parameters()))
+
+
+def test_chunks_are_drawn_in_proportion():
+    one = trainer(lml_every=None, batch_size=1)
+    one.fit(500)
+    counts = torch.bincount(torch.tensor(one.history.steps["k"]))[1:] / 500
+    torch.testing.assert_close(counts, torch.tensor(PROPORTIONS), rtol=0, atol=0.03)
+    counts = torch.bincount(torch.tensor(one.history.steps["hyper_k"]))
+    assert counts[:2].sum() == 0 and (counts[2:] / 500 - 0.5).abs().max() < 0.05
+
+
+def test_a_step_of_one_kind_changes_nothing_of_the_other():
+    one = trainer()
+    weights = [p for name, p in one.model.named_parameters() if not name.startswith("0.")]
+    (psi,) = one.model[0].parameters()
+    before = [p.detach().clone() for p in weights]
+    one.step_hyper()
+    assert all(map(torch.equal, weights, before)) and all(p.grad is None for p in weights)
+    psi_before = psi.detach().clone()
+    psi.grad = None
+    one.step_weights()
+    assert torch.equal(psi, psi_before) and psi.grad is None and psi.requires_grad
+    assert not all(map(torch.equal, weights, before))
+
+
+def test_it_learns_which_inputs_matter():
+    torch.manual_seed(0)
+    model, chunks, mask = parts(proportions=(0.5, 0.5))
+    one = partnets.Trainer(
+        model,
+        chunks,
+        hyper=mask,
+        optimizer=optim.Adam(model, lr=0.02),
+        hyper_optimizer=torch.optim.Adam(mask.parameters(), lr=0.05),
+        batch_size=64,
+        lml_every=100,
+    )
+    history = one.fit(300)
+    probabilities = list(mask.values().values())
+    assert min(probabilities[:2]) > max(probabilities[2:])
+    assert history.lml["lml"][-1] > history.lml["lml"][0]
+
+
+def test_without_hyperparameters_only_the_weights_learn():
+    one = trainer(hyper=None, lml_every=None)
+    psi = one.model[0].logits.detach().clone()
+    one.fit(3)
+    assert torch.equal(one.model[0].logits, psi) and one.hyper_optimizer is None
+    assert one.history.steps["hyper_k"] == [None] * 3 and one.history.values == {}
+
+
+def test_it_trains_an_ordinary_network_too():
+    model = partnets.Linear(6, 2)
+    history = partnets.Trainer(model, partnets.chunk(examples(), (1.0,)), optimizer=optim.SGD(model, lr=0.1)).fit(50)
+    assert sum(history.steps["loss"][-10:]) < 0.7 * sum(history.steps["loss"][:10])
+
+
+def test_running_statistics_of_a_skipped_module_stay():
+    norm = nn.BatchNorm1d(6).requires_grad_(False)
+    model = partnets.partition(nn.Sequential(norm, nn.Linear(6, 2)), PROPORTIONS, skip=[norm])
+    partnets.Trainer(model, partnets.chunk(examples(), PROPORTIONS)).fit(2)
+    assert (norm.running_mean == 0).all() and model[1].training and norm.num_batches_tracked == 0
+
+
+def test_several_modules_are_recorded_under_their_paths():
+    masks = nn.Sequential(hyper.InputMask(6), hyper.InputMask(6))
+    model = partnets.partition(nn.ModuleDict({"masks": masks, "last": nn.Linear(6, 2)}), PROPORTIONS)
+    model.forward = lambda x: model["last"](masks(x))
+    one = partnets.Trainer(model, partnets.chunk(examples(), PROPORTIONS), hyper=list(masks))
+    one.fit(2)
+    assert set(one.history.values) == {f"masks.{i}.{j}" for i in range(2) for j in range(6)}
+
+
+@pytest.mark.parametrize("optimizer", [optim.Adam, lambda model: optim.SGD(model, lr=0.1, momentum=0.9)])
+def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(optimizer, tmp_path):
+    def fresh():
+        model, chunks, mask = parts()
+        return partnets.Trainer(model, chunks, hyper=mask, optimizer=optimizer(model), batch_size=16, lml_every=4)
+
+    torch.manual_seed(5)
+    whole = fresh()
+    whole.fit(20)
+    expected = bits(whole)
+
+    torch.manual_seed(5)
+    first = fresh()
+    first.fit(10)
+    first.save(tmp_path / "checkpoint.pt")
+    torch.manual_seed(99)
+    resumed = fresh()
+    resumed.load(tmp_path / "checkpoint.pt")
+    assert resumed.steps == 10
+    resumed.fit(10)
+    assert all(map(torch.equal, bits(resumed), expected))
+    assert resumed.history == whole.history
+
+
+def test_saving_leaves_one_file_and_an_interruption_the_old_one(tmp_path, monkeypatch):
+    one, path = trainer(), tmp_path / "checkpoint.pt"
+    one.save(path)
+    before = path.read_bytes()
+    one.fit(1)
+
+    def interrupted(contents, file):
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(torch, "save", interrupted)
+        one.save(path)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+OTHERS = {
+    "batch_size": lambda: trainer(batch_size=8),
+    "hyper_batch_size": lambda: trainer(hyper_batch_size=8),
+    "parameters": lambda: partnets.Trainer(*parts(width=7)[:2], batch_size=16),
+    "partitions": lambda: partnets.Trainer(*parts(proportions=(0.9, 0.1))[:2], batch_size=16),
+    "hyper": lambda: trainer(hyper=None),
+    "other chunks": lambda: partnets.Trainer(
+        *(split := parts())[:1], partnets.chunk(examples(), PROPORTIONS, seed=1), hyper=split[2], batch_size=16
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_checkpoint_of_another_configuration_raises_and_changes_nothing(name, tmp_path):
+    trainer().save(tmp_path / "checkpoint.pt")
+    other = OTHERS[name]()
+    before, state = copy.deepcopy(other.model.state_dict()), other.generator.get_state()
+    with pytest.raises(ValueError, match="chunk sizes" if name == "partitions" else name):
+        other.load(tmp_path / "checkpoint.pt")
+    assert all(
+        torch.equal(value, before[key]) for key, value in other.model.state_dict().items() if "partition" not in key
+    )
+    assert torch.equal(other.generator.get_state(), state)
+
+
+def test_a_file_that_is_no_checkpoint_raises(tmp_path):
+    torch.save({"model": 1}, tmp_path / "model.pt")
+    with pytest.raises(ValueError, match=r"Trainer\.save"):
+        trainer().load(tmp_path / "model.pt")
+
+
+class Unused(hyper.Hyperparameter):
+    def __init__(self):
+        super().__init__()
+        self.value = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x):
+        return x
+
+    def values(self):
+        return {"value": self.value.item()}
+
+
+def test_a_hyperparameter_that_gets_no_gradient_is_named():
+    unused = Unused()
+    model = partnets.partition(nn.Sequential(unused, nn.Linear(6, 2)), PROPORTIONS)
+    with pytest.raises(RuntimeError, match=r"gives 0\.value no gradient"):
+        partnets.Trainer(model, partnets.chunk(examples(), PROPORTIONS), hyper=unused).fit(1)
+
+
+def frozen_mask():
+    model, chunks, mask = parts()
+    return partnets.Trainer(model, chunks, hyper=mask.requires_grad_(False))
+
+
+@pytest.mark.parametrize(
+    ("construct", "message"),
+    [
+        (lambda: trainer(batch_size=0), "batch_size"),
+        (lambda: trainer(hyper_batch_size=-1), "batch_size"),
+        (lambda: trainer(lml_every=0), "lml_every"),
+        (lambda: trainer(seed=-1), "seed"),
+        (lambda: trainer().fit(-1), "steps"),
+        (lambda: trainer(hyper=nn.Linear(2, 2)), "derive it from"),
+        (lambda: trainer(hyper=hyper.InputMask(6)), "not inside the model"),
+        (frozen_mask, "without a trainable parameter"),
+        (lambda: trainer(optimizer=torch.optim.SGD([torch.zeros(1)])), r"partnets\.optim"),
+        (lambda: trainer(optimizer=optim.Adam(parts()[0])), "another model"),
+        (lambda: trainer(hyper_optimizer=torch.optim.SGD([torch.zeros(1)])), "other parameters than hyper"),
+        (lambda: trainer(hyper=None, hyper_optimizer=torch.optim.SGD([torch.zeros(1)])), "other parameters than hyper"),
+        (lambda: partnets.Trainer(parts()[0], partnets.chunk(examples(), (0.5, 0.5))), "3 partitions .* 2 chunks"),
+        (
+            lambda: partnets.Trainer(partnets.Linear(6, 2), partnets.chunk(examples(), (1.0,)), lml_every=1),
+            "at least 2",
+        ),
+    ],
+)
+def test_what_does_not_fit_raises(construct, message):
+    with pytest.raises(ValueError, match=message):
+        construct()
+
+
+def test_progress_is_quiet_off_a_terminal_and_shows_values_on_one(capsys, monkeypatch):
+    trainer().fit(5)
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    trainer().fit(5)
+    shown = capsys.readouterr().err
+    assert all(part in shown for part in ("5/5", "loss=", "L_ML=", "0.5="))
+
+
+def test_the_table_has_a_row_for_each_step_and_lml_where_it_was_evaluated():
+    frame = trainer().fit(10).frame()
+    assert list(frame.columns) == ["step", "k", "loss", "hyper_k", "hyper_loss", *(f"0.{i}" for i in range(6)), "lml"]
+    assert frame["step"].tolist() == list(range(1, 11))
+    assert frame["step"][frame["lml"].notna()].tolist() == [5, 10]
+
+
+@pytest.mark.parametrize("hyper", [{}, {"hyper": None}], ids=["hyper", "no hyper"])
+def test_the_picture_shows_each_hyperparameter_lml_and_losses(hyper, tmp_path):
+    figure = trainer(**hyper).fit(10).plot(tmp_path / "history.png")
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles == ([] if hyper else [f"0.{i}" for i in range(6)]) + ["L_ML [nats]", "loss [nats per example]"]
+    assert (tmp_path / "history.png").stat().st_size > 1000
+
+
+def test_many_hyperparameters_share_a_panel():
+    history = partnets.History()
+    history.add(1, 1, 0.5, 2, 0.6, {f"mask.{i}": 0.5 for i in range(30)})
+    assert history.plot().axes[0].get_title() == "hyperparameters"
+
+
+@pytest.mark.parametrize(("method", "library"), [("frame", "pandas"), ("plot", "matplotlib")])
+def test_a_missing_library_is_named_with_the_cure(method, library, monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == library]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ImportError, match=r"pip install partkernels\[plot\]"):
+        getattr(partnets.History(), method)()
+
+
+def test_importing_partnets_imports_no_plotting_library():
+    code = "import sys, partnets; assert not {'pandas', 'matplotlib'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})
