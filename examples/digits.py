@@ -142,11 +142,12 @@ def run(rotated: bool, steps: int, seed: int) -> Result:
 
 
 def print_table(results: dict[str, dict[int, Result]]) -> None:
-    print(f"\n{'digits':8} {'seed':>4} {'rotation ±°':>12} {'L_ML nats':>10} {'accuracy':>9} {'without':>8} {'gain':>6}")
+    print(
+        f"\n{'digits':8} {'seed':>4} {'rotation ±°':>12} {'L_ML nats':>10} {'accuracy':>9} {'without':>8} {'gain':>6}"
+    )
     for name, by_seed in results.items():
         rows = [
-            (r.rotation, r.history.lml["lml"][-1], 100 * r.with_augmentation, 100 * r.without)
-            for r in by_seed.values()
+            (r.rotation, r.history.lml["lml"][-1], 100 * r.with_augmentation, 100 * r.without) for r in by_seed.values()
         ]
         labels = [str(seed) for seed in by_seed]
         if len(rows) > 1:

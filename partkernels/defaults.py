@@ -116,7 +116,7 @@ class Uniform(_Drawn):
         _check_scale("scale", self.scale)
         super().__post_init__()
         # u is rounded to float32 and then to bfloat16, here and nowhere else: kernels never see the scale.
-        step = torch.tensor(self.scale / 127.5, dtype=torch.float32).bfloat16()
+        step = torch.tensor(self.scale / 127.5, dtype=torch.float32, device="cpu").bfloat16()
         object.__setattr__(self, "step", step.item())
 
     def arguments(self):
@@ -147,7 +147,7 @@ class Normal(_Drawn):
         _check_scale("std", self.std)
         super().__post_init__()
         # 21845 is the variance of a sum of four bytes.
-        step = torch.tensor(self.std / math.sqrt(21845), dtype=torch.float32)
+        step = torch.tensor(self.std / math.sqrt(21845), dtype=torch.float32, device="cpu")
         object.__setattr__(self, "step", step.item())
 
     def arguments(self):

@@ -173,3 +173,8 @@ def choose(name: str, device: torch.device, dtype: torch.dtype | None = None) ->
     if backend.name == "reference":
         _warn_of_reference(device.type, "; ".join(f"{other}: {why}" for other, why in reasons.items()))
     return backend.module()
+
+
+def host() -> ModuleType:
+    """The module that makes maps, which are made on the CPU: C++ if it was built. Both give the same bits."""
+    return _BACKENDS["cpu" if _cpu_status() == READY else "reference"].module()

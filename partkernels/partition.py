@@ -102,7 +102,7 @@ class Partition:
         check_seed("seed", seed)
         rows, cols = packed_map.matrix_shape(shape)
         counts = sizes(rows * cols, proportions)
-        packed = dispatch.choose("auto", torch.device("cpu")).random_map(rows, cols, counts, seed)
+        packed = dispatch.host().random_map(rows, cols, counts, seed)
         return cls._unchecked(shape, len(counts), packed, defaults or Zeros())
 
     @classmethod

@@ -3,10 +3,10 @@
 usage: python -W error smoke.py
 """
 
-import partnets
 import torch
 
 import partkernels as pk
+import partnets
 
 assert pk.backends()["cpu"] == "ready", pk.backends()
 model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.Flatten(), torch.nn.Linear(144, 3))

@@ -320,6 +320,21 @@ def test_compiles_without_a_graph_break(case, backend):
     assert all(torch.equal(a, b) for a, b in zip(eager, traced, strict=True))
 
 
+def test_compiles_for_dynamic_batches_and_every_subnetwork():
+    partition = pk.Partition.random((8, 2, 3, 3), (0.5, 0.3, 0.2), seed=0, defaults=pk.Normal(0.1, 0))
+    weight = torch.randn(8, 2, 3, 3, requires_grad=True)
+
+    def layer(x, active):
+        return pk.conv2d(x, weight, partition, active, update=active, padding=1)
+
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
+    for batch, active in [(2, 1), (5, 2), (3, 3), (4, 1)]:
+        x = torch.randn(batch, 2, 6, 7)
+        results = [function(x, active) for function in (layer, compiled)]
+        grads = [torch.autograd.grad(y.sum(), weight)[0] for y in results]
+        assert torch.equal(*results) and torch.equal(*grads)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", [LINEAR["odd"], CONV2D["odd"]])
 def test_autocast_casts_as_for_torchs_own_operator(case, kind):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import partkernels as pk
-from partkernels import packed_map
+from partkernels import dispatch, packed_map
 
 SHAPE = (4, 6)
 
@@ -80,6 +80,15 @@ def test_random_partitions_have_their_proportions_and_differ_by_seed():
     b = pk.Partition.random((30, 30), (0.8, 0.1, 0.1), seed=1)
     assert a.sizes() == b.sizes() == [720, 90, 90]
     assert not torch.equal(a.map, b.map)
+
+
+@pytest.mark.parametrize("module", ["reference", "cpu"])
+def test_maps_are_made_on_the_cpu_whatever_the_default_device(module):
+    with torch.device("meta"):
+        made = dispatch.choose(module, torch.device("cpu")).random_map(3, 5, [10, 5], 0)
+        partition = pk.Partition.random(SHAPE, (0.5, 0.5), seed=0, defaults=pk.Uniform(0.5, 0))
+    assert made.device.type == partition.map.device.type == "cpu"
+    assert partition.defaults == pk.Uniform(0.5, 0)
 
 
 def test_256_partitions_fit():
