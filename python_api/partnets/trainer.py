@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
-from tqdm import tqdm
 
 from partkernels.defaults import check_seed
 from partnets import checkpoint, optim
@@ -18,6 +17,7 @@ from partnets.chunks import Chunks, check_batch_size
 from partnets.history import History
 from partnets.hyper import Hyperparameter, hyperparameters
 from partnets.lml import check_counts, check_unseen, lml
+from partnets.progress import Progress
 from partnets.subnetwork import subnetwork
 
 
@@ -133,12 +133,10 @@ class Trainer:
         for module in self.model.modules():
             if isinstance(module, _NormBase):
                 module.eval()
-        with tqdm(total=self.steps + steps, initial=self.steps, unit="step", disable=None) as bar:
+        with Progress(self.steps, steps) as progress:
             for _ in range(steps):
                 self.step()
-                if not bar.disable:
-                    bar.set_postfix(self._progress(), refresh=False)
-                bar.update()
+                progress.update(self.history)
         return self.history
 
     def step(self) -> None:
@@ -214,12 +212,6 @@ class Trainer:
                 f"the loss gives {', '.join(unreached)} no gradient; use it in the model's forward, without detaching,"
                 " or leave it out of hyper."
             )
-
-    def _progress(self) -> dict[str, float]:
-        latest = {"loss": self.history.steps["loss"][-1]}
-        if self.history.lml["lml"]:
-            latest["L_ML"] = self.history.lml["lml"][-1]
-        return latest | {name: values[-1] for name, values in self.history.values.items()}
 
 
 @contextmanager
