@@ -37,10 +37,12 @@ class Progress:
         return self
 
     def __exit__(self, *_) -> None:
+        if self.bar.disable:
+            return
         self.values.close()
         self.bar.refresh()
         self.bar.close()
-        if not self.values.disable and self.values.desc:  # tqdm cannot leave a second line standing
+        if self.values.desc:  # tqdm cannot leave a second line standing
             print(self.values.desc, file=sys.stderr)
 
 
