@@ -23,10 +23,14 @@ lint: $(VENV)/test
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(CPP)
 
-ctest: $(VENV)/test
-	$(BIN)/cmake -S . -B build/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja
-	$(BIN)/cmake --build build/cmake
-	$(BIN)/ctest --test-dir build/cmake --output-on-failure
+# The C++ library and its tests, as they ship and under the address and undefined-behaviour sanitizers.
+ctest: build/cmake/tested build/sanitized/tested
+build/sanitized/tested: CXXFLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all
+build/%/tested: $(VENV)/test CMakeLists.txt $(CPP)
+	$(BIN)/cmake -S . -B build/$* -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_CXX_FLAGS="$(CXXFLAGS)"
+	$(BIN)/cmake --build build/$*
+	$(BIN)/ctest --test-dir build/$* --output-on-failure
+	touch $@
 
 unit: $(VENV)/test
 	$(BIN)/python -m pytest

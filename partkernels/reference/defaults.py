@@ -58,4 +58,4 @@ def drawn(
         for start in range(0, rows, chunk):
             row = torch.arange(start, min(start + chunk, rows), device=matrix.device)
             matrix[start : start + chunk] = DRAWS[kind](row[:, None], column[None, :], step, seed, stream)
-    return from_matrix(matrix, shape)
+    return from_matrix(matrix, shape).contiguous()

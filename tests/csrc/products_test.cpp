@@ -1,6 +1,7 @@
 // The C++ library used as a C++ project would use it: no Python, no torch, its own threads.
 #include <cmath>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "check.h"
@@ -57,9 +58,72 @@ void linear_multiplies_by_the_subnetworks_weight(const cpu::ParallelFor& paralle
   }
 }
 
+struct Size {
+  int64_t batch, channels, height, width;
+  int64_t count() const { return batch * channels * height * width; }
+};
+
+template <class T>
+cpu::Images<T> images(T* data, const Size& size) {
+  const int64_t pixels = size.height * size.width;
+  return {data, size.batch, size.channels, size.height, size.width, size.channels * pixels, pixels, size.width, 1};
+}
+
+// Strides, padding, dilation and groups at once, against sums over every (output pixel, tap).
+void convolutions_multiply_by_the_subnetworks_weight(const cpu::ParallelFor& parallel_for) {
+  const cpu::Convolution conv{{2, 1}, {2, 1}, {1, 2}, 2};
+  const Size x_size{3, 6, 9, 13}, y_size{3, 10, 6, 11};
+  constexpr int64_t kIn = 3, kHeight = 3, kWidth = 3, kCols = kIn * kHeight * kWidth;
+  std::vector<double> x(x_size.count()), grad_y(y_size.count()), w(y_size.channels * kCols);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = std::sin(static_cast<double>(i));
+  for (size_t i = 0; i < grad_y.size(); ++i) grad_y[i] = std::cos(static_cast<double>(i));
+  for (size_t i = 0; i < w.size(); ++i) w[i] = std::sin(static_cast<double>(2 * i + 1));
+  const int bits = bits_for(3);
+  std::vector<uint8_t> map(y_size.channels * row_bytes(kCols, bits));
+  cpu::random_map(y_size.channels, kCols, {90, 90, 90}, 7, map.data(), parallel_for);
+  const cpu::Owners owners{map.data(), row_bytes(kCols, bits), bits};
+  const Defaults defaults{DefaultKind::normal, 0.01f, 5, 6};
+  const auto weight = [](auto* data) {
+    return cpu::Weight<std::remove_reference_t<decltype(*data)>>{
+        data, 10, kIn, kHeight, kWidth, kCols, kHeight * kWidth, kWidth, 1};
+  };
+  const cpu::Subnetwork<double> subnetwork{weight(static_cast<const double*>(w.data())), owners, 3, 2, defaults, {}};
+
+  std::vector<double> y(y_size.count(), NAN), grad_x(x_size.count(), NAN), grad_w(w.size(), NAN);
+  const auto x_images = images(static_cast<const double*>(x.data()), x_size);
+  const auto grad_y_images = images(static_cast<const double*>(grad_y.data()), y_size);
+  cpu::conv2d<double>(x_images, subnetwork, nullptr, conv, images(y.data(), y_size), parallel_for);
+  cpu::conv2d_grad_input<double>(grad_y_images, subnetwork, conv, images(grad_x.data(), x_size), parallel_for);
+  cpu::conv2d_grad_weight<double>(grad_y_images, x_images, conv, owners, 2, weight(grad_w.data()), parallel_for);
+
+  std::vector<double> y_sum(y.size()), grad_x_sum(grad_x.size()), grad_w_sum(grad_w.size());
+  for (int64_t out = 0; out < y_size.count(); ++out) {
+    const int64_t col = out % y_size.width, row = out / y_size.width % y_size.height;
+    const int64_t o = out / (y_size.width * y_size.height) % y_size.channels;
+    const int64_t image = out / (y_size.width * y_size.height * y_size.channels);
+    for (int64_t tap = 0; tap < kCols; ++tap) {
+      const int64_t i = tap % kIn, tap_x = tap / kIn % kWidth, tap_y = tap / kIn / kWidth;
+      const int64_t x_row = row * 2 - 2 + tap_y, x_col = col - 1 + 2 * tap_x;
+      if (x_row < 0 || x_row >= x_size.height || x_col < 0 || x_col >= x_size.width) continue;
+      const int64_t in = ((image * 6 + o / 5 * kIn + i) * x_size.height + x_row) * x_size.width + x_col;
+      const int64_t entry = o * kCols + (i * kHeight + tap_y) * kWidth + tap_x;
+      const int id = id_at(owners.row(o), tap, bits);
+      const double value = id < 2 ? w[entry] : default_value(defaults, o, tap);
+      y_sum[out] += value * x[in];
+      grad_x_sum[in] += value * grad_y[out];
+      if (id == 1) grad_w_sum[entry] += x[in] * grad_y[out];
+    }
+  }
+  for (size_t i = 0; i < y.size(); ++i) CHECK(std::abs(y[i] - y_sum[i]) < 1e-12);
+  for (size_t i = 0; i < grad_x.size(); ++i) CHECK(std::abs(grad_x[i] - grad_x_sum[i]) < 1e-12);
+  for (size_t i = 0; i < grad_w.size(); ++i) CHECK(std::abs(grad_w[i] - grad_w_sum[i]) < 1e-12);
+}
+
 }  // namespace
 
 int main() {
-  linear_multiplies_by_the_subnetworks_weight(in_turn);
-  linear_multiplies_by_the_subnetworks_weight(on_three_threads);
+  for (const cpu::ParallelFor& parallel_for : {cpu::ParallelFor(in_turn), cpu::ParallelFor(on_three_threads)}) {
+    linear_multiplies_by_the_subnetworks_weight(parallel_for);
+    convolutions_multiply_by_the_subnetworks_weight(parallel_for);
+  }
 }
