@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from partkernels.reference.defaults import drawn
+from partkernels import dispatch, reference
 
 # Within these the step of a draw is a normal bfloat16 number on every backend, flush-to-zero or not.
 SCALE_RANGE = (1e-30, 1e30)
@@ -87,7 +87,9 @@ class _Drawn(Defaults):
         check_seed("stream", self.stream)
 
     def values(self, shape, dtype=torch.float32, device=None) -> Tensor:
-        return drawn(*self.arguments(), tuple(shape), dtype, device)
+        device = torch.get_default_device() if device is None else torch.device(device)
+        backend = dispatch.host() if device.type == "cpu" else reference
+        return backend.drawn(*self.arguments(), tuple(shape), dtype, device)
 
 
 @dataclass(frozen=True)

@@ -176,5 +176,5 @@ def choose(name: str, device: torch.device, dtype: torch.dtype | None = None) ->
 
 
 def host() -> ModuleType:
-    """The module that makes maps, which are made on the CPU: C++ if it was built. Both give the same bits."""
-    return _BACKENDS["cpu" if _cpu_status() == READY else "reference"].module()
+    """The module that makes maps and defaults on the CPU: C++ if it was built, unless the reference is asked for."""
+    return _BACKENDS["reference" if requested() == "reference" or _cpu_status() != READY else "cpu"].module()

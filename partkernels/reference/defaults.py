@@ -47,7 +47,7 @@ def drawn(
     stream: int,
     shape: tuple[int, ...],
     dtype: torch.dtype,
-    device: torch.device | str | None,
+    device: torch.device,
 ) -> Tensor:
     """The defaults of a weight of this shape; each value is a bfloat16 number, exact in any floating dtype."""
     rows, cols = matrix_shape(shape)

@@ -74,13 +74,28 @@ def test_philox_gives_the_known_answers(counter, seed, answer):
     assert [int(word) for word in philox4x32(tuple(torch.tensor(w) for w in counter), seed)] == answer
 
 
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
 @pytest.mark.parametrize("kind", [pk.Uniform, pk.Normal])
 @given(seed=SEEDS, stream=SEEDS, scale=st.floats(1e-30, 1e30), rows=st.integers(1, 5), cols=st.integers(1, 150))
 @settings(max_examples=15, deadline=None)
-def test_defaults_have_the_bits_of_the_format(kind, seed, stream, scale, rows, cols):
+def test_defaults_have_the_bits_of_the_format(backend, kind, seed, stream, scale, rows, cols):
     defaults = kind(scale, seed, stream)
     expected = [[default_in_numpy(defaults, r, c) for c in range(cols)] for r in range(rows)]
-    assert bits_of(defaults.values((rows, cols))).tolist() == expected
+    with pk.use_backend(backend):
+        assert bits_of(defaults.values((rows, cols))).tolist() == expected
+
+
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+@pytest.mark.parametrize("shape", [(3,), (2, 3, 5), (2, 3, 2, 4), (2, 3, 2, 2, 2)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.bfloat16])
+def test_defaults_of_any_shape_and_dtype_are_those_of_its_matrix(backend, shape, dtype):
+    defaults = pk.Uniform(0.3, seed=6, stream=7)
+    with pk.use_backend(backend):
+        values = defaults.values(shape, dtype)
+    assert values.dtype == dtype and values.is_contiguous()
+    with pk.use_backend("reference"):
+        expected = defaults.values(packed_map.matrix_shape(shape), torch.float64)
+    assert torch.equal(packed_map.to_matrix(values).double(), expected)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -93,7 +108,8 @@ def test_every_backend_regenerates_the_same_bits(backend, dtype, shape, kind):
     weight = torch.full(shape, torch.nan, dtype=dtype)
     with pk.use_backend(backend):
         dead = pk.subnetwork_weight(weight, partition, active=1)
-    assert torch.equal(dead, defaults.values(shape, dtype))
+    with pk.use_backend("reference"):
+        assert torch.equal(dead, defaults.values(shape, dtype))
     assert torch.equal(dead.bfloat16().to(dtype), dead), "a default is a bfloat16 number"
 
 
