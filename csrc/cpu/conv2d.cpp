@@ -1,4 +1,5 @@
-#include <cstring>
+#include <algorithm>
+#include <vector>
 
 #include "gemm.h"
 #include "partkernels/cpu.h"
@@ -67,10 +68,10 @@ void copy_padded(const T* from, int64_t stride, Range range, int64_t count, Accu
 }
 
 // One group of a convolution: its channels of x and y, and its rows of the weight.
-template <class T>
 struct Group {
   int64_t first_in, first_out, ins, outs;
 
+  template <class T>
   Group(const Weight<T>& weight, int64_t group, int64_t groups)
       : first_in(group * weight.in),
         first_out(group * (weight.rows / groups)),
@@ -80,7 +81,7 @@ struct Group {
 
 // block[r * stride + p] = what tap col + r multiplies to make output pixel begin + p: rows of the unfolded input.
 template <class T, class W, class Y>
-void unfold(const Images<const T>& x, const Weight<W>& weight, const Group<W>& group, const Convolution& conv,
+void unfold(const Images<const T>& x, const Weight<W>& weight, const Group& group, const Convolution& conv,
             const Images<Y>& y, int64_t col, int64_t rows, int64_t begin, int64_t count, int64_t stride,
             Accumulator<T>* block) {
   for (int64_t r = 0; r < rows; ++r) {
@@ -130,7 +131,7 @@ struct Phase {
 // block[r * stride + p] = what entry number depth + r, counted over (output channel, reader), multiplies to make the
 // phase's pixel begin + p: rows of the unfolded output gradient.
 template <class T>
-void unfold_transposed(const Images<const T>& grad_y, const Group<const T>& group, const Phase<T>& phase, int64_t depth,
+void unfold_transposed(const Images<const T>& grad_y, const Group& group, const Phase<T>& phase, int64_t depth,
                        int64_t rows, int64_t begin, int64_t count, int64_t stride, Accumulator<T>* block) {
   const auto readers = static_cast<int64_t>(phase.readers.size());
   for (int64_t r = 0; r < rows; ++r) {
@@ -171,7 +172,7 @@ void conv2d(Images<const T> x, const Subnetwork<T>& w, const T* bias, Convolutio
             const ParallelFor& parallel_for) {
   using Acc = Accumulator<T>;
   for (int64_t g = 0; g < conv.groups; ++g) {
-    const Group<const T> group(w.weight, g, conv.groups);
+    const Group group(w.weight, g, conv.groups);
     gemm<Acc, Layout::row_major>(
         group.outs, pixels(y), w.weight.cols(),
         [&](int64_t i, int64_t m, int64_t k, int64_t d, Acc* block) {
@@ -199,7 +200,7 @@ void conv2d_grad_input(Images<const T> grad_y, const Subnetwork<T>& w, Convoluti
     const Phase<T> phase(grad_x, w.weight, conv, p / phase_cols, p % phase_cols);
     const auto readers = static_cast<int64_t>(phase.readers.size());
     for (int64_t g = 0; g < conv.groups; ++g) {
-      const Group<const T> group(w.weight, g, conv.groups);
+      const Group group(w.weight, g, conv.groups);
       gemm<Acc, Layout::depth_major>(
           group.ins, pixels(phase.pixels), group.outs * readers,
           [&](int64_t i, int64_t m, int64_t k, int64_t d, Acc* block) {
@@ -226,7 +227,7 @@ void conv2d_grad_weight(Images<const T> grad_y, Images<const T> x, Convolution c
                         Weight<T> grad_w, const ParallelFor& parallel_for) {
   using Acc = Accumulator<T>;
   for (int64_t g = 0; g < conv.groups; ++g) {
-    const Group<T> group(grad_w, g, conv.groups);
+    const Group group(grad_w, g, conv.groups);
     gemm<Acc, Layout::row_major>(
         grad_w.cols(), group.outs, pixels(grad_y),
         [&](int64_t i, int64_t m, int64_t k, int64_t d, Acc* block) {

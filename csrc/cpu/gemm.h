@@ -39,7 +39,8 @@ constexpr int64_t left_stride(Layout layout) { return layout == Layout::row_majo
 
 // product[rows, cols] = left[rows, depth] right[depth, cols].
 //
-// pack_left(i, m, k, d, block): packs left[i : i + m, k : k + d] in `layout`, rows left_stride(layout) apart.
+// pack_left(i, m, k, d, block): packs left[i : i + m, k : k + d]; its rows, or in depth_major its columns, are
+// left_stride(layout) apart.
 // pack_right(k, d, j, n, block): packs right[k : k + d, j : j + n], rows kRightStride apart.
 // store(i, m, j, n, block): takes product[i : i + m, j : j + n], rows kCols apart.
 template <class Acc, Layout layout, class PackLeft, class PackRight, class Store>

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "gemm.h"
 #include "partkernels/cpu.h"
 #include "rebuild.h"
