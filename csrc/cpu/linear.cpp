@@ -39,9 +39,25 @@ void pack_transposed(const Matrix<const T>& x, int64_t row, int64_t rows, int64_
   }
 }
 
+// y[col + c][row + r] = product[r * kCols + c] + bias[row + r].
+template <class T>
+void store_transposed(const Matrix<T>& y, int64_t row, int64_t rows, int64_t col, int64_t cols,
+                      const Accumulator<T>* product, const T* bias) {
+  for (int64_t c = 0; c < cols; ++c) {
+    T* to = y.data + (col + c) * y.row_stride + row * y.col_stride;
+    for (int64_t r = 0; r < rows; ++r) {
+      const Accumulator<T> shift = bias ? widen(bias[row + r]) : Accumulator<T>{0};
+      to[r * y.col_stride] = narrow<T>(product[r * kCols + c] + shift);
+    }
+  }
+}
+
 }  // namespace
 
-// y^T = w x^T: w's rows are the left operand, so that what is rebuilt needs no transpose.
+// In both products the weight is the left operand: it is rebuilt as it is needed, without a transpose, and if its depth
+// fits the workspace, once for the whole batch.
+
+// y^T = w x^T.
 template <class T>
 void linear(Matrix<const T> x, const Subnetwork<T>& w, const T* bias, Matrix<T> y, const ParallelFor& parallel_for) {
   using Acc = Accumulator<T>;
@@ -54,32 +70,26 @@ void linear(Matrix<const T> x, const Subnetwork<T>& w, const T* bias, Matrix<T> 
         pack_transposed(x, j, n, k, d, kRightStride, block);
       },
       [&](int64_t i, int64_t m, int64_t j, int64_t n, const Acc* product) {
-        for (int64_t c = 0; c < n; ++c) {
-          T* to = y.data + (j + c) * y.row_stride + i * y.col_stride;
-          for (int64_t r = 0; r < m; ++r) {
-            const Acc sum = product[r * kCols + c] + (bias ? widen(bias[i + r]) : Acc{0});
-            to[r * y.col_stride] = narrow<T>(sum);
-          }
-        }
+        store_transposed(y, i, m, j, n, product, bias);
       },
       parallel_for);
 }
 
+// grad_x^T = w^T grad_y^T.
 template <class T>
 void linear_grad_input(Matrix<const T> grad_y, const Subnetwork<T>& w, Matrix<T> grad_x,
                        const ParallelFor& parallel_for) {
   using Acc = Accumulator<T>;
-  gemm<Acc, Layout::row_major>(
-      grad_y.rows, grad_x.cols, grad_y.cols,
-      [&](int64_t i, int64_t m, int64_t k, int64_t d, Acc* block) { pack(grad_y, i, m, k, d, kDepth, block); },
+  gemm<Acc, Layout::depth_major>(
+      grad_x.cols, grad_y.rows, grad_y.cols,
+      [&](int64_t i, int64_t m, int64_t k, int64_t d, Acc* block) {
+        for (int64_t r = 0; r < d; ++r) rebuild(w, k + r, i, m, block + r * kRows);
+      },
       [&](int64_t k, int64_t d, int64_t j, int64_t n, Acc* block) {
-        for (int64_t r = 0; r < d; ++r) rebuild(w, k + r, j, n, block + r * kRightStride);
+        pack_transposed(grad_y, j, n, k, d, kRightStride, block);
       },
       [&](int64_t i, int64_t m, int64_t j, int64_t n, const Acc* product) {
-        for (int64_t r = 0; r < m; ++r) {
-          T* to = grad_x.data + (i + r) * grad_x.row_stride + j * grad_x.col_stride;
-          for (int64_t c = 0; c < n; ++c) to[c * grad_x.col_stride] = narrow<T>(product[r * kCols + c]);
-        }
+        store_transposed<T>(grad_x, i, m, j, n, product, nullptr);
       },
       parallel_for);
 }

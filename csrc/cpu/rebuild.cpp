@@ -13,16 +13,18 @@ namespace {
 // Columns that are decoded and drawn at once: one vector of Philox calls serves 256 uniform entries.
 constexpr int64_t kPiece = 256;
 
-// values[j] = the default of (row, col + j) for j in [0, n) at least; all kPiece are written. col is a multiple of 64.
+// values[j] = the default of (row, col + j) for j in [0, n), and on to the end of a block of 64; n is at most kPiece,
+// and col a multiple of 64.
 PARTKERNELS_CLONES
-void draw_uniform(const Defaults& d, int64_t row, int64_t col, int64_t, float* values) {
+void draw_uniform(const Defaults& d, int64_t row, int64_t col, int64_t n, float* values) {
   static_assert(kLanes * kUniformColumns / kUniformGroups == kPiece);
   uint32_t words[4][kLanes];
   philox_lanes(static_cast<uint32_t>(col / kUniformColumns * kUniformGroups), static_cast<uint32_t>(row),
                low_word(d.stream), high_word(d.stream), d.seed, words);
   // Columns 16 a + 8 b + 2 q + {0, 1} of a block take the half-word b of word a of call q: two bytes, low one first.
   uint16_t pairs[kPiece / 2];
-  for (int64_t block = 0; block < kPiece / kUniformColumns; ++block) {
+  const int64_t blocks = (n + kUniformColumns - 1) / kUniformColumns;
+  for (int64_t block = 0; block < blocks; ++block) {
     for (int half = 0; half < 8; ++half) {
       for (int q = 0; q < kUniformGroups; ++q) {
         pairs[block * 32 + half * 4 + q] =
@@ -30,7 +32,7 @@ void draw_uniform(const Defaults& d, int64_t row, int64_t col, int64_t, float* v
       }
     }
   }
-  for (int64_t j = 0; j < kPiece / 2; ++j) {
+  for (int64_t j = 0; j < blocks * kUniformColumns / 2; ++j) {
     values[2 * j] = uniform_value(pairs[j] & 0xFF, d.step);
     values[2 * j + 1] = uniform_value(pairs[j] >> 8, d.step);
   }
