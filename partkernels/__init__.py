@@ -9,11 +9,13 @@ from partkernels.conv2d import conv2d
 from partkernels.defaults import Defaults, Normal, Stored, Uniform, Zeros
 from partkernels.dispatch import backends, use_backend
 from partkernels.linear import linear
+from partkernels.operators import InputError
 from partkernels.partition import Partition
 from partkernels.subnetwork_weight import subnetwork_weight
 
 __all__ = [
     "Defaults",
+    "InputError",
     "Normal",
     "Partition",
     "Stored",

@@ -10,6 +10,7 @@ from partkernels import dispatch
 from partkernels.operators import (
     OWNERS,
     PARTITION,
+    InputError,
     autocast,
     check_input,
     check_live,
@@ -155,8 +156,10 @@ def conv2d(
         [batch, out_channels, out_height, out_width], or without batch as x; channels_last if x is.
 
     Raises:
-        ValueError: active or update is out of range, or shapes or devices do not fit.
-        TypeError: dtypes differ.
+        ValueError: active or update is out of range, or the partition or another argument does not fit the weight.
+        TypeError: the weight is not floating point, or stored defaults have another dtype.
+        InputError: x or bias does not fit the weight, in shape, dtype or device; both a ValueError and, as torch raises
+            for it, a RuntimeError.
 
     Example:
         >>> import torch
@@ -173,20 +176,20 @@ def conv2d(
     if groups < 1 or out_channels % groups:
         raise ValueError(f"groups={groups} does not divide the weight's {out_channels} output channels.")
     if x.dim() not in (3, 4) or x.shape[-3] != in_channels:
-        raise ValueError(
+        raise InputError(
             f"x has shape {tuple(x.shape)}; this weight with groups={groups} takes"
             f" [batch, {in_channels}, height, width] or [{in_channels}, height, width]."
         )
     if bias is not None:
         check_input("bias", bias, weight)
         if tuple(bias.shape) != (out_channels,):
-            raise ValueError(f"bias has shape {tuple(bias.shape)}; this weight takes [{out_channels}].")
+            raise InputError(f"bias has shape {tuple(bias.shape)}; this weight takes [{out_channels}].")
     stride, dilation = _pair("stride", stride, least=1), _pair("dilation", dilation, least=1)
     batched = x if x.dim() == 4 else x.unsqueeze(0)
     batched, padding = _resolve_padding(batched, weight, padding, stride, dilation)
     for size, kernel, p, d in zip(batched.shape[2:], weight.shape[2:], padding, dilation, strict=True):
         if size + 2 * p < d * (kernel - 1) + 1:
-            raise ValueError(
+            raise InputError(
                 f"the padded input of size {size + 2 * p} is smaller than the kernel, {d * (kernel - 1) + 1} with"
                 f" dilation {d}; pass a larger image or more padding."
             )

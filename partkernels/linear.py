@@ -9,6 +9,7 @@ from partkernels import dispatch
 from partkernels.operators import (
     OWNERS,
     PARTITION,
+    InputError,
     autocast,
     check_input,
     check_live,
@@ -105,8 +106,10 @@ def linear(
         [..., out_features], x's dtype.
 
     Raises:
-        ValueError: active or update is out of range, or shapes or devices do not fit.
-        TypeError: dtypes differ.
+        ValueError: active or update is out of range, or the partition or another argument does not fit the weight.
+        TypeError: the weight is not floating point, or stored defaults have another dtype.
+        InputError: x or bias does not fit the weight, in shape, dtype or device; both a ValueError and, as torch raises
+            for it, a RuntimeError.
 
     Example:
         >>> import torch
@@ -120,9 +123,9 @@ def linear(
     if weight.dim() != 2:
         raise ValueError(f"the weight has shape {tuple(weight.shape)}; linear takes [out_features, in_features].")
     if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
-        raise ValueError(f"x has shape {tuple(x.shape)}; this weight takes [..., {weight.shape[1]}].")
+        raise InputError(f"x has shape {tuple(x.shape)}; this weight takes [..., {weight.shape[1]}].")
     if bias is not None:
         check_input("bias", bias, weight)
         if tuple(bias.shape) != (weight.shape[0],):
-            raise ValueError(f"bias has shape {tuple(bias.shape)}; this weight takes [{weight.shape[0]}].")
+            raise InputError(f"bias has shape {tuple(bias.shape)}; this weight takes [{weight.shape[0]}].")
     return _forward(x, weight, bias, active, update, *partition.flat(), dispatch.requested())

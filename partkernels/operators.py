@@ -53,6 +53,10 @@ def autocast(name: str) -> None:
         _library.impl(name, kernel, f"Autocast{device.upper()}")
 
 
+class InputError(RuntimeError, ValueError):
+    """x or bias does not fit the weight: a ValueError, and a RuntimeError as torch's own operators raise for it."""
+
+
 def check_live(partition: Partition, active: int, update: int | None) -> None:
     """Raises ValueError unless 1 <= update <= active <= C."""
     count = partition.count
@@ -87,8 +91,8 @@ def check_weight(weight: Tensor, partition: Partition) -> None:
 
 
 def check_input(name: str, tensor: Tensor, weight: Tensor) -> None:
-    """Raises unless a tensor has the weight's dtype and device; under autocast the dtype is autocast's business."""
+    """Raises InputError unless a tensor has the weight's device and dtype; under autocast, any dtype will do."""
     if tensor.device != weight.device:
-        raise ValueError(f"{name} is on {tensor.device} and the weight on {weight.device}; move one of them.")
+        raise InputError(f"{name} is on {tensor.device} and the weight on {weight.device}; move one of them.")
     if tensor.dtype != weight.dtype and not torch.is_autocast_enabled(weight.device.type):
-        raise TypeError(f"{name} is {tensor.dtype} and the weight {weight.dtype}; cast one of them.")
+        raise InputError(f"{name} is {tensor.dtype} and the weight {weight.dtype}; cast one of them.")

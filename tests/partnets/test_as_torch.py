@@ -85,11 +85,23 @@ def test_wrong_constructor_arguments_raise_torchs_errors(arguments):
     assert str(ours.value).split(".")[-1] == str(theirs.value).split(".")[-1]
 
 
-def test_inputs_of_the_wrong_shape_raise():
-    with pytest.raises(ValueError, match=r"takes \[\.\.\., 7\]"):
-        partnets.Linear(7, 3)(torch.zeros(2, 6))
-    with pytest.raises(ValueError, match="4"):
-        partnets.Conv2d(4, 8, 3)(torch.zeros(2, 3, 8, 8))
+@pytest.mark.parametrize(
+    ("ours", "theirs", "x"),
+    [
+        (partnets.Linear(7, 3), nn.Linear(7, 3), torch.zeros(2, 6)),
+        (partnets.Linear(7, 3), nn.Linear(7, 3), torch.zeros(2, 7).double()),
+        (partnets.Conv2d(4, 8, 3), nn.Conv2d(4, 8, 3), torch.zeros(2, 3, 8, 8)),
+        (partnets.Conv2d(4, 8, 3), nn.Conv2d(4, 8, 3), torch.zeros(2, 2, 4, 8, 8)),
+        (partnets.Conv2d(4, 8, 3), nn.Conv2d(4, 8, 3), torch.zeros(2, 4, 2, 8)),
+        (partnets.Conv2d(4, 8, 3), nn.Conv2d(4, 8, 3), torch.zeros(2, 4, 8, 8).double()),
+    ],
+)
+def test_inputs_that_do_not_fit_raise_what_torch_raises(ours, theirs, x):
+    with pytest.raises(RuntimeError):
+        theirs(x)
+    with pytest.raises(RuntimeError, match=r"x (has shape|is)|padded input") as caught:
+        ours(x)
+    assert isinstance(caught.value, ValueError)
 
 
 def test_attributes_and_keys_are_torchs():
