@@ -58,15 +58,22 @@ def conv2d_grad_weight(grad_output, x, kernel_size, stride, padding, dilation, g
     return grad_weight
 
 
-def subnetwork_weight(weight, active, *partition):
+def _weight(weight: Tensor | None) -> Tensor | None:
+    """A weight of 3, or more than 4, dimensions as one of 4: the columns stay in their order."""
+    if weight is None or weight.dim() in (1, 2, 4):
+        return weight
+    return weight.flatten(2).unsqueeze(-1)
+
+
+def subnetwork_weight(weight, active, map, stored, *partition):
     out = outputs.subnetwork_weight(weight)
-    _cpu.subnetwork_weight(out, weight, active, *partition)
+    _cpu.subnetwork_weight(_weight(out), _weight(weight), active, map, _weight(stored), *partition)
     return out
 
 
 def subnetwork_weight_grad(grad, first, last, map, count):
     out = outputs.subnetwork_weight_grad(grad)
-    _cpu.subnetwork_weight_grad(out, grad, first, last, map, count)
+    _cpu.subnetwork_weight_grad(_weight(out), _weight(grad), first, last, map, count)
     return out
 
 

@@ -63,3 +63,8 @@ def unpack(packed: Tensor, cols: int, bits: int) -> Tensor:
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
     ids = (packed[:, :, None] >> shifts) & ((1 << bits) - 1)
     return ids.reshape(packed.shape[0], -1)[:, :cols]
+
+
+def unpack_weight(packed: Tensor, shape: tuple[int, ...], bits: int) -> Tensor:
+    """Partition - 1 of each entry of a weight of this shape: uint8, that shape."""
+    return from_matrix(unpack(packed, matrix_shape(shape)[1], bits), shape)

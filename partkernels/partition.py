@@ -196,14 +196,12 @@ class Partition:
 
     def ids(self) -> Tensor:
         """The partition of each entry, 1..C: uint8, the weight's shape (int16 if C is 256)."""
-        cols = packed_map.matrix_shape(self.shape)[1]
-        ids = packed_map.from_matrix(packed_map.unpack(self.map, cols, self.bits), self.shape)
+        ids = packed_map.unpack_weight(self.map, self.shape, self.bits)
         return (ids.short() if self.count > 255 else ids) + 1
 
     def mask(self, partition: int) -> Tensor:
         """True at the entries of this partition: bool, the weight's shape."""
-        cols = packed_map.matrix_shape(self.shape)[1]
-        return packed_map.from_matrix(packed_map.unpack(self.map, cols, self.bits) == partition - 1, self.shape)
+        return packed_map.unpack_weight(self.map, self.shape, self.bits) == partition - 1
 
     def sizes(self) -> list[int]:
         """The number of entries of each partition."""

@@ -10,9 +10,6 @@
 namespace partkernels::cpu {
 namespace {
 
-// Columns that are decoded and drawn at once: one vector of Philox calls serves 256 uniform entries.
-constexpr int64_t kPiece = 256;
-
 // values[j] = the default of (row, col + j) for j in [0, n), and on to the end of a block of 64; n is at most kPiece,
 // and col a multiple of 64.
 PARTKERNELS_CLONES

@@ -8,6 +8,9 @@
 
 namespace partkernels::cpu {
 
+// Columns that are decoded and drawn at once: one vector of Philox calls serves 256 uniform entries.
+constexpr int64_t kPiece = 256;
+
 // out[j] = w_k[row][col + j] for j in [0, n), in the accumulator's type.
 template <class T>
 void rebuild(const Subnetwork<T>& w, int64_t row, int64_t col, int64_t n, Accumulator<T>* out);

@@ -6,8 +6,6 @@
 namespace partkernels::cpu {
 namespace {
 
-constexpr int64_t kPiece = 256;
-
 // Calls use(row, col, n) for pieces of at most kPiece entries that cover a weight.
 template <class Use>
 void for_each_piece(int64_t rows, int64_t cols, const ParallelFor& parallel_for, const Use& use) {

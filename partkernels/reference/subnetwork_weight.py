@@ -3,13 +3,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from partkernels.packed_map import bits_for, from_matrix, matrix_shape, unpack
+from partkernels.packed_map import bits_for, unpack_weight
 from partkernels.reference.defaults import drawn
-
-
-def _ids(map: Tensor, count: int, shape: torch.Size) -> Tensor:
-    """Partition - 1 of each entry of a weight of this shape."""
-    return from_matrix(unpack(map, matrix_shape(shape)[1], bits_for(count)), tuple(shape))
 
 
 def _defaults(weight: Tensor, stored: Tensor | None, kind: str, step: float, seed: int, stream: int) -> Tensor:
@@ -34,11 +29,11 @@ def subnetwork_weight(
     """w_s^(k) (Section 3): the weight where its partition is at most active, the default elsewhere."""
     if active == count:
         return weight.clone(memory_format=torch.contiguous_format)
-    live = _ids(map, count, weight.shape) < active
+    live = unpack_weight(map, tuple(weight.shape), bits_for(count)) < active
     return torch.where(live, weight, _defaults(weight, stored, kind, step, seed, stream)).contiguous()
 
 
 def subnetwork_weight_grad(grad: Tensor, first: int, last: int, map: Tensor, count: int) -> Tensor:
     """The gradient at the entries of partitions first..last, 0 elsewhere."""
-    ids = _ids(map, count, grad.shape)
+    ids = unpack_weight(map, tuple(grad.shape), bits_for(count))
     return torch.where((ids >= first - 1) & (ids < last), grad, 0).contiguous()

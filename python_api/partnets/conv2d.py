@@ -66,13 +66,9 @@ class Conv2d(Partitioned, nn.Conv2d):
         if self.padding_mode != "zeros":
             input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = 0
-        return partkernels.conv2d(
+        return self.compute(
+            partkernels.conv2d,
             input,
-            self.kernel_weight(),
-            self.partition,
-            self.active,
-            update=self.update,
-            bias=self.kernel_bias(),
             stride=self.stride,
             padding=padding,
             dilation=self.dilation,

@@ -60,11 +60,4 @@ class Linear(Partitioned, nn.Linear):
         self.divide(proportions, seed=seed, defaults=defaults)
 
     def forward(self, input: Tensor) -> Tensor:
-        return partkernels.linear(
-            input,
-            self.kernel_weight(),
-            self.partition,
-            self.active,
-            update=self.update,
-            bias=self.kernel_bias(),
-        )
+        return self.compute(partkernels.linear, input)

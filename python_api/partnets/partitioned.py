@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -44,8 +44,8 @@ def _resolve(defaults: str | Defaults, weight: Tensor, seed: int) -> Defaults:
 class Partitioned(nn.Module):
     """A mixin for layers with a `weight` whose entries belong to C partitions and, maybe, a `bias` (Appendix I.2).
 
-    Put it before torch's layer among the bases, name that layer in `ordinary`, and compute with `self.partition`,
-    `self.active`, `self.update`, `self.kernel_weight()` and `self.kernel_bias()`, as partnets.Linear does.
+    Put it before torch's layer among the bases, name that layer in `ordinary`, and compute with `self.compute`, as
+    partnets.Linear does.
 
     The bias of subnetwork k is b_1 + ... + b_k: row i of the parameter `bias` [C, out_features] is b_{i+1}. With C = 1
     the bias is [out_features] and the state_dict is that of torch's layer.
@@ -130,13 +130,12 @@ class Partitioned(nn.Module):
             new.bias = nn.Parameter(bias, requires_grad=self.bias.requires_grad)
         return new
 
-    def kernel_weight(self) -> Tensor:
-        """The weight for the kernels; detached if nothing learns, so that no gradient is computed for its sake."""
-        return self.weight.detach() if self.update is None else self.weight
-
-    def kernel_bias(self) -> Tensor | None:
-        """The bias of the live subnetwork, b_1 + ... + b_active, [out_features]; its gradient reaches b_update only."""
-        return None if self.bias is None else self._bias(self.active, self.update)
+    def compute(self, kernel: Callable[..., Tensor], x: Tensor, **geometry) -> Tensor:
+        """What the live subnetwork makes of x by partkernels.linear or conv2d; w_update and b_update get gradients."""
+        # Where nothing learns, a detached weight has no gradient computed for its sake.
+        weight = self.weight.detach() if self.update is None else self.weight
+        bias = None if self.bias is None else self._bias(self.active, self.update)
+        return kernel(x, weight, self.partition, self.active, update=self.update, bias=bias, **geometry)
 
     def _bias(self, active: int, update: int | None) -> Tensor:
         rows = self.bias if self.count > 1 else self.bias[None]

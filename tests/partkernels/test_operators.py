@@ -168,7 +168,7 @@ def test_every_kind_of_defaults_and_number_of_bits(case, count, active, update, 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("shape", [(7,), (5, 300), (3, 4, 2, 5)])
+@pytest.mark.parametrize("shape", [(7,), (5, 300), (6, 5, 3), (3, 4, 2, 5), (3, 4, 2, 2, 3)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_subnetwork_weight_has_the_bits_of_the_reference(kind, shape, layout, dtype, backend):
     partition = pk.Partition.random(shape, (0.5, 0.3, 0.2), seed=4, defaults=defaults_of(kind, shape, dtype))
