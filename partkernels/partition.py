@@ -195,13 +195,17 @@ class Partition:
         return self.map.device
 
     def ids(self) -> Tensor:
-        """The partition of each entry, 1..C: uint8, the weight's shape (int16 if C is 256)."""
-        ids = packed_map.unpack_weight(self.map, self.shape, self.bits)
+        """The partition of each entry, 1..C: uint8, the weight's shape, contiguous (int16 if C is 256)."""
+        ids = self._unpacked()
         return (ids.short() if self.count > 255 else ids) + 1
 
     def mask(self, partition: int) -> Tensor:
-        """True at the entries of this partition: bool, the weight's shape."""
-        return packed_map.unpack_weight(self.map, self.shape, self.bits) == partition - 1
+        """True at the entries of this partition: bool, the weight's shape, contiguous."""
+        return self._unpacked() == partition - 1
+
+    def _unpacked(self) -> Tensor:
+        # Contiguous, as weights are; the map's own order would make a convolution's channels_last by torch.where.
+        return packed_map.unpack_weight(self.map, self.shape, self.bits).contiguous()
 
     def sizes(self) -> list[int]:
         """The number of entries of each partition."""

@@ -7,14 +7,14 @@ Partition a model and its data, and train weights and hyperparameters together:
     history = partnets.Trainer(model, chunks, hyper=augmentation).fit(1000)
 """
 
-from partnets import hyper, optim
+from partnets import hyper, models, optim
 from partnets.chunks import Chunks, chunk
 from partnets.conv2d import Conv2d
 from partnets.history import History
 from partnets.linear import Linear
 from partnets.lml import lml
 from partnets.merge import merge
-from partnets.partition import partition, register
+from partnets.partition import partition, register, without_rule
 from partnets.subnetwork import subnetwork
 from partnets.trainer import Trainer
 
@@ -28,8 +28,10 @@ __all__ = [
     "hyper",
     "lml",
     "merge",
+    "models",
     "optim",
     "partition",
     "register",
     "subnetwork",
+    "without_rule",
 ]

@@ -123,8 +123,24 @@ def _skipped(model: nn.Module, skip: Iterable[str | nn.Module]) -> set[nn.Module
     return skipped
 
 
-def _find_layers(model: nn.Module, skipped: set[nn.Module]) -> dict[str, nn.Module]:
-    """The path and layer of each module that a rule replaces; raises for all that need a rule and have none."""
+def without_rule(model: nn.Module, *, skip: Iterable[str | nn.Module] = ()) -> dict[str, str]:
+    """The path of each module that `partition` cannot divide and would raise for, and why.
+
+    Args:
+        model, skip: as in `partition`.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4))
+        >>> without_rule(model)
+        {'1': 'a GroupNorm with parameters of its own and no rule'}
+        >>> partition(model, (0.5, 0.5), skip=without_rule(model))[0].count
+        2
+    """
+    return _divisible(model, _skipped(model, skip))[1]
+
+
+def _divisible(model: nn.Module, skipped: set[nn.Module]) -> tuple[dict[str, nn.Module], dict[str, str]]:
+    """The layers that rules replace, by their paths; and what stands in the way, as without_rule returns it."""
     layers, obstacles = {}, {}
 
     def visit(path: str, module: nn.Module) -> None:
@@ -145,6 +161,12 @@ def _find_layers(model: nn.Module, skipped: set[nn.Module]) -> dict[str, nn.Modu
                 visit(f"{path}.{name}" if path else name, child)
 
     visit("", model)
+    return layers, obstacles
+
+
+def _find_layers(model: nn.Module, skipped: set[nn.Module]) -> dict[str, nn.Module]:
+    """The path and layer of each module that a rule replaces; raises for all that need a rule and have none."""
+    layers, obstacles = _divisible(model, skipped)
     if obstacles:
         listed = "\n".join(f"  {path or 'the model itself'}: {what}" for path, what in obstacles.items())
         raise ValueError(

@@ -1,51 +1,41 @@
-"""What every test of a backend shares: one tolerance rule and one way to poison memory."""
+"""What every test of a backend shares: where which backends run, the dtypes, and the tolerance rule as one call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from partkernels.dispatch import READY, backends
+from partkernels.testing import Yardstick
 
-# Every backend that runs here is held against the reference.
-BACKENDS = [name for name, status in backends().items() if status == READY and name != "reference"]
+
+@dataclass(frozen=True)
+class Target:
+    """A backend and a device that it serves."""
+
+    backend: str
+    device: str
+
+    def randn(self, shape: Sequence[int]) -> Tensor:
+        return torch.randn(shape, device=self.device)
+
+    def __str__(self) -> str:
+        return f"{self.backend} on {self.device}"
+
+
+_READY = [name for name, status in backends().items() if status == READY]
+# Every backend that runs on the host, besides the reference.
+BACKENDS = [name for name in _READY if name == "cpu"]
+# Everything that is held against dense PyTorch: also, where there is a GPU, whatever runs there.
+TARGETS = [Target(name, "cpu") for name in BACKENDS]
+if torch.cuda.is_available():
+    TARGETS += [Target(name, "cuda") for name in _READY if name != "cpu"]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 
 
-@contextmanager
-def poisoned_memory() -> Iterator[None]:
-    """Fresh tensors are filled with NaN, so that an entry that nobody writes is seen."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0])
-        torch.utils.deterministic.fill_uninitialized_memory = before[1]
-
-
 def assert_within_twice_dense_error(got: Tensor, dense: Callable[[torch.dtype], Tensor]) -> None:
-    """The tolerance rule: at most twice the error that the dense operator of the same dtype makes against float64.
-
-    Args:
-        got: the result under test.
-        dense: computes the result with plain PyTorch in a dtype.
-    """
-    truth = dense(torch.float64)
-    assert got.shape == truth.shape
-    assert got.isfinite().all(), "an entry was never written"
-    if truth.numel() == 0:
-        return
-    # Nothing is more precise than float64 here: its error is float32's, scaled by their precisions, and what is
-    # called the truth has it too.
-    is_double = got.dtype == torch.float64
-    measured = torch.float32 if is_double else got.dtype
-    scale = torch.finfo(got.dtype).eps / torch.finfo(measured).eps
-    error = (dense(measured).double() - truth).abs().max() * scale
-    # Rounding the result costs half a unit in the last place, whatever luck the dense operator had.
-    error = torch.maximum(error, truth.abs().max() * torch.finfo(got.dtype).eps / 2)
-    assert (got.double() - truth).abs().max() <= (3 if is_double else 2) * error
+    """The tolerance rule (see Yardstick) for a result and the dense operator that it stands for."""
+    Yardstick(dense, got.dtype).check(got)

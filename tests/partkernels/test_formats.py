@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from against_dense import BACKENDS
+from against_dense import BACKENDS, TARGETS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -98,16 +98,16 @@ def test_defaults_of_any_shape_and_dtype_are_those_of_its_matrix(backend, shape,
     assert torch.equal(packed_map.to_matrix(values).double(), expected)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("target", TARGETS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(5,), (3, 700), (4, 3, 5, 2)])
 @pytest.mark.parametrize("kind", [pk.Uniform, pk.Normal])
-def test_every_backend_regenerates_the_same_bits(backend, dtype, shape, kind):
+def test_every_backend_regenerates_the_same_bits(target, dtype, shape, kind):
     defaults = kind(0.37, seed=2**62 + 3, stream=2**40 + 1)
     partition = pk.Partition.from_ids(torch.full(shape, 2, dtype=torch.uint8), defaults=defaults)
-    weight = torch.full(shape, torch.nan, dtype=dtype)
-    with pk.use_backend(backend):
-        dead = pk.subnetwork_weight(weight, partition, active=1)
+    weight = torch.full(shape, torch.nan, dtype=dtype, device=target.device)
+    with pk.use_backend(target.backend):
+        dead = pk.subnetwork_weight(weight, partition.to(target.device), active=1).cpu()
     with pk.use_backend("reference"):
         assert torch.equal(dead, defaults.values(shape, dtype))
     assert torch.equal(dead.bfloat16().to(dtype), dead), "a default is a bfloat16 number"

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 import torch.nn.functional as F
-from against_dense import BACKENDS, DTYPES, assert_within_twice_dense_error, poisoned_memory
+from against_dense import BACKENDS, DTYPES, TARGETS, Target, assert_within_twice_dense_error
 from torch import Tensor
 
 import partkernels as pk
+from partkernels.testing import poisoned_memory
 
 ops = torch.ops.partkernels
 KINDS = ["zeros", "uniform", "normal", "stored"]
@@ -88,21 +89,21 @@ CASES = [pytest.param(case, id=f"linear {name}") for name, case in LINEAR.items(
 ]
 
 
-def check(case: Case, dtype, kind, count, active, update, x_layout, weight_layout, grad_layout, backend) -> None:
+def check(case: Case, dtype, kind, count, active, update, x_layout, weight_layout, grad_layout, target) -> None:
     """Forward and all gradients of one case against the dense operator with the materialised weight."""
     partition = pk.Partition.random(
         case.weight, [1 / count] * count, seed=11, defaults=defaults_of(kind, case.weight, dtype)
-    )
-    x = in_layout(torch.randn(case.x).to(dtype), x_layout).requires_grad_()
-    weight = in_layout(torch.randn(case.weight).to(dtype), weight_layout)
-    bias = torch.randn(case.weight[0]).to(dtype).requires_grad_()
+    ).to(target.device)
+    x = in_layout(target.randn(case.x).to(dtype), x_layout).requires_grad_()
+    weight = in_layout(target.randn(case.weight).to(dtype), weight_layout)
+    bias = target.randn(case.weight[:1]).to(dtype).requires_grad_()
     with pk.use_backend("reference"):
         subnetwork = pk.subnetwork_weight(weight, partition, active)
     weight.requires_grad_()
 
-    with pk.use_backend(backend), poisoned_memory():
+    with pk.use_backend(target.backend), poisoned_memory():
         y = case.ours(x, weight, partition, active, update, bias)
-        grad = in_layout(torch.randn(y.shape).to(dtype), grad_layout)
+        grad = in_layout(target.randn(y.shape).to(dtype), grad_layout)
         ours = torch.autograd.grad(y, (x, weight, bias) if update else (x, bias), grad)
     assert y.dtype == dtype
 
@@ -126,71 +127,71 @@ def check(case: Case, dtype, kind, count, active, update, x_layout, weight_layou
         assert_within_twice_dense_error(torch.where(mask, ours[1], truth.to(dtype)), dense(2))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("target", TARGETS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CASES)
-def test_backends_compute_what_dense_pytorch_computes(case, dtype, backend):
-    check(case, dtype, "uniform", 3, 2, 2, "contiguous", "contiguous", "contiguous", backend)
+def test_backends_compute_what_dense_pytorch_computes(case, dtype, target):
+    check(case, dtype, "uniform", 3, 2, 2, "contiguous", "contiguous", "contiguous", target)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("target", TARGETS, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("which", ["x", "weight", "grad"])
 @pytest.mark.parametrize("case", [LINEAR["odd"], LINEAR["three dimensions"], CONV2D["odd"], CONV2D["groups"]])
-def test_any_strides(case, which, layout, backend):
+def test_any_strides(case, which, layout, target):
     layouts = [layout if which == name else "contiguous" for name in ("x", "weight", "grad")]
-    check(case, torch.float32, "normal", 3, 2, 1, *layouts, backend)
+    check(case, torch.float32, "normal", 3, 2, 1, *layouts, target)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("target", TARGETS, ids=str)
 @pytest.mark.parametrize("case", CASES)
-def test_the_gradient_of_a_sum_has_stride_0_everywhere(case, backend):
+def test_the_gradient_of_a_sum_has_stride_0_everywhere(case, target):
     # Whole numbers: every product and sum is exact, so that backends must agree to the bit.
-    partition = pk.Partition.random(case.weight, (0.5, 0.3, 0.2), seed=3)
-    x = torch.randint(-4, 5, case.x).float().requires_grad_()
-    weight = torch.randint(-4, 5, case.weight).float().requires_grad_()
+    partition = pk.Partition.random(case.weight, (0.5, 0.3, 0.2), seed=3).to(target.device)
+    x, weight = (target.randn(shape).mul(2).round().requires_grad_() for shape in (case.x, case.weight))
     results = []
-    for name in ("reference", backend):
+    for name in ("reference", target.backend):
         with pk.use_backend(name), poisoned_memory():
             y = case.ours(x, weight, partition, active=2, update=1)
             results.append((y, *torch.autograd.grad(y.sum(), (x, weight))))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("target", TARGETS, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("count", "active", "update"), [(1, 1, 1), (2, 1, None), (3, 3, 2), (5, 2, 2), (40, 17, 4)])
 @pytest.mark.parametrize("case", [LINEAR["odd"], CONV2D["odd"]])
-def test_every_kind_of_defaults_and_number_of_bits(case, count, active, update, kind, backend):
-    check(case, torch.bfloat16, kind, count, active, update, "contiguous", "contiguous", "contiguous", backend)
+def test_every_kind_of_defaults_and_number_of_bits(case, count, active, update, kind, target):
+    check(case, torch.bfloat16, kind, count, active, update, "contiguous", "contiguous", "contiguous", target)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("target", TARGETS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(7,), (5, 300), (6, 5, 3), (3, 4, 2, 5), (3, 4, 2, 2, 3)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_subnetwork_weight_has_the_bits_of_the_reference(kind, shape, layout, dtype, backend):
-    partition = pk.Partition.random(shape, (0.5, 0.3, 0.2), seed=4, defaults=defaults_of(kind, shape, dtype))
-    weight = in_layout(torch.randn(shape).to(dtype), layout).detach().requires_grad_()
-    grad = in_layout(torch.randn(shape).to(dtype), layout)
+def test_subnetwork_weight_has_the_bits_of_the_reference(kind, shape, layout, dtype, target):
+    defaults = defaults_of(kind, shape, dtype)
+    partition = pk.Partition.random(shape, (0.5, 0.3, 0.2), seed=4, defaults=defaults).to(target.device)
+    weight = in_layout(target.randn(shape).to(dtype), layout).detach().requires_grad_()
+    grad = in_layout(target.randn(shape).to(dtype), layout)
     for active in (1, 2, 3):
-        with poisoned_memory(), pk.use_backend(backend):
+        with poisoned_memory(), pk.use_backend(target.backend):
             ours = pk.subnetwork_weight(weight, partition, active)
             ours_grad = torch.autograd.grad(ours, weight, grad)[0]
         live = partition.ids() <= active
-        assert torch.equal(ours, torch.where(live, weight, partition.defaults.values(shape, dtype)))
+        assert torch.equal(ours, torch.where(live, weight, partition.defaults.values(shape, dtype, target.device)))
         assert torch.equal(ours_grad, torch.where(live, grad, 0))
 
 
-@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+@pytest.mark.parametrize("target", [Target("reference", "cpu"), *TARGETS], ids=str)
 @pytest.mark.parametrize("case", [LINEAR["odd"], CONV2D["odd"]])
-def test_dead_entries_never_reach_the_result(case, backend):
-    partition = pk.Partition.random(case.weight, (0.5, 0.5), seed=1, defaults=pk.Uniform(0.1, 0))
-    weight = torch.randn(case.weight)
+def test_dead_entries_never_reach_the_result(case, target):
+    partition = pk.Partition.random(case.weight, (0.5, 0.5), seed=1, defaults=pk.Uniform(0.1, 0)).to(target.device)
+    weight = target.randn(case.weight)
     poisoned = torch.where(partition.mask(2), torch.nan, weight)
-    x = torch.randn(case.x, requires_grad=True)
-    with pk.use_backend(backend):
+    x = target.randn(case.x).requires_grad_()
+    with pk.use_backend(target.backend):
         results = [case.ours(x, w, partition, active=1) for w in (weight, poisoned)]
         grads = [torch.autograd.grad(y.sum(), x)[0] for y in results]
     assert torch.equal(*results) and torch.equal(*grads)

@@ -69,6 +69,11 @@ def test_ids_are_what_from_ids_was_given():
     assert torch.equal(partition.mask(7), ids == 7)
 
 
+def test_ids_and_masks_of_a_convolution_lie_as_its_weight_does():
+    partition = pk.Partition.random((6, 5, 3, 3), (0.5, 0.5), seed=0)
+    assert partition.ids().is_contiguous() and partition.mask(1).is_contiguous()
+
+
 def test_from_ids_takes_any_strides():
     ids = torch.randint(1, 4, (6, 5), dtype=torch.uint8)
     assert torch.equal(pk.Partition.from_ids(ids.t(), count=3).ids(), ids.t())

@@ -128,6 +128,16 @@ def test_all_modules_without_a_rule_are_named_at_once():
     )
 
 
+def test_skipping_what_has_no_rule_leaves_the_rest_to_be_partitioned():
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 3), nn.LayerNorm(3))
+    obstacles = partnets.without_rule(model)
+    assert list(obstacles) == ["1", "4"]
+    assert "LayerNorm with parameters of its own" in obstacles["4"]
+    partnets.partition(model, (0.5, 0.5), skip=obstacles)
+    assert [type(layer) for layer in model[::3]] == [partnets.Conv2d, partnets.Linear]
+    assert partnets.without_rule(model, skip=obstacles).keys() == {"0", "3"}, "they are partitioned already"
+
+
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 def test_weight_normalised_layers_raise():
     model = nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 4)))

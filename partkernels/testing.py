@@ -1,0 +1,77 @@
+"""What a test or benchmark of a backend needs: one tolerance rule, and memory filled with NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+
+class Yardstick:
+    """The tolerance rule: at most twice the error that the dense operator of the same dtype makes against float64.
+
+    Args:
+        dense: computes the result with plain PyTorch in a dtype.
+        dtype: of the results under test.
+
+    Attributes:
+        truth: the result in float64.
+        allowed: the largest absolute error that passes.
+
+    Example:
+        >>> x = torch.rand(8, 8)
+        >>> yardstick = Yardstick(lambda dtype: x.to(dtype) @ x.to(dtype), torch.float32)
+        >>> yardstick.check(x @ x)
+        >>> yardstick.check(x @ x + 1e-3)
+        Traceback (most recent call last):
+        AssertionError: the result is off by 1.0e-03...
+    """
+
+    def __init__(self, dense: Callable[[torch.dtype], Tensor], dtype: torch.dtype) -> None:
+        self.truth = dense(torch.float64)
+        # Nothing is more precise than float64 here: its error is float32's, scaled by their precisions, and what is
+        # called the truth has it too.
+        is_double = dtype == torch.float64
+        measured = torch.float32 if is_double else dtype
+        if self.truth.numel() == 0:
+            self.allowed = 0.0
+            return
+        error = (dense(measured).double() - self.truth).abs().max().item()
+        error *= torch.finfo(dtype).eps / torch.finfo(measured).eps
+        # Rounding the result costs half a unit in the last place, whatever luck the dense operator had.
+        error = max(error, self.truth.abs().max().item() * torch.finfo(dtype).eps / 2)
+        self.allowed = (3 if is_double else 2) * error
+
+    def check(self, got: Tensor, *, slack: float = 1.0) -> None:
+        """Raises AssertionError, which says by how much, if a result is further from the truth than allowed.
+
+        Args:
+            got: the result under test.
+            slack: multiplies what is allowed.
+        """
+        assert got.shape == self.truth.shape, f"the result has shape {tuple(got.shape)}, not {tuple(self.truth.shape)}"
+        assert got.isfinite().all(), "the result has entries that are not finite: an entry was never written"
+        if got.numel():
+            error, allowed = (got.double() - self.truth).abs().max().item(), slack * self.allowed
+            assert error <= allowed, f"the result is off by {error:.1e} from float64; {allowed:.1e} is allowed"
+
+
+@contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """Fresh tensors are filled with NaN inside, so that an entry that nobody writes is seen.
+
+    Example:
+        >>> with poisoned_memory():
+        ...     torch.empty(2)
+        tensor([nan, nan])
+    """
+    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.utils.deterministic.fill_uninitialized_memory = before[1]

@@ -1,0 +1,16 @@
+"""check_positive: what the sizes of every architecture have in common."""
+
+from __future__ import annotations
+
+
+def check_positive(**sizes: int) -> None:
+    """Raises ValueError for the first size that is not a positive integer.
+
+    Example:
+        >>> check_positive(width=64, classes=0)
+        Traceback (most recent call last):
+        ValueError: classes=0; pass a positive integer.
+    """
+    for name, size in sizes.items():
+        if not (isinstance(size, int) and size > 0):
+            raise ValueError(f"{name}={size}; pass a positive integer.")

@@ -1,0 +1,133 @@
+"""FixupResNet: a residual network without normalisation."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from partnets.models.check import check_positive
+from partnets.models.residual import blocks_per_stage, shortcut
+
+
+class Bias(nn.Module):
+    """Adds a learned number, at first 0.
+
+    Attributes:
+        bias: [1].
+
+    Shapes:
+        any to the same.
+
+    Example:
+        >>> Bias()(torch.ones(2)).tolist()
+        [1.0, 1.0]
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.bias
+
+
+class Scale(nn.Module):
+    """Multiplies by a learned number, at first 1.
+
+    Attributes:
+        scale: [1].
+
+    Shapes:
+        any to the same.
+
+    Example:
+        >>> Scale()(torch.ones(2)).tolist()
+        [1.0, 1.0]
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+class FixupResNet(nn.Module):
+    """The FixUp ResNet of the CIFAR and TinyImagenet experiments (Appendix I.3; Zhang et al. 2019); returns logits.
+
+    A convolution, three stages of residual blocks with 16, 32 and 64 channels, average pooling, a linear layer. Each
+    stage but the first halves the image. In each block the first convolution starts at
+    N(0, sqrt(2 / (9 channels)) / sqrt(number of blocks)), the second at 0, as does the linear layer; so the logits
+    start at 0. `partnets.partition` keeps this start with defaults='stored' or 'zero', but not with 'seed'.
+
+    Zhang et al. (2019) train the scalars, of Bias and Scale, at a tenth of the learning rate.
+
+    Args:
+        depth: 6n + 2 for n blocks a stage: 8, 14, 20, ...; 74 827, 171 610 and 268 393 parameters by default.
+        width: multiplies the channels.
+        in_channels: of the images.
+        classes: number of logits.
+
+    Attributes:
+        stem, stage1, stage2, stage3: with scalars in between, the features; of 16, 16, 32 and 64 times width channels.
+
+    Shapes:
+        x [batch, in_channels, height, width], of any height and width, to [batch, classes].
+
+    Raises:
+        ValueError: depth is no 6n + 2, or an argument is not positive.
+
+    Example:
+        >>> FixupResNet(depth=8)(torch.rand(2, 3, 32, 32)).abs().max().item()
+        0.0
+    """
+
+    def __init__(self, depth: int = 8, width: int = 1, in_channels: int = 3, classes: int = 10) -> None:
+        super().__init__()
+        check_positive(width=width, in_channels=in_channels, classes=classes)
+        n = blocks_per_stage(depth)
+        self.stem = nn.Conv2d(in_channels, 16 * width, 3, padding=1, bias=False)
+        self.bias1 = Bias()
+        self.stage1 = _stage(n, 16 * width, 16 * width, stride=1)
+        self.stage2 = _stage(n, 16 * width, 32 * width, stride=2)
+        self.stage3 = _stage(n, 32 * width, 64 * width, stride=2)
+        self.bias2 = Bias()
+        self.classifier = nn.Linear(64 * width, classes)
+        nn.init.zeros_(self.classifier.weight)
+        nn.init.zeros_(self.classifier.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bias1(self.stem(x)))
+        x = self.stage3(self.stage2(self.stage1(x)))
+        return self.classifier(self.bias2(x.mean((2, 3))))
+
+
+class _FixupBlock(nn.Module):
+    def __init__(self, in_channels: int, channels: int, stride: int, blocks: int) -> None:
+        super().__init__()
+        self.channels, self.stride = channels, stride
+        self.bias1a = Bias()
+        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
+        self.bias1b = Bias()
+        self.bias2a = Bias()
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.scale = Scale()
+        self.bias2b = Bias()
+        nn.init.normal_(self.conv1.weight, std=math.sqrt(2 / (9 * channels) / blocks))
+        nn.init.zeros_(self.conv2.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        biased = self.bias1a(x)
+        identity = x if self.stride == 1 else shortcut(biased, self.channels, self.stride)
+        branch = F.relu(self.bias1b(self.conv1(biased)))
+        branch = self.bias2b(self.scale(self.conv2(self.bias2a(branch))))
+        return F.relu(branch + identity)
+
+
+def _stage(n: int, in_channels: int, channels: int, stride: int) -> nn.Sequential:
+    first = _FixupBlock(in_channels, channels, stride, blocks=3 * n)
+    return nn.Sequential(first, *(_FixupBlock(channels, channels, 1, blocks=3 * n) for _ in range(n - 1)))

@@ -1,0 +1,47 @@
+"""What FixupResNet and WideResNet share: how depth is counted, and identity shortcuts."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def blocks_per_stage(depth: int) -> int:
+    """n of a network of 6n + 2 layers: a convolution, three stages of n blocks of two, a linear layer.
+
+    Raises:
+        ValueError: depth is no 6n + 2.
+
+    Example:
+        >>> blocks_per_stage(20)
+        3
+    """
+    n, remainder = divmod(depth - 2, 6)
+    if n < 1 or remainder:
+        raise ValueError(f"depth={depth}; pass 6n + 2, for n blocks of two layers in each of three stages: 8, 14, ...")
+    return n
+
+
+def shortcut(x: Tensor, channels: int, stride: int) -> Tensor:
+    """The identity, without parameters also where the shape changes: each stride-th pixel, and channels of zeros.
+
+    Args:
+        x: [batch, in_channels, height, width].
+        channels: at least in_channels.
+        stride: as the convolution's beside it, 3x3 with padding 1.
+
+    Returns:
+        [batch, channels, ceil(height / stride), ceil(width / stride)].
+
+    Example:
+        >>> import torch
+        >>> shortcut(torch.arange(9.0).view(1, 1, 3, 3), channels=2, stride=2)
+        tensor([[[[0., 2.],
+                  [6., 8.]],
+        <BLANKLINE>
+                 [[0., 0.],
+                  [0., 0.]]]])
+    """
+    # The paper has "2D average pooling" here (Appendix I.3). The implementations that it follows, of Zhang et al.
+    # (2019) and Immer et al. (2022), pool over windows of one pixel: that is to take each stride-th.
+    return F.pad(x[:, :, ::stride, ::stride], (0, 0, 0, 0, 0, channels - x.shape[1]))

@@ -1,0 +1,64 @@
+"""ResNet9: eight convolutions, two residual connections and a linear layer."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from partnets.models.check import check_positive
+
+
+class ResNet9(nn.Sequential):
+    """The network of the federated CIFAR-10 experiments, with GroupNorm (Appendix J.2; Dys); returns logits.
+
+    6 575 370 parameters by default.
+
+    Args:
+        in_channels: of the images.
+        classes: number of logits.
+        groups: of each GroupNorm, a divisor of 64. The paper gives none; by default those of Wu and He (2018).
+        dropout: the rate before the linear layer; by default Dys's.
+
+    Shapes:
+        x [batch, in_channels, height, width], both from 32 to 63, to [batch, classes].
+
+    Raises:
+        ValueError: in_channels, classes or groups is not positive, groups does not divide 64, or dropout is not in
+            [0, 1].
+
+    Example:
+        >>> import torch
+        >>> ResNet9()(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(self, in_channels: int = 3, classes: int = 10, groups: int = 32, dropout: float = 0.2) -> None:
+        check_positive(in_channels=in_channels, classes=classes, groups=groups)
+        if 64 % groups:
+            raise ValueError(f"groups={groups} does not divide the first layer's 64 channels; pass 1, 2, 4, ..., 64.")
+        if not 0 <= dropout <= 1:
+            raise ValueError(f"dropout={dropout}; pass a rate in [0, 1].")
+        super().__init__(
+            _layer(in_channels, 64, groups),
+            _layer(64, 128, groups),
+            nn.MaxPool2d(2),
+            _Residual(_layer(128, 128, groups), _layer(128, 128, groups)),
+            _layer(128, 256, groups),
+            nn.MaxPool2d(2),
+            _layer(256, 512, groups),
+            nn.MaxPool2d(2),
+            _Residual(_layer(512, 512, groups), _layer(512, 512, groups)),
+            nn.MaxPool2d(4),
+            nn.Flatten(),
+            nn.Dropout(dropout),
+            nn.Linear(512, classes),
+        )
+
+
+class _Residual(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + super().forward(x)
+
+
+def _layer(in_channels: int, channels: int, groups: int) -> nn.Sequential:
+    convolution = nn.Conv2d(in_channels, channels, 3, padding=1)
+    return nn.Sequential(convolution, nn.GroupNorm(groups, channels), nn.ReLU())

@@ -1,0 +1,71 @@
+"""ViT: a transformer over patches of an image."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from partnets.models.check import check_positive
+from partnets.models.transformer import Block
+
+
+class ViT(nn.Module):
+    """A vision transformer (Dosovitskiy et al. 2021), by default of ViT-Tiny's width and depth; returns logits.
+
+    5 362 378 parameters by default.
+
+    Args:
+        image_size: height and width.
+        patch: height and width of a patch, a divisor of image_size.
+        width: features of each patch.
+        depth: number of blocks.
+        heads: a divisor of width.
+        in_channels: of the images.
+        classes: number of logits.
+
+    Shapes:
+        x [batch, in_channels, image_size, image_size] to [batch, classes].
+
+    Raises:
+        ValueError: an argument is not positive, patch does not divide image_size, heads does not divide width, or the
+            images are not of image_size.
+
+    Example:
+        >>> ViT(width=32, depth=2, heads=2)(torch.zeros(3, 3, 32, 32)).shape
+        torch.Size([3, 10])
+    """
+
+    def __init__(
+        self,
+        image_size: int = 32,
+        patch: int = 4,
+        width: int = 192,
+        depth: int = 12,
+        heads: int = 3,
+        in_channels: int = 3,
+        classes: int = 10,
+    ) -> None:
+        super().__init__()
+        check_positive(image_size=image_size, patch=patch, width=width, depth=depth)
+        check_positive(in_channels=in_channels, classes=classes)
+        if image_size % patch:
+            raise ValueError(f"patch={patch} does not divide image_size={image_size}; pass a divisor of it.")
+        self.image_size = image_size
+        self.patches = nn.Conv2d(in_channels, width, patch, stride=patch)
+        self.positions = nn.Embedding((image_size // patch) ** 2, width)
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, classes)
+        nn.init.normal_(self.positions.weight, std=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[2:] != (self.image_size, self.image_size):
+            raise ValueError(
+                f"the images have shape {tuple(x.shape)}; pass [batch, channels, {self.image_size}, {self.image_size}],"
+                " or make the model with their image_size."
+            )
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = self.blocks(x + self.positions(torch.arange(x.shape[1], device=x.device)))
+        # The mean instead of a class token: as accurate (Beyer et al. 2022), and it keeps the number of tokens a power
+        # of two.
+        return self.head(self.norm(x).mean(1))

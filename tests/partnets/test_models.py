@@ -1,0 +1,306 @@
+"""models: counts against arithmetic and published ones, values against torch's own layers, and what all share."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import partnets
+from partnets import models
+
+# A small model of each kind, and the shape of one example without its batch.
+SMALL = {
+    "MnistCNN": (lambda: models.MnistCNN(image_size=12), (1, 12, 12)),
+    "FixupResNet": (lambda: models.FixupResNet(14), (3, 12, 12)),
+    "WideResNet": (lambda: models.WideResNet(8, 2), (3, 12, 12)),
+    "ThinResNet50": (models.ThinResNet50, (3, 8, 8)),
+    "ResNet9": (lambda: models.ResNet9(dropout=0.0), (3, 32, 32)),
+    "Block": (lambda: models.Block(12, 3), (5, 12)),
+    "TransformerLM": (lambda: models.TransformerLM(10, 6, 12, 2, 3), (6,)),
+    "ViT": (lambda: models.ViT(16, 4, 12, 2, 3), (3, 16, 16)),
+}
+every_model = pytest.mark.parametrize("name", SMALL)
+
+
+def small(name, batch=2):
+    make, shape = SMALL[name]
+    return make(), torch.randint(10, (batch, *shape)) if name == "TransformerLM" else torch.rand(batch, *shape)
+
+
+def perturbed(model):
+    """The model away from its start, where FixUp's zeros would hide most of it."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return model
+
+
+def parameters(make, *args, **kwargs):
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in make(*args, **kwargs).parameters())
+
+
+def of_type(model, *types):
+    return [module for module in model.modules() if isinstance(module, types)]
+
+
+@every_model
+@pytest.mark.parametrize("batch", [0, 1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_shapes_and_dtypes(name, batch, dtype):
+    model, x = small(name, batch)
+    output = model.eval().to(dtype)(x.to(dtype) if x.is_floating_point() else x)
+    assert output.shape == {"TransformerLM": (batch, 6, 10), "Block": (batch, 5, 12)}.get(name, (batch, 10))
+    assert output.dtype == dtype
+
+
+@every_model
+def test_gradients_reach_every_parameter(name):
+    model, x = small(name)
+    perturbed(model)(x).square().sum().backward()
+    for path, parameter in model.named_parameters():
+        assert parameter.grad.isfinite().all() and parameter.grad.any(), path
+
+
+@every_model
+def test_the_start_is_a_function_of_the_seed(name):
+    first, second, other = (torch.manual_seed(seed) and SMALL[name][0]() for seed in (1, 1, 2))
+    same = [torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True)]
+    assert all(same)
+    assert not all(torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters(), strict=True))
+
+
+@every_model
+def test_the_device_context_decides_where_parameters_and_buffers_are(name):
+    with torch.device("meta"):
+        model = SMALL[name][0]()
+    assert all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+
+
+# Without ThinResNet50, a WideResNet that takes 3 s to trace.
+@pytest.mark.parametrize("name", [name for name in SMALL if name != "ThinResNet50"])
+def test_compiles_as_one_graph(name):
+    model, x = small(name)
+    perturbed(model).eval()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), model(x))
+
+
+@every_model
+def test_every_layer_can_be_partitioned_one_by_one(name):
+    model, x = small(name)
+    owners = {path: module for path, module in model.named_modules() if [*module.parameters(recurse=False)]}
+    assert all(not [*module.children()] for module in owners.values())
+    layers = [path for path, module in owners.items() if type(module) in (nn.Linear, nn.Conv2d)]
+    ordinary = copy.deepcopy(model)
+    partnets.partition(model, (0.8, 0.1, 0.1), defaults="stored", skip=[path for path in owners if path not in layers])
+    assert all(isinstance(model.get_submodule(path), partnets.Linear | partnets.Conv2d) for path in layers)
+    for active in (1, 3):
+        with partnets.subnetwork(model, active, update=active):
+            output = model(x)
+            torch.testing.assert_close(output, ordinary(x), rtol=1e-4, atol=1e-5)
+    output.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "make, argument, message",
+    [
+        (models.MnistCNN, {"in_channels": 0}, "in_channels=0; pass a positive integer"),
+        (models.MnistCNN, {"classes": 2.5}, "classes=2.5; pass a positive integer"),
+        (models.MnistCNN, {"image_size": 3}, "image_size=3, .* pass at least 4"),
+        (models.FixupResNet, {"depth": 9}, "depth=9; pass 6n"),
+        (models.FixupResNet, {"depth": 2}, "depth=2; pass 6n"),
+        (models.FixupResNet, {"width": 0}, "width=0; pass a positive integer"),
+        (models.WideResNet, {"depth": 28}, "depth=28; pass 6n"),
+        (models.WideResNet, {"classes": -1}, "classes=-1; pass a positive integer"),
+        (models.ThinResNet50, {"in_channels": 0}, "in_channels=0; pass a positive integer"),
+        (models.ResNet9, {"groups": 48}, "groups=48 does not divide the first layer's 64 channels; pass 1, 2"),
+        (models.ResNet9, {"dropout": 1.5}, "dropout=1.5; pass a rate in"),
+        (models.Block, {"width": 8, "heads": 3}, "heads=3 does not divide width=8; pass a divisor"),
+        (models.Block, {"width": 8, "heads": 2, "mlp_ratio": 0}, "mlp_ratio=0; pass a positive integer"),
+        (models.TransformerLM, {"context": 0}, "context=0; pass a positive integer"),
+        (models.TransformerLM, {"depth": 0}, "depth=0; pass a positive integer"),
+        (models.ViT, {"patch": 5}, "patch=5 does not divide image_size=32; pass a divisor"),
+        (models.ViT, {"heads": 5}, "heads=5 does not divide width=192; pass a divisor"),
+    ],
+)
+def test_arguments_out_of_range_raise_with_the_cure(make, argument, message):
+    with torch.device("meta"), pytest.raises(ValueError, match=message):
+        make(**argument)
+
+
+def test_inputs_of_another_size_raise_with_the_cure():
+    vit, _ = small("ViT")
+    with pytest.raises(ValueError, match=r"shape \(2, 3, 4, 4\); pass \[batch, channels, 16, 16\]"):
+        vit(torch.rand(2, 3, 4, 4))  # one patch, which would be broadcast over all positions
+    lm, _ = small("TransformerLM")
+    with pytest.raises(ValueError, match="7 tokens, more than context=6; pass shorter"):
+        lm(torch.zeros(1, 7, dtype=torch.int64))
+
+
+def test_mnist_cnn_has_the_parameters_of_table_9():
+    layers = [(1 * 25, 20), (20 * 25, 50), (50 * 7 * 7, 500), (500, 50), (50, 10)]
+    assert parameters(models.MnistCNN) == sum(fan_in * fan_out + fan_out for fan_in, fan_out in layers)
+
+
+@pytest.mark.parametrize("depth, n", [(8, 1), (14, 2), (20, 3), (56, 9)])
+def test_fixup_has_the_convolutions_of_a_resnet_and_five_scalars_a_block(depth, n):
+    stem = 9 * 3 * 16
+    stages = [9 * (before * width + (2 * n - 1) * width**2) for before, width in [(16, 16), (16, 32), (32, 64)]]
+    assert parameters(models.FixupResNet, depth) == stem + sum(stages) + 64 * 10 + 10 + 5 * 3 * n + 2
+
+
+def test_fixup_20_has_the_published_size_of_resnet_20():
+    assert round(parameters(models.FixupResNet, 20) / 1e6, 2) == 0.27  # He et al. (2015), Table 6
+
+
+def test_fixup_starts_at_zero_logits_with_the_published_deviations():
+    model = models.FixupResNet(depth=14, width=2, classes=7)
+    assert torch.equal(model(torch.randn(3, 3, 16, 16)), torch.zeros(3, 7))
+    for stage, channels in ((model.stage1, 32), (model.stage2, 64), (model.stage3, 128)):
+        for block in stage:
+            deviation = (2 / (9 * channels)) ** 0.5 * 6**-0.5
+            assert block.conv1.weight.std().item() == pytest.approx(deviation, rel=0.04)
+            assert not block.conv2.weight.any()
+    assert all(module.bias.tolist() == [0] for module in of_type(model, models.Bias))
+    assert all(module.scale.tolist() == [1] for module in of_type(model, models.Scale))
+
+
+@pytest.mark.parametrize("defaults", ["stored", "zero"])
+def test_fixup_keeps_its_start_when_it_is_partitioned(defaults):
+    model = models.FixupResNet(8)
+    partnets.partition(model, (0.5, 0.5), defaults=defaults, skip=of_type(model, models.Bias, models.Scale))
+    for active in (1, 2):
+        with partnets.subnetwork(model, active):
+            assert not model(torch.randn(2, 3, 8, 8)).any()
+
+
+def test_fixup_blocks_are_those_of_the_paper():
+    model = perturbed(models.FixupResNet(14))
+    x = torch.randn(2, 16, 9, 9)
+    for block, stride in ((model.stage1[0], 1), (model.stage2[0], 2)):
+        a1, b1, a2, b2 = (module.bias for module in (block.bias1a, block.bias1b, block.bias2a, block.bias2b))
+        inner = F.relu(F.conv2d(x + a1, block.conv1.weight, stride=stride, padding=1) + b1)
+        branch = block.scale.scale * F.conv2d(inner + a2, block.conv2.weight, padding=1) + b2
+        identity = x
+        if stride == 2:
+            pooled = F.avg_pool2d(x + a1, 1, stride=2)
+            identity = torch.cat([pooled, torch.zeros_like(pooled)], 1)
+        torch.testing.assert_close(block(x), F.relu(branch + identity))
+
+
+def test_wide_resnet_20_has_13_convolutions_up_to_its_second_stage():
+    model = models.WideResNet(width=1)
+    counts = [len(of_type(part, nn.Conv2d)) for part in (model.stem, model.stage1, model.stage2, model.stage3)]
+    assert counts == [1, 6, 6, 6]
+    assert len(of_type(model, nn.Conv2d, nn.Linear)) == 20
+
+
+def test_wide_resnet_26_10_is_the_published_28_10_without_projections():
+    published, projections = 36_479_194, 16 * 160 + 160 * 320 + 320 * 640
+    assert parameters(models.WideResNet, 26, 10) == published - projections
+
+
+def test_wide_resnet_is_the_identity_where_its_branches_are_zero():
+    model = models.WideResNet(14, 1)
+    for stage in (model.stage1, model.stage2):
+        for block in stage:
+            nn.init.zeros_(block.conv2.weight)
+    x = torch.randn(2, 16, 9, 9)
+    assert torch.equal(model.stage1(x), x)
+    assert torch.equal(model.stage2(x), torch.cat([x[:, :, ::2, ::2], torch.zeros(2, 16, 5, 5)], 1))
+
+
+def test_wide_resnet_activates_before_its_convolutions():
+    block = models.WideResNet(8, 1).stage2[0].eval()
+    x = torch.randn(2, 16, 8, 8)
+    inner = F.conv2d(F.relu(block.norm1(x)), block.conv1.weight, stride=2, padding=1)
+    branch = F.conv2d(F.relu(block.norm2(inner)), block.conv2.weight, padding=1)
+    torch.testing.assert_close(block(x)[:, 16:], branch[:, 16:])  # the shortcut has zeros there
+
+
+def test_thin_resnet_50_has_50_layers_in_three_stages_of_8_blocks_and_groups_of_2():
+    model = models.ThinResNet50()
+    assert len(of_type(model, nn.Conv2d, nn.Linear)) == 50
+    assert [len(stage) for stage in (model.stage1, model.stage2, model.stage3)] == [8, 8, 8]
+    assert len(of_type(model, nn.GroupNorm)) == 2 * 24 + 1 and not of_type(model, nn.BatchNorm2d)
+    assert all(norm.num_groups == 2 for norm in of_type(model, nn.GroupNorm))
+    assert [stage[-1].conv2.out_channels for stage in (model.stage1, model.stage2, model.stage3)] == [16, 32, 64]
+
+
+def test_resnet_9_has_the_parameters_of_its_layers():
+    channels = [(3, 64), (64, 128), (128, 128), (128, 128), (128, 256), (256, 512), (512, 512), (512, 512)]
+    convolutions = sum(9 * before * after + after for before, after in channels)
+    norms = sum(2 * after for _, after in channels)
+    assert parameters(models.ResNet9) == convolutions + norms + 512 * 10 + 10
+    model = models.ResNet9(groups=2, dropout=0.5)
+    assert {norm.num_groups for norm in of_type(model, nn.GroupNorm)} == {2}
+    assert [dropout.p for dropout in of_type(model, nn.Dropout)] == [0.5]
+
+
+def test_a_block_is_torchs_encoder_layer():
+    block = perturbed(models.Block(12, 3))
+    theirs = nn.TransformerEncoderLayer(12, 3, 48, dropout=0.0, activation="gelu", batch_first=True, norm_first=True)
+    ours = block.state_dict()
+    names = {
+        "qkv.weight": "self_attn.in_proj_weight",
+        "qkv.bias": "self_attn.in_proj_bias",
+        "out.weight": "self_attn.out_proj.weight",
+        "out.bias": "self_attn.out_proj.bias",
+        "expand.weight": "linear1.weight",
+        "expand.bias": "linear1.bias",
+        "contract.weight": "linear2.weight",
+        "contract.bias": "linear2.bias",
+    }
+    theirs.load_state_dict({names.get(name, name): value for name, value in ours.items()})
+    x = torch.randn(2, 5, 12)
+    torch.testing.assert_close(block(x), theirs(x))
+    block.causal = True
+    torch.testing.assert_close(block(x), theirs(x, nn.Transformer.generate_square_subsequent_mask(5)))
+
+
+def test_later_tokens_reach_no_earlier_output_of_the_language_model():
+    model, tokens = small("TransformerLM")
+    changed = tokens.clone()
+    changed[:, 3] = (changed[:, 3] + 1) % 10
+    before, after = model(tokens), model(changed)
+    torch.testing.assert_close(after[:, :3], before[:, :3], rtol=0, atol=1e-6)
+    assert (after[:, 3:] != before[:, 3:]).any(-1).all()
+
+
+def test_without_causal_every_token_reaches_every_output():
+    block, x = small("Block")
+    changed = x.clone()
+    changed[:, -1] += torch.randn(12)
+    assert (block(changed) != block(x)).any(-1).all()
+
+
+def test_the_language_model_has_a_billion_parameters_by_default():
+    with torch.device("meta"):
+        model = models.TransformerLM()
+        assert model(torch.zeros(2, 1024, dtype=torch.int64)).shape == (2, 1024, 50257)
+    width, depth = 2048, 16
+    count = depth * (12 * width**2 + 13 * width) + (2 * 50257 + 1024) * width + 2 * width
+    assert sum(parameter.numel() for parameter in model.parameters()) == count
+    assert count == pytest.approx(1e9, rel=0.03)
+
+
+def test_the_language_model_of_gpt_2s_sizes_is_gpt_2_but_for_the_head():
+    gpt_2, head = 124_439_808, 768 * 50257  # GPT-2's head is its embedding
+    assert parameters(models.TransformerLM, width=768, depth=12, heads=12) == gpt_2 + head
+
+
+def test_vit_of_deit_tinys_sizes_is_deit_tiny_but_for_the_class_token():
+    deit_tiny, class_token = 5_717_416, 192 + 192  # the token and its position
+    assert parameters(models.ViT, 224, 16, classes=1000) == deit_tiny - class_token
+
+
+def test_vit_knows_where_its_patches_are():
+    model, x = small("ViT")
+    with torch.no_grad():
+        moved = model(x.roll(4, -1))
+        assert not torch.allclose(moved, model(x), rtol=0, atol=1e-4)
+        nn.init.zeros_(model.positions.weight)
+        torch.testing.assert_close(model(x.roll(4, -1)), model(x))
