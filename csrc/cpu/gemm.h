@@ -26,6 +26,10 @@ struct alignas(64) Workspace {
 };
 static_assert(sizeof(Workspace<double>) <= 1 << 20);
 
+// Blocks of depth whose products are summed one after another; sums of so many are then added. Without this second
+// level the error is up to 2.6 times that of MKL's product at depth 4096, with it at most 0.9 times.
+constexpr int64_t kFold = 4;
+
 template <class Acc>
 Workspace<Acc>& workspace() {
   thread_local const std::unique_ptr<Workspace<Acc>> own(new Workspace<Acc>());
@@ -36,6 +40,14 @@ Workspace<Acc>& workspace() {
 enum class Layout { row_major, depth_major };
 
 constexpr int64_t left_stride(Layout layout) { return layout == Layout::row_major ? kDepth : kRows; }
+
+// total = product, or total += product, of m x n entries, rows kCols apart.
+template <class Acc>
+void fold(const Acc* product, int64_t m, int64_t n, bool accumulate, Acc* total) {
+  for (int64_t r = 0; r < m * kCols; r += kCols) {
+    for (int64_t c = r; c < r + n; ++c) total[c] = accumulate ? total[c] + product[c] : product[c];
+  }
+}
 
 // product[rows, cols] = left[rows, depth] right[depth, cols].
 //
@@ -50,6 +62,8 @@ void gemm(int64_t rows, int64_t cols, int64_t depth, const PackLeft& pack_left, 
   const int64_t row_blocks = blocks(rows, kRows);
   const int64_t col_blocks = blocks(cols, kCols);
   const bool keep_left = blocks(depth, kDepth) <= Workspace<Acc>::kLeftBlocks;
+  const bool folds = depth > kFold * kDepth;
+  static_assert(kFold >= Workspace<double>::kLeftBlocks && kFold >= Workspace<float>::kLeftBlocks && kCols <= kDepth);
   constexpr int64_t row_stride = layout == Layout::row_major ? left_stride(layout) : 1;
   constexpr int64_t depth_stride = layout == Layout::row_major ? 1 : left_stride(layout);
 
@@ -61,16 +75,20 @@ void gemm(int64_t rows, int64_t cols, int64_t depth, const PackLeft& pack_left, 
       const int64_t j = block % col_blocks * kCols;
       const int64_t m = std::min(kRows, rows - i);
       const int64_t n = std::min(kCols, cols - j);
+      Acc* const total = space.left[1];  // free: what folds is too deep to be kept
       if (depth == 0) std::memset(space.product, 0, sizeof(space.product));
       for (int64_t k = 0; k < depth; k += kDepth) {
         const int64_t d = std::min(kDepth, depth - k);
         Acc* const left = space.left[keep_left ? k / kDepth : 0];
         if (!keep_left || kept != i) pack_left(i, m, k, d, left);
         pack_right(k, d, j, n, space.right);
-        multiply(LeftBlock<Acc>{left, row_stride, depth_stride}, space.right, m, n, d, k > 0, space.product);
+        const bool starts = folds ? k % (kFold * kDepth) == 0 : k == 0;
+        multiply(LeftBlock<Acc>{left, row_stride, depth_stride}, space.right, m, n, d, !starts, space.product);
+        const bool ends = (k + kDepth) % (kFold * kDepth) == 0 || k + d == depth;
+        if (folds && ends) fold(space.product, m, n, /*accumulate=*/k >= kFold * kDepth, total);
       }
       kept = i;
-      store(i, m, j, n, space.product);
+      store(i, m, j, n, folds ? total : space.product);
     }
   });
 }
