@@ -3,6 +3,9 @@ PYTHON ?= python3
 # A bare `torch` would fetch gigabytes of CUDA libraries on Linux.
 TORCH ?= torch==2.13.0
 SEEDS ?= 0
+# Of the benchmarks: quick, full or tiny, and where results and page go.
+PRESET ?= quick
+OUT ?= out
 
 # Threads that wait should sleep: spinning ones made training 2.5 times slower beside another program on two cores.
 export OMP_WAIT_POLICY ?= passive
@@ -14,12 +17,28 @@ INSTALL := PARTKERNELS_BUILD=cpu $(BIN)/python -m pip install --quiet --no-build
 SOURCES := $(shell find csrc -type f) setup.py pyproject.toml
 CPP := $(shell find csrc tests/csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
-.PHONY: demo test lint unit ctest wheel clean
+.PHONY: demo test bench gpu lint unit ctest wheel clean
 
 demo: $(VENV)/demo
 	$(BIN)/python examples/digits.py --seeds $(SEEDS)
 
 test: lint ctest wheel unit
+
+# Threads may spin here: nothing else should be running.
+bench: $(VENV)/bench
+	env -u OMP_WAIT_POLICY $(BIN)/python -m benchmarks all --preset $(PRESET) --out $(OUT)/benchmarks.json; status=$$?; \
+	$(BIN)/python -m benchmarks report $(OUT)/benchmarks.json --out $(OUT)/benchmarks.html && exit $$status
+
+# On a machine with a GPU, in its own Python, which has PyTorch with CUDA, pytest and what [bench] names: nothing is
+# installed and nothing fetched. Builds, tests and measures; the page is there even if a test failed.
+gpu: PRESET := gpu
+gpu: export PYTHONPATH := .:python_api
+gpu:
+	PARTKERNELS_BUILD=cpu $(PYTHON) setup.py -q build_ext --inplace
+	$(PYTHON) -m partkernels
+	$(PYTHON) -m pytest -q tests/partkernels tests/partnets; tests=$$?; \
+	env -u OMP_WAIT_POLICY $(PYTHON) -m benchmarks all --preset $(PRESET) --out $(OUT)/gpu.json; suites=$$?; \
+	$(PYTHON) -m benchmarks report $(OUT)/gpu.json --out $(OUT)/gpu.html && exit $$((tests + suites))
 
 lint: $(VENV)/test
 	$(BIN)/ruff check .
@@ -56,6 +75,10 @@ $(VENV)/torch:
 
 $(VENV)/demo: $(VENV)/torch $(SOURCES)
 	$(INSTALL) '.[demo]'
+	touch $@
+
+$(VENV)/bench: $(VENV)/torch $(SOURCES)
+	$(INSTALL) '.[bench]'
 	touch $@
 
 $(VENV)/test: $(VENV)/torch $(SOURCES)

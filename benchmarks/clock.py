@@ -1,0 +1,107 @@
+"""Clocks: how long a call takes, on the host's clock or between events on a GPU."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+Call = Callable[[], object]
+
+
+class WallClock:
+    """The host's clock, around as many calls as fill a sample. Caches stay as the calls leave them.
+
+    Args:
+        device: of the work; a GPU's is waited for at either end, so that all the host does for it counts.
+        sample: the least duration of a sample [s]; the clock's own cost vanishes in it.
+    """
+
+    def __init__(self, device: torch.device, sample: float) -> None:
+        self.device, self.sample = device, sample
+
+    def prepare(self, call: Call) -> Call:
+        """The call in the form in which it is timed."""
+        return call
+
+    def calls(self, call: Call) -> int:
+        """How many calls fill a sample; runs one or two."""
+        if self.time(call, 1) > 10 * self.sample:  # though the first call may be slow, more than one are too many
+            return 1
+        return max(1, math.ceil(self.sample / self.time(call, 1)))
+
+    def round(self, calls: Sequence[tuple[Call, int]]) -> list[float]:
+        """One sample of each, one after another: seconds a call."""
+        return [self.time(call, count) for call, count in calls]
+
+    def time(self, call: Call, count: int) -> float:
+        self._wait()
+        with _no_garbage_collection():
+            start = time.perf_counter()
+            for _ in range(count):
+                call()
+            self._wait()
+            return (time.perf_counter() - start) / count
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+class EventClock:
+    """A GPU's events around one call, with a cold L2 cache: what the kernels take, without the host's launches.
+
+    Calls become CUDA graphs, where they can be captured. Before each, a buffer of twice the L2 cache is written, which
+    evicts the inputs and gives the host time to launch a call that is no graph.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        size = 2 * torch.cuda.get_device_properties(device).L2_cache_size
+        self.evict = torch.empty(size, dtype=torch.uint8, device=device)
+
+    def prepare(self, call: Call) -> Call:
+        stream = torch.cuda.Stream(self.device)
+        with torch.cuda.stream(stream):  # autograd and cuBLAS set up what a capture must not
+            for _ in range(3):
+                call()
+        torch.cuda.synchronize(self.device)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                call()
+        except RuntimeError:  # it synchronises inside; launched from the host it still can be timed
+            torch.cuda.synchronize(self.device)
+            return call
+        return graph.replay
+
+    def calls(self, call: Call) -> int:
+        call()
+        return 1
+
+    def round(self, calls: Sequence[tuple[Call, int]]) -> list[float]:
+        events = []
+        for call, _ in calls:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            self.evict.zero_()
+            start.record()
+            call()
+            end.record()
+            events.append((start, end))
+        torch.cuda.synchronize(self.device)
+        return [start.elapsed_time(end) / 1e3 for start, end in events]
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,89 @@
+"""The models to be measured, by name; and a user's own."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+
+from partnets import models
+
+
+@dataclass(frozen=True)
+class Model:
+    """An architecture and what it is trained with.
+
+    Attributes:
+        make: the model, from torch's generator; it returns logits.
+        input: of one example.
+        classes: how many labels there are.
+        optimizer: "adam" or "sgd", with momentum; the paper's for this model.
+    """
+
+    name: str
+    make: Callable[[], nn.Module]
+    input: tuple[int, ...]
+    classes: int = 10
+    optimizer: str = "adam"
+
+
+def fixup_resnet(depth: int = 8, width: int = 1) -> Model:
+    """FixUp ResNet for CIFAR-10, of any depth 6n + 2 and width."""
+    name = f"ResNet-{depth}" if width == 1 else f"ResNet-{depth}, width {width}"
+    return Model(name, lambda: models.FixupResNet(depth, width), (3, 32, 32), optimizer="sgd")
+
+
+def linear(features: int) -> Model:
+    """A square linear layer by itself."""
+    return Model(f"Linear {features}×{features}", lambda: nn.Linear(features, features), (features,), features)
+
+
+def conv2d(channels: int, size: int) -> Model:
+    """A 3×3 convolution by itself, pooled to logits."""
+    return Model(
+        f"Conv2d {channels}→{channels}, 3×3",
+        lambda: nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        (channels, size, size),
+        channels,
+    )
+
+
+NAMED = {
+    "linear-2048": linear(2048),
+    "linear-4096": linear(4096),
+    "linear-8192": linear(8192),
+    "conv2d-160": conv2d(160, 16),
+    "mnist-cnn": Model("MNIST CNN", models.MnistCNN, (1, 28, 28)),
+    "resnet-8": fixup_resnet(8),
+    "resnet-14": fixup_resnet(14),
+    "wrn-20": Model("Wide ResNet-20-5", models.WideResNet, (3, 32, 32), optimizer="sgd"),
+    "resnet-50": Model("thin ResNet-50", models.ThinResNet50, (3, 32, 32), optimizer="sgd"),
+    "resnet-9": Model("ResNet-9", models.ResNet9, (3, 32, 32)),
+    "vit-tiny": Model("ViT-tiny", models.ViT, (3, 32, 32)),
+    # For arithmetic only: 4 GB of weights.
+    "transformer-1b": Model("1-billion transformer", models.TransformerLM, (1024,), 50257),
+}
+
+
+def find(name: str, input: tuple[int, ...] | None = None, classes: int | None = None) -> Model:
+    """One of NAMED, or what 'package.module:function' makes, of the user's.
+
+    Raises:
+        ValueError: there is no such model, or input and classes are not given for one of the user's.
+    """
+    if name in NAMED:
+        return NAMED[name]
+    module, separator, function = name.partition(":")
+    if not separator:
+        raise ValueError(f"model {name!r} is unknown; pass one of {', '.join(NAMED)}, or package.module:function.")
+    if input is None or classes is None:
+        raise ValueError(f"model {name} needs --input, as in 3,32,32, and --classes, as in 10.")
+    try:
+        make = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"model {name} cannot be imported ({error}); pass package.module:function, with the package on PYTHONPATH."
+        ) from error
+    return Model(name, make, input, classes)

@@ -1,0 +1,150 @@
+"""The peers of an operator: the dense one, what a user would write with torch.where, and ours on each backend.
+
+Each computes one of WORKS from the tensors alone, with nothing kept from an earlier call. So the gradient of the input
+by `where` materialises the subnetwork's weight, as under activation checkpointing; the suite's training cases show what
+it costs where autograd keeps that copy alive instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+
+import partkernels as pk
+from benchmarks.layer import Layer, Tensors
+from benchmarks.measure import Missing, Run
+from partkernels.dispatch import READY, backends
+from partkernels.testing import Yardstick
+
+WORKS = ("forward", "grad_input", "grad_weight")
+# PyTorch chooses among algorithms by memory format: its convolutions were seen to err 2.8 times as much on a
+# channels_last weight.
+PEERS_SLACK = 2.0
+# In float64 the truth itself errs: MKL's product 9 times as much as ours, at depth 4096.
+FLOAT64_SLACK = 4.0
+ops = torch.ops.partkernels
+
+
+def peers(names: tuple[str, ...], work: str, active: int) -> dict[str, Callable[[Tensors], Run]]:
+    """For each peer's name, what makes its Run of one of WORKS, for subnetwork and partition `active`."""
+    return {name: partial(_run, name, work, active) for name in names}
+
+
+def _run(name: str, work: str, active: int, tensors: Tensors) -> Run:
+    if name == "dense":
+        call = _dense(tensors, work, active)
+    elif name in ("where", "where, compiled"):
+        call = _where(tensors, work, active, compiler=name != "where")
+    else:
+        call = _ours(tensors, work, active, name.removeprefix("partkernels "))
+    return Run(call, lambda: _check(tensors, work, active, call(), ours=name.startswith("partkernels")))
+
+
+def _subnetwork_weight(tensors: Tensors, active: int) -> Tensor:
+    return torch.where(tensors.ids <= active, tensors.weight, tensors.defaults)
+
+
+def _work(layer: Layer, work: str, x: Tensor, grad: Tensor, weight: Tensor) -> Tensor:
+    """One of WORKS by PyTorch's dense operators."""
+    if work == "forward":
+        return layer.dense(x, weight)
+    if work == "grad_input":
+        return layer.dense_grad_input(grad, weight)
+    return layer.dense_grad_weight(grad, x)
+
+
+def _dense(tensors: Tensors, work: str, active: int) -> Callable[[], Tensor]:
+    """With a weight that is there: the layer that ours replaces."""
+    weight = _subnetwork_weight(tensors, active)
+    return lambda: _work(tensors.layer, work, tensors.x, tensors.grad, weight)
+
+
+def _where(tensors: Tensors, work: str, active: int, compiler: bool) -> Callable[[], Tensor]:
+    """With byte ids and stored defaults. The weight's gradient is masked as autograd masks it: at all live entries."""
+    layer = tensors.layer
+
+    def forward_or_grad_input(x, grad, weight, ids, defaults, active):
+        return _work(layer, work, x, grad, torch.where(ids <= active, weight, defaults))
+
+    def grad_weight(x, grad, weight, ids, defaults, active):
+        return torch.where(ids <= active, _work(layer, work, x, grad, weight), 0)
+
+    function = grad_weight if work == "grad_weight" else forward_or_grad_input
+    if compiler:
+        function = compiled(function, layer, work)
+    # A tensor, since each number would be a compilation of its own.
+    active = torch.tensor(active, dtype=torch.uint8, device=layer.device) if compiler else active
+    arguments = tensors.x, tensors.grad, tensors.weight, tensors.ids, tensors.defaults, active
+    return lambda: function(*arguments)
+
+
+_compilations: dict[tuple, Callable] = {}
+
+
+def compiled(function: Callable, layer: Layer, work: str) -> Callable:
+    """The function under torch.compile(max-autotune), compiled once, whatever the pass."""
+    key = layer, work
+    if key not in _compilations:
+        # Each case is a compilation of its own; past the limit PyTorch would run it uncompiled and not say so.
+        torch._dynamo.config.recompile_limit = 10_000
+        # On a GPU without CUDA graphs of its own, since the clock makes one of every call.
+        mode = "max-autotune-no-cudagraphs" if layer.device.type == "cuda" else "max-autotune"
+        _compilations[key] = torch.compile(function, mode=mode, dynamic=False)
+    return _compilations[key]
+
+
+def _ours(tensors: Tensors, work: str, active: int, backend: str) -> Callable[[], Tensor]:
+    """Our operator, as autograd calls it."""
+    obstacle = obstacles().get(backend)
+    if obstacle:
+        raise Missing(obstacle)
+    layer, x, grad, weight, partition = tensors.layer, tensors.x, tensors.grad, tensors.weight, tensors.partition
+    flat, owners = (*partition.flat(), backend), (partition.map, partition.count, backend)
+    if layer.operator == "linear":
+        return {
+            "forward": lambda: ops.linear(x, weight, None, active, None, *flat),
+            "grad_input": lambda: ops.linear_grad_input(grad, weight, active, None, *flat),
+            "grad_weight": lambda: ops.linear_grad_weight(grad, x, active, *owners),
+        }[work]
+    geometry = *([n, n] for n in (layer.stride, layer.padding, layer.dilation)), layer.groups
+    return {
+        "forward": lambda: ops.conv2d(x, weight, None, *geometry, active, None, *flat),
+        "grad_input": lambda: ops.conv2d_grad_input(grad, weight, layer.x, *geometry, active, None, *flat),
+        "grad_weight": lambda: ops.conv2d_grad_weight(grad, x, layer.weight[2:], *geometry, active, *owners),
+    }[work]
+
+
+@cache
+def obstacles() -> dict[str, str]:
+    """Why a backend cannot run here, for each that cannot."""
+    return {name: status for name, status in backends().items() if status != READY}
+
+
+def _yardstick(tensors: Tensors, work: str, active: int) -> Yardstick:
+    with pk.use_backend("reference"):
+        weight = pk.subnetwork_weight(tensors.weight, tensors.partition, active)
+    operands = tensors.x, tensors.grad, weight
+    return Yardstick(lambda dtype: _work(tensors.layer, work, *(t.to(dtype) for t in operands)), tensors.layer.dtype)
+
+
+def _check(tensors: Tensors, work: str, active: int, got: Tensor, ours: bool) -> None:
+    """The tolerance rule, against the definition: the dense operator with the reference's materialised weight."""
+    layer = tensors.layer
+    yardstick = tensors.once(work, lambda: _yardstick(tensors, work, active))
+    if work == "grad_weight":
+        owned = tensors.ids == active
+        if ours:
+            assert not got[~owned].any(), "the weight gradient is not 0 outside the updated partition"
+        # Peers differ in which other entries they mask; those of the updated partition they all compute.
+        got = torch.where(owned, got, yardstick.truth.to(got.dtype))
+    yardstick.check(got, slack=slack(layer, ours))
+
+
+def slack(layer: Layer, ours: bool) -> float:
+    """What multiplies the tolerance rule's allowance."""
+    if layer.dtype == torch.float64:
+        return FLOAT64_SLACK
+    return 1.0 if ours else PEERS_SLACK

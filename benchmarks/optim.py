@@ -1,0 +1,118 @@
+"""optim: what an optimiser's step over one partition costs, against torch.optim's over all weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+import partnets
+from benchmarks.layer import CPU, THREE, Division
+from benchmarks.measure import Run, Workload
+from benchmarks.models import Model
+from benchmarks.schemes import partitioned
+from benchmarks.train_step import seeded
+from partnets.partitioned import partitioned_layers
+
+OPTIMIZERS = ("adam", "sgd")
+PEERS = ("torch, fused", "torch, foreach", "partnets")
+LR, MOMENTUM = 1e-3, 0.9
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Weights to be stepped: those of a model that are partitioned."""
+
+    model: Model
+    division: Division = THREE
+    device: torch.device = CPU
+
+
+def workloads(
+    parameters: Iterable[Parameters], updates: Sequence[int], *, optimizers: Sequence[str] = OPTIMIZERS
+) -> list[Workload]:
+    """A workload for each model, optimiser and partition that is updated."""
+    return [
+        Workload(
+            "optim",
+            _case(of, optimizer, update),
+            partial(_setup, of),
+            {peer: partial(_run, peer, optimizer, update) for peer in PEERS},
+            _facts(of, update),
+        )
+        for of in parameters
+        for optimizer in optimizers
+        for update in updates
+        if update <= of.division.count
+    ]
+
+
+def _case(of: Parameters, optimizer: str, update: int) -> dict[str, str | int]:
+    return {
+        "model": of.model.name,
+        "optimizer": optimizer,
+        "device": of.device.type,
+        **of.division.case(),
+        "update": update,
+    }
+
+
+def _facts(of: Parameters, update: int) -> dict[str, float | str]:
+    return {"share": of.division.proportions[update - 1]}
+
+
+def _setup(of: Parameters, seed: int) -> nn.Module:
+    """The partitioned model; every weight has a gradient, and nothing else is trained."""
+    with seeded(seed):
+        model = partitioned(of.model.make().to(of.device), of.division, seed)
+        for parameter in model.parameters():
+            parameter.requires_grad_(False)
+        for _, layer in partitioned_layers(model):
+            layer.weight.requires_grad_(True)
+            layer.weight.grad = torch.randn(layer.weight.shape).to(layer.weight)
+    return model
+
+
+def _run(peer: str, name: str, update: int, model: nn.Module) -> Run:
+    if peer == "partnets":
+        mine = _copy(model)
+        return Run(partial(_partnets(name, mine).step, update), lambda: _check(name, update, model))
+    return Run(_torch(name, _copy(model), **{peer.removeprefix("torch, "): True}).step, lambda: None)
+
+
+def _partnets(name: str, model: nn.Module) -> partnets.optim.PartitionedOptimizer:
+    return partnets.optim.Adam(model, lr=LR) if name == "adam" else partnets.optim.SGD(model, lr=LR, momentum=MOMENTUM)
+
+
+def _torch(name: str, model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
+    weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if name == "adam":
+        return torch.optim.Adam(weights, lr=LR, **implementation)
+    return torch.optim.SGD(weights, lr=LR, momentum=MOMENTUM, **implementation)
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    """A copy, gradients included."""
+    new = copy.deepcopy(model)
+    for mine, theirs in zip(new.parameters(), model.parameters(), strict=True):
+        mine.grad = None if theirs.grad is None else theirs.grad.clone()
+    return new
+
+
+def _check(name: str, update: int, model: nn.Module) -> None:
+    """Two steps move the partition's weights as torch's optimiser does, and no other weight by a bit."""
+    ours, theirs = _copy(model), _copy(model)
+    optimizers = _partnets(name, ours), _torch(name, theirs)
+    for _ in range(2):
+        optimizers[0].step(update=update)
+        optimizers[1].step()
+    before = dict(partitioned_layers(model))
+    dense = dict(partitioned_layers(theirs))
+    for path, layer in partitioned_layers(ours):
+        owned = layer.partition.mask(update)
+        assert torch.equal(layer.weight[~owned], before[path].weight[~owned]), f"{path}: other partitions have moved"
+        torch.testing.assert_close(layer.weight[owned], dense[path].weight[owned])

@@ -1,0 +1,78 @@
+"""speed: what a layer's operators and its training cost, against what a user would pick instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from benchmarks import operators, training
+from benchmarks.layer import Division, Layer, Tensors
+from benchmarks.measure import Workload
+
+WORKS = (*operators.WORKS, "training")
+OPERATOR_PEERS = ("dense", "where", "where, compiled")
+TRAINING_PEERS = (*OPERATOR_PEERS, "parametrize", "paper")
+COMPILED = tuple(f"{operator} {work}" for operator in ("linear", "conv2d") for work in WORKS)
+
+
+def workloads(
+    layers: Iterable[Layer],
+    divisions: Iterable[Division],
+    actives: Sequence[int],
+    backends: Sequence[str],
+    *,
+    works: Sequence[str] = WORKS,
+    compiled: Sequence[str] = COMPILED,
+) -> list[Workload]:
+    """A workload for each layer, division, work and live subnetwork.
+
+    Args:
+        layers, divisions: see benchmarks.layer.
+        actives: live subnetworks; those above a division's C are left out.
+        backends: of ours.
+        works: of WORKS.
+        compiled: where torch.compile is among the peers, of COMPILED; each layer costs it seconds once.
+    """
+    ours = tuple(f"partkernels {backend}" for backend in backends)
+    found = []
+    for layer in layers:
+        for division in divisions:
+            for work in works:
+                for active in actives:
+                    if active > division.count:
+                        continue
+                    names = TRAINING_PEERS if work == "training" else OPERATOR_PEERS
+                    if f"{layer.operator} {work}" not in compiled:
+                        names = tuple(name for name in names if name != "where, compiled")
+                    peers = (
+                        training.peers(names + ours, active)
+                        if work == "training"
+                        else operators.peers(names + ours, work, active)
+                    )
+                    found.append(
+                        Workload(
+                            "speed",
+                            _case(layer, division, work, active),
+                            lambda seed, layer=layer, division=division: Tensors(layer, division, seed),
+                            peers,
+                            _facts(layer, work),
+                        )
+                    )
+    return found
+
+
+def _case(layer: Layer, division: Division, work: str, active: int) -> dict[str, str | int]:
+    return {
+        "operator": layer.operator,
+        "work": work.replace("_", " "),
+        "shape": layer.shape,
+        "dtype": str(layer.dtype).removeprefix("torch."),
+        "device": layer.device.type,
+        **division.case(),
+        "active": active,
+    }
+
+
+def _facts(layer: Layer, work: str) -> dict[str, float]:
+    """Arithmetic and least memory traffic of a call, which rooflines turn into the shortest possible time."""
+    passes = 3 if work == "training" else 1
+    return {"flops": passes * layer.flops, "bytes": passes * layer.bytes}

@@ -1,0 +1,49 @@
+"""What the tests of the benchmarks share: a clock that makes its time up, and results of such a clock."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from benchmarks.measure import Batch, Plan, Run, Workload, measure
+from benchmarks.results import Results
+
+
+class SimulatedClock:
+    """Every call takes the seconds that it returns, times noise that comes and goes as on a shared machine."""
+
+    def __init__(self, seed: int, noise: float = 0.1) -> None:
+        self.random, self.noise = random.Random(seed), noise
+        self.rounds: list[list[Callable]] = []
+
+    def prepare(self, call):
+        return call
+
+    def calls(self, call) -> int:
+        return 1
+
+    def round(self, calls: Sequence) -> list[float]:
+        self.rounds.append([call for call, _ in calls])
+        mood = self.random.lognormvariate(0, 2 * self.noise)  # slows all peers of a round
+        return [call() * mood * self.random.lognormvariate(0, self.noise) for call, _ in calls]
+
+
+def workload(suite: str = "speed", case: dict | None = None, **seconds: float) -> Workload:
+    """A workload whose peers take the given seconds."""
+    peers = {peer: lambda _, s=s: Run(lambda: s, lambda: None) for peer, s in seconds.items()}
+    return Workload(suite, case or {"work": "waiting"}, lambda seed: seed, peers)
+
+
+def results(*workloads: Workload, seed: int = 0, plan: Plan | None = None, noise: float = 0.03) -> Results:
+    """What a run on a simulated clock finds."""
+    plan = plan or Plan(rounds=5, seconds=1)
+    return Results(
+        command="python -m benchmarks speed",
+        commit="0123456789abcdef",
+        modified=False,
+        date="2026-01-02T03:04:05+00:00",
+        machine={"processor": "a processor", "instructions": "AVX512", "cores": 2},
+        versions={"torch": "2.13.0", "partkernels": "0.1.0"},
+        settings={"preset": "quick", "threads": 2, "device": "cpu"},
+        records=measure([Batch(workloads, SimulatedClock(seed, noise), plan)]),
+    )

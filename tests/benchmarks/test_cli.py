@@ -1,0 +1,156 @@
+"""The command line, as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import readme
+from benchmarks.cli import main
+from benchmarks.estimates import CONFIDENCE, Estimate
+from benchmarks.presets import PRESETS
+from benchmarks.registry import SUITES
+from benchmarks.results import Results
+
+ROOT = Path(__file__).parents[2]
+TINY = ["--preset", "tiny"]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("results") / "all.json"
+    assert main(["all", *TINY, "--out", str(path)]) == 0
+    return path
+
+
+def test_every_suite_leaves_figures_in_one_file_with_what_it_takes_to_repeat_them(measured):
+    results = Results.load(measured)
+    assert {record.suite for record in results.records} == set(SUITES)
+    assert all(record.samples for record in results.records)
+    assert all(len(record.samples) == 2 for record in results.records if record.suite != "memory")
+    assert results.rooflines["copy"] > 0 and results.rooflines["matmul float32"] > 0
+    assert {"processor", "cores", "instructions"} <= results.machine.keys()
+    assert {"torch", "python", "partkernels"} <= results.versions.keys()
+    keys = [record.key for record in results.records]
+    assert len(set(keys)) == len(keys)
+
+
+def test_report_makes_a_page_and_compare_finds_no_change_in_a_file_and_itself(measured, tmp_path, capsys):
+    assert main(["report", str(measured), "--out", str(tmp_path / "page.html")]) == 0
+    assert "</html>" in (tmp_path / "page.html").read_text()
+    command = ["compare", str(measured), str(measured), "--out", str(tmp_path / "comparison.html")]
+    assert main(command) == 0
+    assert "Nothing changed beyond noise." in capsys.readouterr().out
+    assert "</html>" in (tmp_path / "comparison.html").read_text()
+
+
+def test_users_measure_their_own_layers(tmp_path):
+    path = tmp_path / "speed.json"
+    command = ["speed", *TINY, "--linear", "3x16x24", "--conv2d", "2x4x6x6,8x2x3x3,padding=1,groups=2,stride=2"]
+    command += ["--dtypes", "float64,bfloat16", "--bits", "1,8", "--defaults", "normal", "--active", "2"]
+    command += ["--works", "forward,training", "--passes", "1", "--out", str(path)]
+    assert main(command) == 0
+    records = Results.load(path).records
+    assert {record.case["shape"] for record in records} == {
+        "3×16×24",
+        "2×4×6×6, 8×2×3×3, stride 2, padding 1, groups 2",
+    }
+    assert {record.case["dtype"] for record in records} == {"float64", "bfloat16"}
+    assert {(record.case["bits"], record.case["partitions"]) for record in records} == {(1, 2), (8, 32)}
+    assert {record.case["work"] for record in records} == {"forward", "training"}
+    assert {record.case["active"] for record in records} == {2}
+    assert {len(record.samples) for record in records} == {1}
+
+
+@pytest.mark.parametrize("suite", ["memory", "step", "optim"])
+def test_users_measure_their_own_model(suite, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\n"
+        "def net():\n"
+        "    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(144, 5))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "results.json"
+    command = [suite, *TINY, "--model", "mine:net", "--input", "3,8,8", "--classes", "5", "--batch", "2"]
+    assert main([*command, "--out", str(path)]) == 0
+    records = Results.load(path).records
+    assert {record.case["model"] for record in records} == {"mine:net"}
+    if suite == "memory":
+        assert {record.facts["dense layers"] for record in records} == {"GroupNorm"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["speed", "--linear", "3x4"], "invalid _linear value: '3x4'"),
+        (["speed", "--conv2d", "1x1x4x4,1x1x3x3,pad=1"], "invalid _conv2d value"),
+        (["speed", "--backends", "magic"], "--backends has 'magic'; known are"),
+        (["speed", "--backends", "triton"], "the backend 'triton' cannot run here: not in this version"),
+        (["speed", "--device", "cuda"], "there is no CUDA device here; pass --device cpu"),
+        (["memory", "--model", "vgg"], "model 'vgg' is unknown; pass one of"),
+        (["memory", "--model", "no.such:thing", "--input", "3", "--classes", "2"], "cannot be imported"),
+        (["step", "--model", "torch.nn:Linear"], "needs --input, as in 3,32,32, and --classes, as in 10"),
+        (["report", "nowhere.json"], "nowhere.json"),
+        ([], "COMMAND"),
+    ],
+)
+def test_mistakes_are_told_with_the_cure(arguments, message, capsys, tmp_path):
+    if arguments:
+        arguments = [*arguments, "--out", str(tmp_path / "x.json")]
+    with pytest.raises(SystemExit) as exit:
+        main(arguments)
+    assert exit.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "x.json").exists()
+
+
+def test_a_refused_figure_fails_the_command_and_the_others_are_kept(tmp_path, monkeypatch, capsys):
+    import partkernels.reference
+
+    right = partkernels.reference.linear
+    monkeypatch.setattr(partkernels.reference, "linear", lambda *arguments: right(*arguments) + 0.1)
+    path = tmp_path / "speed.json"
+    command = ["speed", *TINY, "--backends", "reference", "--linear", "4x8x8", "--works", "forward", "--active", "1"]
+    assert main([*command, "--out", str(path)]) == 1
+    assert "off by" in capsys.readouterr().err
+    records = {record.peer: record for record in Results.load(path).records}
+    assert records["partkernels reference"].refused and not records["partkernels reference"].samples
+    assert records["dense"].samples
+
+
+def test_a_readme_without_its_markers_stays_as_it_is(tmp_path, measured):
+    path = tmp_path / "README.md"
+    path.write_text("nothing here")
+    with pytest.raises(ValueError, match="has no place for tables"):
+        readme.write(path, [Results.load(measured)])
+    assert path.read_text() == "nothing here"
+    path.write_text(f"above\n{readme.BEGIN}\nold\n{readme.END}\nbelow")
+    readme.write(path, [Results.load(measured)])
+    text = path.read_text()
+    assert text.startswith("above\n") and text.endswith("\nbelow") and "old" not in text
+    assert "| linear forward, float32" in text
+
+
+def test_pytest_benchmark_runs_the_same_suites(tmp_path):
+    path = tmp_path / "pytest.json"
+    command = [sys.executable, "-m", "pytest", "-q", "benchmarks/under_pytest.py", "--preset", "tiny"]
+    command += ["--benchmark-only", f"--benchmark-json={path}", "-p", "no:cacheprovider"]
+    command += ["--benchmark-min-rounds=1", "--benchmark-max-time=0.001", "--benchmark-warmup=off"]
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "python_api")])
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    found = json.loads(path.read_text())["benchmarks"]
+    groups = {benchmark["group"].split()[0] for benchmark in found}
+    assert groups == set(SUITES)
+    assert all("backward" in each["extra_info"] for each in found if each["group"].startswith("memory"))
+
+
+def test_presets_promise_their_confidence():
+    for name, preset in PRESETS.items():
+        if name != "tiny":
+            assert Estimate.of(range(min(preset.plan.passes, preset.step_plan.passes))).confidence >= CONFIDENCE

@@ -1,0 +1,58 @@
+"""Estimates: intervals that hold what they promise, and changes that are neither missed nor made up."""
+
+from __future__ import annotations
+
+import random
+from statistics import median
+
+import pytest
+
+from benchmarks.estimates import Estimate, change, ratios
+
+
+def draws(generator: random.Random, count: int, centre: float = 1.0, noise: float = 0.1) -> Estimate:
+    """An estimate from passes whose true median is the centre, skewed as durations are."""
+    return Estimate.of([centre * generator.lognormvariate(0, noise) for _ in range(count)])
+
+
+@pytest.mark.parametrize("count", [6, 8, 9, 15, 30])
+def test_intervals_hold_the_true_median_as_often_as_they_say(count):
+    generator = random.Random(count)
+    estimates = [draws(generator, count) for _ in range(4000)]
+    assert estimates[0].confidence >= 0.95
+    held = sum(estimate.low <= 1 <= estimate.high for estimate in estimates) / len(estimates)
+    assert held == pytest.approx(estimates[0].confidence, abs=0.012)
+
+
+@pytest.mark.parametrize(("count", "confidence"), [(1, 0.0), (2, 0.5), (5, 0.9375)])
+def test_few_passes_say_how_little_they_promise(count, confidence):
+    estimate = Estimate.of(range(count))
+    assert (estimate.low, estimate.high, estimate.confidence) == (0, count - 1, confidence)
+
+
+def test_the_value_is_the_median():
+    assert Estimate.of([5, 1, 3]).value == median([5, 1, 3])
+
+
+def test_two_runs_of_the_same_code_are_hardly_ever_told_apart():
+    generator = random.Random(0)
+    flagged = sum(change(draws(generator, 6), draws(generator, 6)) is not None for _ in range(10_000))
+    assert flagged < 20  # intervals are apart in 2/924 of them, 22, and well apart in fewer
+
+
+def test_a_fifth_more_is_seen_through_noise():
+    generator = random.Random(0)
+    for _ in range(1000):
+        assert change(draws(generator, 6, noise=0.02), draws(generator, 6, 1.2, noise=0.02)) > 0.1
+
+
+def test_small_changes_are_not_reported_however_sure():
+    before, after = Estimate(1.0, 1.0, 1.0, 0.97), Estimate(1.04, 1.04, 1.04, 0.97)
+    assert change(before, after) is None
+    assert change(before, after, smallest=0.03) == 0.04
+
+
+def test_ratios_of_samples_taken_side_by_side_cancel_what_slows_both():
+    mood = [1.0, 10.0, 3.0]
+    mine, theirs = [[2 * m for m in mood]], [mood]
+    assert ratios(mine, theirs) == [2.0]

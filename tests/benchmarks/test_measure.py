@@ -1,0 +1,176 @@
+"""measure: peers take turns, wrong results are refused, failures are told, and compare sees what changed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from simulated import SimulatedClock, results, workload
+
+import partkernels.cpu
+from benchmarks import speed, step
+from benchmarks.compare import changes, run
+from benchmarks.layer import THREE, Layer
+from benchmarks.measure import Batch, Missing, Plan, Run, Workload, measure
+from benchmarks.models import Model
+from partkernels.dispatch import READY, backends
+from partnets import models
+
+LAYERS = [Layer((3, 20), (8, 20)), Layer((2, 3, 6, 5), (4, 3, 3, 3), padding=1, stride=2)]
+QUICK = Plan(passes=2, rounds=2)
+needs_cpu = pytest.mark.skipif(backends()["cpu"] != READY, reason="the C++ backend was not built")
+
+
+def test_every_round_has_each_peer_once_in_a_random_order():
+    clock = SimulatedClock(0)
+    measure([Batch([workload(a=1.0, b=2.0, c=3.0)], clock, Plan(passes=3, rounds=20, seconds=10))])
+    assert len(clock.rounds) == 60
+    orders = {tuple(call() for call in calls) for calls in clock.rounds}
+    assert all(sorted(order) == [1.0, 2.0, 3.0] for order in orders)
+    assert len(orders) == 6
+
+
+def test_every_pass_draws_fresh_data():
+    seeds = []
+    fresh = Workload("speed", {}, lambda seed: seeds.append(seed), {"a": lambda _: Run(lambda: 1.0, lambda: None)})
+    (record,) = measure([Batch([fresh], SimulatedClock(0), Plan(passes=4, rounds=2))])
+    assert len(set(seeds)) == 4
+    assert [len(rounds) for rounds in record.samples] == [2] * 4
+
+
+def test_no_pass_but_the_first_begins_after_the_minutes_that_were_given():
+    (record,) = measure([Batch([workload(a=1.0)], SimulatedClock(0), Plan(passes=6, rounds=2, minutes=0))])
+    assert len(record.samples) == 1
+
+
+def test_a_peer_that_is_missing_fails_or_is_wrong_loses_its_figure_and_no_other_does():
+    def missing(_):
+        raise Missing("no such device")
+
+    def failing(_):
+        raise RuntimeError("broken")
+
+    def right_at_first(seed):
+        def check():
+            if seed > 0:
+                raise AssertionError("off by 0.5")
+
+        return Run(lambda: 1.0, check)
+
+    def check():
+        raise AssertionError("off by 2")
+
+    peers = dict(workload(good=1.0).peers)
+    peers |= {
+        "missing": missing,
+        "failing": failing,
+        "wrong later": right_at_first,
+        "wrong": lambda _: Run(lambda: 1.0, check),
+    }
+    records = {
+        record.peer: record
+        for record in measure([Batch([Workload("speed", {}, int, peers)], SimulatedClock(0), QUICK)])
+    }
+    assert len(records["good"].samples) == 2
+    assert records["missing"].missing == "no such device"
+    assert records["failing"].missing == "failed: RuntimeError: broken"
+    assert records["wrong"].refused == "off by 2"
+    assert records["wrong later"].refused == "off by 0.5"
+    assert not any(records[peer].samples for peer in records if peer != "good")
+
+
+@needs_cpu
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.operator)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("defaults", ["zeros", "uniform", "normal", "stored"])
+def test_all_peers_compute_what_the_reference_computes(layer, dtype, defaults):
+    layer, division = dataclasses.replace(layer, dtype=dtype), dataclasses.replace(THREE, defaults=defaults)
+    workloads = speed.workloads([layer], [division], [1, 2, 3], ["cpu", "reference"], compiled=())
+    records = measure([Batch(workloads, SimulatedClockOfNothing(), Plan(passes=1, rounds=2))])
+    assert len(records) == 3 * (3 * 4 + 6)
+    assert [record for record in records if record.refused or record.missing] == []
+
+
+class SimulatedClockOfNothing(SimulatedClock):
+    """For calls that return tensors."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def round(self, calls):
+        return [1.0 for call, _ in calls if call() is not self]
+
+
+@needs_cpu
+@pytest.mark.parametrize("operator", ["linear", "linear_grad_input", "linear_grad_weight"])
+def test_a_kernel_made_wrong_is_refused(operator, monkeypatch):
+    right = getattr(partkernels.cpu, operator)
+
+    def wrong(*arguments):
+        result = right(*arguments)
+        result.view(-1)[-1] += 1e-3  # one entry, by a thousandth
+        return result
+
+    monkeypatch.setattr(partkernels.cpu, operator, wrong)
+    work = operator.removeprefix("linear_") if operator != "linear" else "forward"
+    workloads = speed.workloads(LAYERS[:1], [THREE], [1, 2], ["cpu"], works=[work, "training"], compiled=())
+    for record in measure([Batch(workloads, SimulatedClockOfNothing(), Plan(passes=1, rounds=2))]):
+        if record.peer == "partkernels cpu":
+            assert record.refused and not record.samples
+        else:
+            assert record.samples
+
+
+@needs_cpu
+def test_a_wrong_kernel_is_refused_in_a_training_step_too(monkeypatch):
+    right = partkernels.cpu.linear_grad_weight
+    monkeypatch.setattr(partkernels.cpu, "linear_grad_weight", lambda *arguments: 1.01 * right(*arguments))
+    tiny = Model("CNN", lambda: models.MnistCNN(image_size=8), (1, 8, 8))
+    workloads = step.workloads([step.Training(tiny, 4, actives=(1,))], ["cpu"])
+    records = measure([Batch(workloads, SimulatedClockOfNothing(), Plan(passes=1, rounds=2))])
+    refused = {record.peer for record in records if record.refused}
+    assert refused == {"partkernels cpu, parameters"}, "the hyperparameters' update has no weight gradient"
+
+
+def test_a_kernel_slowed_by_a_fifth_is_flagged_and_the_rest_is_not(tmp_path, capsys):
+    cases = [{"work": "waiting", "shape": str(i)} for i in range(40)]
+    before = results(*(workload(case=case, dense=1e-3, ours=2e-3) for case in cases), seed=1)
+    slowed = [workload(case=case, dense=1e-3, ours=2e-3 * (1.2 if i == 7 else 1)) for i, case in enumerate(cases)]
+    after = results(*slowed, seed=2)
+    paths = tmp_path / "before.json", tmp_path / "after.json"
+    before.save(paths[0])
+    after.save(paths[1])
+    flagged = [each for each in changes(before, after) if each.mark]
+    assert [(each.record.case["shape"], each.record.peer, each.mark) for each in flagged] == [("7", "ours", "slower")]
+    assert flagged[0].relative == pytest.approx(0.2, abs=0.1)
+    assert run(*paths, out=None, smallest=0.1) == 1
+    assert "1 changed beyond noise" in capsys.readouterr().out
+    assert run(paths[1], paths[0], out=None, smallest=0.1) == 0, "faster is no failure"
+    assert run(paths[0], paths[0], out=None, smallest=0.1) == 0
+
+
+def test_how_fast_the_machine_was_is_no_change():
+    before, after = results(workload(dense=1.0, ours=2.0)), results(workload(dense=10.0, ours=20.0), seed=1)
+    assert [(each.quantity, each.mark) for each in changes(before, after)] == [("seconds", ""), ("ratio", "")]
+
+
+def test_one_pass_has_no_interval_and_is_not_compared():
+    once = Plan(passes=1, rounds=5, seconds=1)
+    before, after = (results(workload(dense=1.0, ours=ours), plan=once) for ours in (1.0, 2.0))
+    assert [each.mark for each in changes(before, after)] == ["", ""]
+
+
+def test_a_ratio_is_not_compared_with_seconds():
+    before, after = (results(workload(dense=1.0, ours=3.0)) for _ in range(2))
+    after.records[0].samples, after.records[0].missing = [], "failed: no memory"
+    assert [(each.mark, each.comparable) for each in changes(before, after)] == [("failed", False), ("", False)]
+
+
+def test_figures_of_one_file_only_and_refused_ones_are_kept_in_a_comparison():
+    before, after = results(workload(dense=1.0, ours=2.0, gone=3.0)), results(workload(dense=1.0, ours=2.0, new=3.0))
+    after.records[1].refused, after.records[1].samples = "off by 1", []
+    found = {each.record.peer: each for each in changes(before, after)}
+    assert found["gone"].after is None and found["gone"].before
+    assert found["new"].before is None and found["new"].after
+    assert found["ours"].mark == "refused"

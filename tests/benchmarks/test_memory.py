@@ -1,0 +1,118 @@
+"""Memory: what is counted is what arithmetic says, what is measured is what is known, and what the README promises."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import pytest
+import torch
+
+import partkernels as pk
+from benchmarks import memory, peak
+from benchmarks.footprint import Footprint, entropy
+from benchmarks.layer import THREE, Division
+from benchmarks.models import NAMED, linear
+from benchmarks.peak import Job
+from benchmarks.presets import PRESETS
+from benchmarks.summary import memory as rows
+from partkernels.dispatch import READY, backends
+
+MIB = 1 << 20
+BACKEND = "cpu" if backends()["cpu"] == READY else "reference"
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc, which Linux has")
+
+
+@pytest.mark.parametrize("scheme", ["dense", "paper", "partkernels"])
+@pytest.mark.parametrize("model", ["mnist-cnn", "resnet-8", "resnet-9", "vit-tiny"])
+@pytest.mark.parametrize("division", [THREE, Division((0.5, 0.5), "zeros"), Division((0.2,) * 5, "stored")], ids=str)
+def test_arithmetic_gives_what_is_counted(scheme, model, division):
+    job = Job(model, scheme, BACKEND, batch=1, division=division)
+    with torch.device("meta"):
+        computed = Footprint.computed(scheme, NAMED[model].make(), division, NAMED[model].optimizer)
+    with pk.use_backend(BACKEND):
+        assert Footprint.counted(job.make()) == computed
+
+
+def test_the_billion_parameter_transformer_takes_a_sixteenth_of_its_weights_for_the_map():
+    records = memory.measure([], [BACKEND], arithmetic=[Job("transformer-1b")])
+    ours = next(row for row in rows(records) if row.peer == f"partkernels {BACKEND}")
+    paper = next(row for row in rows(records) if row.peer == "paper")
+    assert (ours.map_bits, paper.map_bits) == (2, 8)
+    assert (ours.bytes["defaults"], paper.bytes["defaults"]) == (0, 4 * paper.partitioned)
+    assert ours.by_arithmetic
+
+
+@pytest.mark.parametrize("model", [name for name in NAMED if name != "transformer-1b"])
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_maps_take_at_most_two_bits_a_weight_and_what_aligns_their_rows(model, count):
+    division = Division((1 / count,) * count)
+    with torch.device("meta"):
+        made = NAMED[model].make()
+        computed = Footprint.computed("partkernels", made, division, "adam")
+        floor = Footprint.computed("floor", made, division, "adam")
+    weights = sum(p.numel() for p in made.parameters())
+    rows = sum(m.weight.shape[0] for m in made.modules() if isinstance(m, torch.nn.Linear | torch.nn.Conv2d))
+    assert floor.map <= computed.map <= weights / 4 + 16 * rows
+    assert computed.defaults == 0
+
+
+def test_entropy_is_the_logarithm_of_the_number_of_assignments():
+    n, sizes = 6000, (4800, 600, 600)
+    logarithm = torch.lgamma(torch.tensor([n + 1.0, *(size + 1.0 for size in sizes)], dtype=torch.float64))
+    bits = (logarithm[0] - logarithm[1:].sum()).item() / torch.tensor(2.0).log().item()
+    assert bits / n == pytest.approx(entropy(THREE), rel=0.01)
+
+
+def test_the_allocators_peak_of_a_linear_layer_is_that_of_its_tensors(monkeypatch):
+    features, batch = 256, 8
+    monkeypatch.setitem(NAMED, "small", linear(features))
+    peaks = peak.by_allocator(Job("small", "dense", batch=batch))
+    parameters = 4 * (features * features + features)
+    kept = 3 * parameters + 2 * 4 + 4 * batch * features + 8 * batch  # moments, step counts, x, y
+    logits = 4 * batch * features
+    assert kept + 2 * logits <= peaks["forward"] <= kept + 4 * logits
+    assert kept + parameters <= peaks["backward"] <= kept + parameters + 4 * logits
+
+
+@linux_only
+def test_a_process_takes_what_its_allocator_does_and_what_libraries_add():
+    job = Job("mnist-cnn", "dense", batch=64)
+    allocated, resident = peak.by_allocator(job), peak.by_process(job)
+    for phase in ("forward", "backward"):
+        assert abs(resident[phase] - allocated[phase]) <= 0.1 * allocated[phase] + 12 * MIB
+
+
+@linux_only
+def test_forward_and_backward_of_a_layer_take_what_the_dense_layer_takes_plus_the_map_and_4_mib():
+    size = 4096
+    dense, ours = (
+        peak.by_process(Job("linear-4096", scheme, backend, batch=64))
+        for scheme, backend in (("dense", "auto"), ("partkernels", BACKEND))
+    )
+    assert dense["backward"] > 4 * 4 * size * size, "weight, gradient and moments: the measurement works"
+    for phase in ("forward", "backward"):
+        assert ours[phase] <= dense[phase] + size * size // 4 + 4 * MIB
+
+
+@pytest.mark.parametrize("model", ["resnet-14", "vit-tiny"])
+def test_training_takes_at_most_the_dense_models_peak_the_map_and_2_percent(model):
+    dense = Job(model, "dense", batch=dict(PRESETS["full"].memory)[model])
+    ours = dataclasses.replace(dense, scheme="partkernels", backend=BACKEND)
+    with torch.device("meta"):
+        map = Footprint.computed("partkernels", NAMED[model].make(), THREE, "adam").map
+    assert max(peak.by_allocator(ours).values()) <= 1.02 * max(peak.by_allocator(dense).values()) + map
+
+
+@linux_only
+def test_a_process_that_fails_says_why():
+    with pytest.raises(RuntimeError, match="model 'none' is unknown"):
+        peak.by_process(Job("none"))
+
+
+def test_what_cannot_run_here_is_told_and_the_others_are_measured():
+    records = memory.measure([Job("mnist-cnn", batch=2)], ["triton"], processes=False)
+    missing = [record for record in records if record.missing]
+    assert [record.peer for record in missing] == ["partkernels triton"]
+    assert missing[0].missing == backends()["triton"]
+    assert {record.peer for record in records if record.samples} == {"dense", "paper", "floor"}

@@ -1,0 +1,334 @@
+"""The pages say what was measured, all of it, and need nothing but themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from benchmarks.compare import changes
+from benchmarks.report import comparison, page
+from benchmarks.results import Record, Results
+
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+DIVISION = {"partitions": 3, "proportions": "0.8/0.1/0.1", "bits": 2, "defaults": "uniform"}
+BARE = Results(
+    command="python -m benchmarks all",
+    commit="0123456789abcdef",
+    modified=False,
+    date="2026-01-02T03:04:05+00:00",
+    machine={"processor": "Some CPU", "cores": 2},
+    versions={"torch": "2.13.0"},
+    settings={"preset": "full", "device": "cpu", "threads": 1, "passes": 6},
+    rooflines={"copy": 1e10, "matmul float32": 1e11},
+)
+
+
+class Document(HTMLParser):
+    """A page as a reader's browser takes it: rows of tables, what it loads, and tags that are not closed properly."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.html = html
+        self.open: list[str] = []
+        self.misplaced: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.ids: list[str] = []
+        self.rows: list[list[str]] = []
+        self.cells: list[tuple[str, str]] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attributes: list) -> None:
+        self.attributes += [(tag, name, value or "") for name, value in attributes]
+        self.ids += [value for name, value in attributes if name == "id"]
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+            self.cells.append((dict(attributes).get("class", ""), ""))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open.pop() != tag:
+            self.misplaced.append(f"{tag} at {self.getpos()}")
+
+    def handle_data(self, data: str) -> None:
+        if {"style", "script"} & set(self.open):
+            return
+        self.text += data
+        if {"td", "th"} & set(self.open):
+            self.rows[-1][-1] += data.strip()
+            self.cells[-1] = (self.cells[-1][0], self.cells[-1][1] + data.strip())
+
+
+def passes(value: float, count: int = 6) -> list[list[float]]:
+    return [[value] * 3] * count
+
+
+def speed(
+    work: str = "forward", shape: str = "32×64×64", active: int = 1, *, count: int = 6, **seconds
+) -> list[Record]:
+    case = {"operator": "linear", "work": work, "shape": shape, "dtype": "float32", "device": "cpu", **DIVISION}
+    facts = {"flops": 1e8, "bytes": 1e6}
+    seconds = {"dense": 2e-3, "where": 6e-3, "partkernels cpu": 3e-3} | seconds
+    return [
+        Record("speed", {**case, "active": active}, peer, samples=passes(s, count), facts=facts)
+        for peer, s in seconds.items()
+    ]
+
+
+def memory(by_arithmetic: bool = False, model: str = "MNIST CNN") -> list[Record]:
+    facts = {"name": model, "parameters": 1000, "weights": 800, "dense layers": "LayerNorm", "entropy": 0.92}
+    facts |= {"how": "by arithmetic"} if by_arithmetic else {}
+    kept = {
+        "dense": (4000, 0, 0, 8000),
+        "paper": (4000, 800, 3200, 8000),
+        "partkernels cpu": (4000, 200, 0, 8000),
+        "floor": (4000, 92, 0, 8000),
+    }
+    records = []
+    for peer, values in kept.items():
+        figures = dict(zip(("parameters", "map", "defaults", "state"), values, strict=True))
+        if not by_arithmetic:
+            figures |= {"peak of forward, by allocator": 1.25 * sum(values), "peak of step, by process": sum(values)}
+        case = {"model": model, "batch": 8, "optimizer": "adam", "device": "cpu", **DIVISION}
+        records += [
+            Record("memory", {**case, "figure": figure}, peer, "B", [[value]], facts=facts)
+            for figure, value in figures.items()
+        ]
+    return records
+
+
+def step(model: str = "ResNet-8", partitions: int = 3, *, count: int = 6, place: float = 0, **series) -> list[Record]:
+    seconds = {"dense": 0.1, "paper, parameters": 0.13, "partkernels cpu, parameters": 0.11}
+    seconds |= {"paper, hyperparameters": 0.12, "partkernels cpu, hyperparameters": 0.105}
+    case = {"model": model, "batch": 8, "samples": 1, "optimizer": "sgd", "device": "cpu", **DIVISION}
+    case |= {"partitions": partitions, "active": 2, **series}
+    facts = {"share of parameters": 0.1, "share of hyperparameters": 0.5, "place": place}
+    return [Record("step", case, peer, samples=passes(s, count), facts=facts) for peer, s in seconds.items()]
+
+
+def optim(*, count: int = 6) -> list[Record]:
+    case = {"model": "ResNet-8", "optimizer": "adam", "device": "cpu", **DIVISION, "update": 3}
+    seconds = {"torch, fused": 1e-4, "torch, foreach": 2e-4, "partnets": 5e-5}
+    return [Record("optim", case, peer, samples=passes(s, count), facts={"share": 0.1}) for peer, s in seconds.items()]
+
+
+def results(*records: list[Record], **changed) -> Results:
+    return dataclasses.replace(BARE, records=[record for group in records for record in group], **changed)
+
+
+def whole(**changed) -> Results:
+    points = [step("ResNet-8, width 2", series="width", place=2), step("ResNet-14", series="depth", place=14)]
+    points += [step(partitions=n, series="C", place=n) for n in (2, 8)] + [step(series="batch", place=8)]
+    training = speed("training", "8×4×8×8, 4×4×3×3, padding 1", 3, parametrize=7e-3, paper=8e-3)
+    return results(speed(), training, memory(), memory(True, "Large"), step(), *points, optim(), **changed)
+
+
+def without(record: Record, **why) -> Record:
+    return dataclasses.replace(record, samples=[], **why)
+
+
+def holed() -> Results:
+    """With figures that are not there."""
+    records = speed()
+    records[2] = without(records[2], refused="off by 0.1, and 0.01 is allowed")
+    other = speed("training")
+    other[1] = without(other[1], missing="failed: RuntimeError: no memory")
+    third = speed("grad input")
+    third[2] = without(third[2], missing="there is no CUDA device")
+    return results(records, other, third)
+
+
+def two_pages() -> str:
+    gpu = {"machine": {"processor": "Some CPU", "gpu": "Some GPU"}, "commit": "fedcba9876543210"}
+    return page([whole(), whole(**gpu)])
+
+
+def compared() -> str:
+    return comparison(holed(), whole(), changes(holed(), whole()))
+
+
+PAGES = {
+    "all suites": lambda: page([whole()]),
+    "one pass": lambda: page([results(speed(count=1), step(count=1), optim(count=1))]),
+    "two files": two_pages,
+    "figures missing": lambda: page([holed()]),
+    "no records": lambda: page([BARE]),
+    "comparison": compared,
+}
+
+
+@pytest.mark.parametrize("make", PAGES.values(), ids=PAGES)
+def test_a_page_is_well_formed_and_loads_nothing(make):
+    document = Document(make())
+    assert document.misplaced == [] and document.open == []
+    assert len(document.ids) == len(set(document.ids))
+    for tag, name, value in document.attributes:
+        assert name not in ("src", "srcset", "data", "action", "poster") and tag not in (
+            "link",
+            "img",
+            "iframe",
+            "base",
+        )
+        if name in ("href", "xlink:href"):
+            assert value.startswith("#") and value[1:] in document.ids
+    assert not re.search(r"@import|url\(|https?:|//\w+\.\w+|fetch\(|import\(", document.html)
+
+
+def test_tables_show_the_figures_that_were_computed():
+    document = Document(page([whole()]))
+    # 1e8 operations at 1e11 a second take at least 1 ms.
+    assert ["32×64×64", "1", "dense", "2.00 ms", "2.00–2.00", "", "", "50 %"] in document.rows
+    assert ["partkernels cpu", "3.00 ms", "3.00–3.00", "1.50×", "1.50–1.50", "33 %"] in document.rows
+    assert ["where", "6.00 ms", "6.00–6.00", "3.00×", "3.00–3.00", "17 %"] in document.rows
+    assert ["partkernels cpu", "4.000", "0.200", "0.000", "8.000", "12.200", "2.00"] in document.rows
+    assert ["partkernels cpu", "1.10×", "1.10–1.10", "1.05×", "1.05–1.05"] in document.rows
+    assert ["partnets", "50.0 µs", "50.0–50.0", "0.50×", "0.50–0.50"] in document.rows
+
+
+def test_the_summary_has_the_mean_the_range_and_the_worst_subnetwork():
+    cases = [
+        speed("training", "1×1×1", 1, **{"partkernels cpu": 1e-3}),
+        speed("training", "1×1×1", 2, **{"partkernels cpu": 2e-3}),
+        speed("training", "2×2×2", 1, **{"partkernels cpu": 8e-3}),
+    ]
+    document = Document(page([results(*cases, memory(), step(), optim())]))
+    assert ["Linear, training", "2.00×", "", "1.00–4.00", "2", "1.50×"] in document.rows
+    assert ["MNIST CNN", "4.20", "4.09", "8.00", "4.00", "2.00", "1.02×"] in document.rows
+    assert ["ResNet-8, batch 8", "1.10×", "1.30×", "1.17×", "1.05×", "1.20×", "1.08×"] in document.rows
+    assert ["Adam, partition 3, 10 % of the weights", "0.50×", ""] in document.rows
+
+
+def test_the_summary_counts_the_shapes_that_a_mean_leaves_out():
+    refused = speed("training", "2×2×2")
+    refused[2] = without(refused[2], refused="wrong")
+    document = Document(page([results(speed("training", "1×1×1"), refused)]))
+    assert ["Linear, training", "1.50×", "", "", "1 of 2", "2.00×"] in document.rows
+
+
+def test_the_summary_comes_before_charts_and_tables_of_suites():
+    html = two_pages()
+    first = min(html.index(mark) for mark in ("<article", "<figure", "<details"))
+    assert html.index('id="summary"') < html.index("Linear, forward") < first
+
+
+def test_a_refused_figure_is_a_warning_near_the_top_and_has_its_reason_in_place_of_a_number():
+    html = page([holed()])
+    document = Document(html)
+    top = html[: html.index("<article")]
+    assert "off by 0.1, and 0.01 is allowed" in top and "RuntimeError: no memory" in top
+    assert "there is no CUDA device" not in top and "there is no CUDA device" in document.text
+    assert ["partkernels cpu", "refused: off by 0.1, and 0.01 is allowed"] in document.rows
+    assert ["where", "failed: RuntimeError: no memory"] in document.rows
+    assert ["partkernels cpu", "there is no CUDA device"] in document.rows
+
+
+def test_one_pass_has_no_interval():
+    document = Document(page([results(speed(count=1), step(count=1), optim(count=1))]))
+    assert {text for style, text in document.cells if "interval" in style.split()} == {""}
+    # Of the summary's ranges over shapes alone.
+    assert document.html.count('class="span') == document.html.count('class="range"') == 1
+    assert "With 1 pass there is no interval." in document.text
+
+
+def test_the_page_says_how_sure_an_interval_is():
+    text = Document(page([whole()])).text
+    assert (
+        "With 6 passes it runs from the least to the greatest, which holds the true median with 97 % confidence."
+        in text
+    )
+
+
+def test_a_chart_names_its_figures_for_those_who_cannot_see_it():
+    labels = [value for tag, name, value in Document(page([whole()])).attributes if name == "aria-label"]
+    assert any(label.startswith("32×64×64") and "where: 3.00× [3.00–3.00], 6.00 ms" in label for label in labels)
+
+
+def test_figures_by_arithmetic_are_called_so():
+    document = Document(page([whole()]))
+    assert "Large (by arithmetic)" in document.text
+    assert ["Large", "Adam", "8", "80.0 %", "LayerNorm", "by arithmetic"] in document.rows
+    assert ["MNIST CNN", "Adam", "8", "80.0 %", "LayerNorm", "measured"] in document.rows
+
+
+def test_what_was_not_measured_has_no_section():
+    document = Document(page([results(speed())]))
+    assert "speed-1" in document.ids and not {"memory-1", "step-1", "optim-1"} & set(document.ids)
+
+
+def test_words_from_a_file_cannot_become_markup():
+    evil = '<script>alert(1)</script>"onload="x'
+    records = speed(shape=evil)
+    records[1] = without(records[1], refused=evil)
+    run = results(records, command=evil, machine={"processor": evil})
+    for html in (page([run]), comparison(run, run, changes(run, run))):
+        assert "<script>alert" not in html and "&lt;script&gt;alert" in html
+        document = Document(html)
+        assert document.misplaced == [] and not [name for _, name, _ in document.attributes if name == "onload"]
+
+
+def test_a_modified_commit_is_marked():
+    assert "012345678, modified" in Document(page([results(speed(), modified=True)])).text
+    assert "modified" not in Document(page([results(speed())])).text
+
+
+def test_runs_on_one_machine_are_told_apart_by_commit():
+    document = Document(page([whole(), whole(commit="fedcba9876543210")]))
+    assert ["Linear, forward", "012345678", "1.50×"] in [row[:3] for row in document.rows]
+    assert ["fedcba987", "1.50×"] in [row[:2] for row in document.rows]
+
+
+def test_no_file_is_an_error_with_a_cure():
+    with pytest.raises(ValueError, match="pass at least one file"):
+        page([])
+
+
+def test_a_comparison_marks_exactly_what_changed():
+    before = results(speed(), speed("training"), memory(), optim())
+    after = results(
+        speed(**{"partkernels cpu": 3.6e-3}),  # 20 % slower
+        speed("training", where=3e-3),  # half
+        memory(),
+        optim(),
+        step(),  # only here
+    )
+    found = changes(before, after)
+    document = Document(comparison(before, after, found))
+    html = document.html
+    changed = Document(html[html.index('id="changed"') : html.index('id="circumstances"')]).rows[1:]
+    assert [(row[0], row[1], row[4]) for row in changed] == [
+        ("▲ slower", "+20 %", "partkernels cpu"),
+        ("▼ faster", "\u221250 %", "where"),
+    ]
+    every = Document(html[html.index('id="all"') :]).rows
+    assert len([row for row in every if row[0] in ("▲ slower", "▼ faster")]) == 2
+    bases = [record for record in before.records if record.peer in ("dense", "torch, fused") and record.unit == "s"]
+    same = len(before.records) - len(bases) - 2
+    assert len([row for row in every if row[0] == "within noise"]) == same
+    assert len([row for row in every if row[0] == "not compared"]) == len(bases)
+    assert len([row for row in every if row[0] == "only after"]) == len(step())
+    assert re.search(r"within noise</dt><dd class=\"big\">(\d+)<", html)[1] == str(same)
+
+
+def test_a_comparison_shows_both_figures_and_why_one_is_gone():
+    after = results(speed())
+    after.records[2] = without(after.records[2], refused="off by 0.1")
+    document = Document(comparison(results(speed()), after, changes(results(speed()), after)))
+    assert any(
+        row[0] == "✕ refused" and row[-3:] == ["1.50×", "1.50–1.50", "refused: off by 0.1"] for row in document.rows
+    )
+    assert any(row[-4:] == ["3.00×", "3.00–3.00", "3.00×", "3.00–3.00"] for row in document.rows)
+
+
+def test_a_comparison_shows_where_two_machines_differ():
+    after = results(speed(dense=4e-3), machine={"processor": "Another CPU"})
+    document = Document(comparison(results(speed()), after, changes(results(speed()), after)))
+    assert [row[0] for row in document.rows if "dense" in row and "seconds" in row] == ["not compared"]
+    assert ["processor", "≠ differs", "Some CPU", "Another CPU"] in document.rows
+    assert ["torch", "", "2.13.0", "2.13.0"] in document.rows
