@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeVar
 
 import torch
@@ -186,20 +186,22 @@ class Tensors:
         """A second copy of the weights: what replaces them where they are not live."""
         return self.partition.defaults.values(self.layer.weight, self.layer.dtype, self.layer.device).clone()
 
+    @cached_property
     def module(self) -> Partitioned:
         """partnets' layer with this weight and partition; the bias is partition 1's."""
+        # skip_init: nobody reads the initial weights, which take a second to draw for the largest layers.
+        new = partial(nn.utils.skip_init, device=self.layer.device, dtype=self.layer.dtype)
         if self.layer.operator == "linear":
             out_features, in_features = self.layer.weight
-            ordinary, kind = nn.Linear(in_features, out_features, dtype=self.layer.dtype), partnets.Linear
+            ordinary, kind = new(nn.Linear, in_features, out_features), partnets.Linear
         else:
             out_channels, in_channels, *kernel = self.layer.weight
-            groups, geometry = self.layer.groups, self.layer.geometry
-            ordinary = nn.Conv2d(in_channels * groups, out_channels, kernel, **geometry, dtype=self.layer.dtype)
-            kind = partnets.Conv2d
-        ordinary = ordinary.to(self.layer.device)
+            in_channels *= self.layer.groups
+            ordinary, kind = new(nn.Conv2d, in_channels, out_channels, kernel, **self.layer.geometry), partnets.Conv2d
         defaults = self.division.values(self.weight, self.seed)
         module = kind.from_ordinary(ordinary, self.division.proportions, seed=self.seed, defaults=defaults)
         with torch.no_grad():
             module.weight.copy_(self.weight)
+            module.bias.zero_()
             (module.bias[0] if module.count > 1 else module.bias).copy_(self.bias)
         return module

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import product
 
 from benchmarks import operators, training
 from benchmarks.layer import Division, Layer, Tensors
-from benchmarks.measure import Workload
+from benchmarks.measure import Run, Workload
 
 WORKS = (*operators.WORKS, "training")
 OPERATOR_PEERS = ("dense", "where", "where, compiled")
@@ -32,32 +34,27 @@ def workloads(
         works: of WORKS.
         compiled: where torch.compile is among the peers, of COMPILED; each layer costs it seconds once.
     """
-    ours = tuple(f"partkernels {backend}" for backend in backends)
-    found = []
-    for layer in layers:
-        for division in divisions:
-            for work in works:
-                for active in actives:
-                    if active > division.count:
-                        continue
-                    names = TRAINING_PEERS if work == "training" else OPERATOR_PEERS
-                    if f"{layer.operator} {work}" not in compiled:
-                        names = tuple(name for name in names if name != "where, compiled")
-                    peers = (
-                        training.peers(names + ours, active)
-                        if work == "training"
-                        else operators.peers(names + ours, work, active)
-                    )
-                    found.append(
-                        Workload(
-                            "speed",
-                            _case(layer, division, work, active),
-                            lambda seed, layer=layer, division=division: Tensors(layer, division, seed),
-                            peers,
-                            _facts(layer, work),
-                        )
-                    )
-    return found
+    return [
+        Workload(
+            "speed",
+            _case(layer, division, work, active),
+            partial(Tensors, layer, division),
+            _peers(layer, work, active, backends, compiled),
+            _facts(layer, work),
+        )
+        for layer, division, work, active in product(layers, divisions, works, actives)
+        if active <= division.count
+    ]
+
+
+def _peers(
+    layer: Layer, work: str, active: int, backends: Sequence[str], compiled: Sequence[str]
+) -> dict[str, Callable[[Tensors], Run]]:
+    names = TRAINING_PEERS if work == "training" else OPERATOR_PEERS
+    if f"{layer.operator} {work}" not in compiled:
+        names = tuple(name for name in names if name != "where, compiled")
+    names += tuple(f"partkernels {backend}" for backend in backends)
+    return training.peers(names, active) if work == "training" else operators.peers(names, work, active)
 
 
 def _case(layer: Layer, division: Division, work: str, active: int) -> dict[str, str | int]:

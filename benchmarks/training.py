@@ -27,7 +27,7 @@ def _run(name: str, active: int, tensors: Tensors) -> Run:
     scheme, _, backend = name.partition(" ")
     if backend in obstacles():
         raise Missing(obstacles()[backend])
-    module = schemes.under(scheme.rstrip(","), tensors.module(), active, active)
+    module = schemes.under(scheme.rstrip(","), tensors.module, active, active)
     x = tensors.x.clone().requires_grad_()
     weight = schemes.weight(module)
     bias = next(parameter for parameter in module.parameters() if parameter is not weight)
@@ -54,7 +54,7 @@ def _where(layer: Layer, active: Tensor, ids, defaults, weight, bias, x) -> Tens
 
 def _yardsticks(tensors: Tensors, active: int) -> list[Yardstick]:
     with pk.use_backend("reference"):
-        ordinary = tensors.module().to_ordinary(active)
+        ordinary = tensors.module.to_ordinary(active)
 
     @cache
     def dense(dtype: torch.dtype) -> tuple[Tensor, ...]:

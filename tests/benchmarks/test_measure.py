@@ -125,7 +125,7 @@ def test_a_kernel_made_wrong_is_refused(operator, monkeypatch):
 @needs_cpu
 def test_a_wrong_kernel_is_refused_in_a_training_step_too(monkeypatch):
     right = partkernels.cpu.linear_grad_weight
-    monkeypatch.setattr(partkernels.cpu, "linear_grad_weight", lambda *arguments: 1.01 * right(*arguments))
+    monkeypatch.setattr(partkernels.cpu, "linear_grad_weight", lambda *arguments: 1.02 * right(*arguments))
     tiny = Model("CNN", lambda: models.MnistCNN(image_size=8), (1, 8, 8))
     workloads = step.workloads([step.Training(tiny, 4, actives=(1,))], ["cpu"])
     records = measure([Batch(workloads, SimulatedClockOfNothing(), Plan(passes=1, rounds=2))])
