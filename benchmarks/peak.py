@@ -70,6 +70,7 @@ def by_allocator(job: Job) -> dict[str, int]:
             return _by_cuda_allocator(job)
         step = job.make()
         gc.collect()
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it would print when it starts and stops
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
             for phase in PHASES:
                 with record_function(f"phase {phase}"):

@@ -75,7 +75,7 @@ PRESETS = {
         optim=("mnist-cnn",),
     ),
     "full": Preset(
-        about="half an hour on two cores: all shapes, every subnetwork, every peer",
+        about="forty minutes on two cores: all shapes, every subnetwork, every peer",
         plan=Plan(rounds=7, sample=3e-3, seconds=0.15),
         linear=(
             (1, 4096, 4096),

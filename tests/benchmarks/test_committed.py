@@ -1,0 +1,34 @@
+"""What is committed: results that can be read, and a README whose tables are made from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import readme
+from benchmarks.results import Results
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+
+
+def test_there_are_results():
+    assert FILES
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_committed_results_are_of_a_commit_and_none_of_ours_was_refused(path):
+    results = Results.load(path)
+    ours = [record for record in results.records if record.peer.startswith(("partkernels", "partnets"))]
+    assert ours and all(record.samples for record in ours)
+    assert not results.modified, "measure a commit"
+
+
+def test_the_readmes_tables_are_those_of_the_committed_results():
+    text = (ROOT / "README.md").read_text()
+    command = next(line for line in text.splitlines() if line.startswith("python -m benchmarks") and "--readme" in line)
+    files = [word for word in command.split() if word.endswith(".json")]
+    assert files
+    made = readme.tables([Results.load(ROOT / file) for file in files])
+    assert made in text, f"run {command}"
