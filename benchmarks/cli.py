@@ -8,23 +8,29 @@ import datetime
 import os
 import shlex
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
 
-from benchmarks import machine
+from benchmarks import compare, machine, readme
 from benchmarks.estimates import SMALLEST_CHANGE
 from benchmarks.layer import DEFAULTS, Division
 from benchmarks.operators import obstacles
 from benchmarks.presets import PRESETS, Conv2d, Linear
 from benchmarks.registry import SUITES, Options, default_backends, kernel_clock, measure
+from benchmarks.report import comparison, page
 from benchmarks.results import Record, Results
 from benchmarks.rooflines import rooflines
 from benchmarks.speed import COMPILED, WORKS
 from partkernels.dispatch import backends
+from partkernels.partition import sizes
 
 # The C of --bits, which fills that many bits but for 8, where a byte a weight must hold the peers' ids too.
 COUNTS = {1: 2, 2: 4, 4: 16, 8: 32}
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.half)
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -49,12 +55,12 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--readme", type=Path, help="a file whose benchmark tables are written anew")
     report.set_defaults(run=_report)
 
-    compare = commands.add_parser("compare", help="what changed from one file of results to another, beyond noise")
-    compare.add_argument("before", type=Path)
-    compare.add_argument("after", type=Path)
-    compare.add_argument("--out", type=Path, help="a page of both, with the changes marked")
-    compare.add_argument("--smallest", type=float, default=SMALLEST_CHANGE, help="least change of a ratio, as in 0.05")
-    compare.set_defaults(run=_compare)
+    both = commands.add_parser("compare", help="what changed from one file of results to another, beyond noise")
+    both.add_argument("before", type=Path)
+    both.add_argument("after", type=Path)
+    both.add_argument("--out", type=Path, help="a page of both, with the changes marked")
+    both.add_argument("--smallest", type=float, default=SMALLEST_CHANGE, help="least change of a ratio, as in 0.05")
+    both.set_defaults(run=_compare)
     return parser
 
 
@@ -64,12 +70,16 @@ def _add_measuring(parser: argparse.ArgumentParser, suite: str) -> None:
     add("--preset", choices=PRESETS, default="quick", help=f"what to measure, and how long. {presets}")
     add("--out", type=Path, help="the results; by default out/SUITE.json")
     add("--device", help="cpu or cuda; by default the preset's")
-    add("--threads", type=int, default=torch.get_num_threads(), help="of the CPU's operators")
-    add("--backends", type=_names, help="ours, as in cpu,reference; by default all that are ready and no reference")
+    add("--threads", type=_count, default=torch.get_num_threads(), help="of the CPU's operators")
+    add(
+        "--backends",
+        type=_some_of(backends()),
+        help="ours, as in cpu,reference; by default all that are ready and no reference",
+    )
     add("--proportions", type=_floats, action="append", help="of the partitions, as in .8,.1,.1; repeatable")
     add("--bits", type=_ints, help="instead of proportions: equal partitions, a map of 1, 2, 4 or 8 bits")
     add("--defaults", choices=DEFAULTS, default="uniform", help="what replaces weights that are not live")
-    add("--passes", type=int, help="over all cases; 6 give intervals of 97 %%")
+    add("--passes", type=_count, help="over all cases; 6 give intervals of 97 %%")
     add("--minutes", type=float, help="no pass begins after them")
     add("--commit", help="of the library, if this is no git checkout")
     group = parser.add_argument_group("layers (speed)")
@@ -81,51 +91,72 @@ def _add_measuring(parser: argparse.ArgumentParser, suite: str) -> None:
         metavar="X,WEIGHT[,name=value]",
         help="as in 200x20x14x14,50x20x5x5,padding=2; also stride, dilation, groups",
     )
-    group.add_argument("--dtypes", type=_dtypes, help="as in float32,bfloat16")
+    group.add_argument("--dtypes", type=_some_of(DTYPES), help="as in float32,bfloat16")
     group.add_argument("--active", type=_ints, help="live subnetworks, as in 1,2,3")
-    group.add_argument("--works", type=_names, default=WORKS, help=f"of {','.join(WORKS)}")
+    group.add_argument("--works", type=_some_of(WORKS), default=WORKS, help=f"of {','.join(WORKS)}")
     group.add_argument("--compiled", action=argparse.BooleanOptionalAction, help="torch.compile among the peers")
     group = parser.add_argument_group("models (memory, step, optim)")
     group.add_argument("--model", action="append", help="a name as in benchmarks/models.py, or package.module:function")
     group.add_argument("--input", type=_ints, help="of one example, as in 3,32,32")
-    group.add_argument("--classes", type=int)
-    group.add_argument("--batch", type=int, default=64)
-    group.add_argument("--samples", type=int, default=1, help="of the augmentation (step)")
+    group.add_argument("--classes", type=_count)
+    group.add_argument("--batch", type=_count, default=64)
+    group.add_argument("--samples", type=_count, default=1, help="of the augmentation (step)")
     parser.set_defaults(run=_measure, suite=suite)
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(text.split(","))
+def _some_of(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
+    """Reads names separated by commas."""
+
+    def read(text: str) -> tuple[str, ...]:
+        names = tuple(text.split(","))
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
+        return names
+
+    return read
 
 
 def _ints(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(",")))
+    return tuple(_positive(part, text, "positive integers separated by commas, as in 1,2") for part in text.split(","))
 
 
 def _floats(text: str) -> tuple[float, ...]:
     return tuple(map(float, text.split(",")))
 
 
-def _dtypes(text: str) -> tuple[torch.dtype, ...]:
-    names = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    return tuple(names[name] for name in text.split(","))
+def _count(text: str) -> int:
+    return _positive(text, text, "a positive integer")
 
 
-def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split("x")))
+def _sizes(text: str, count: int, example: str) -> tuple[int, ...]:
+    parts = text.split("x")
+    if len(parts) != count:
+        raise argparse.ArgumentTypeError(f"{text!r} has {len(parts)} sizes; pass {count}, {example}")
+    return tuple(_positive(part, text, example) for part in parts)
+
+
+def _positive(part: str, text: str, expected: str) -> int:
+    if not part.isdecimal() or int(part) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} has {part!r}; pass {expected}")
+    return int(part)
 
 
 def _linear(text: str) -> Linear:
-    m, n, k = _sizes(text)
+    m, n, k = _sizes(text, 3, "MxNxK as in 256x1024x1024")
     return m, n, k
 
 
 def _conv2d(text: str) -> Conv2d:
-    x, weight, *rest = text.split(",")
-    geometry = {name: int(value) for name, value in (pair.split("=") for pair in rest)}
-    if len(_sizes(x)) != 4 or len(_sizes(weight)) != 4 or geometry.keys() - {"stride", "padding", "dilation", "groups"}:
-        raise ValueError
-    return _sizes(x), _sizes(weight), geometry
+    example = "as in 200x20x14x14,50x20x5x5,padding=2"
+    x, *rest = text.split(",")
+    weight, *pairs = rest or [""]
+    geometry = {}
+    for name, _, value in (pair.partition("=") for pair in pairs):
+        if name not in ("stride", "padding", "dilation", "groups"):
+            raise argparse.ArgumentTypeError(f"{text!r} has {name!r}; known are stride, padding, dilation and groups")
+        geometry[name] = 0 if (name, value) == ("padding", "0") else _positive(value, text, example)
+    return _sizes(x, 4, example), _sizes(weight, 4, example), geometry
 
 
 def options(given: argparse.Namespace) -> Options:
@@ -135,7 +166,7 @@ def options(given: argparse.Namespace) -> Options:
         ValueError: a choice cannot be had here.
     """
     preset = PRESETS[given.preset]
-    changed = {"dtypes": given.dtypes, "actives": given.active}
+    changed = {"actives": given.active, "dtypes": given.dtypes and tuple(DTYPES[name] for name in given.dtypes)}
     if given.compiled is not None:
         changed["compiled"] = COMPILED if given.compiled else ()
     if given.linear or given.conv2d:
@@ -160,15 +191,20 @@ def options(given: argparse.Namespace) -> Options:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError("there is no CUDA device here; pass --device cpu, or a preset for it: quick, full.")
     if given.bits:
+        if wrong := set(given.bits) - set(COUNTS):
+            raise ValueError(f"--bits has {wrong.pop()}; pass some of 1,2,4,8.")
         proportions = [(1 / COUNTS[bits],) * COUNTS[bits] for bits in given.bits]
     else:
         proportions = given.proportions or [Division().proportions]
     names = given.backends or default_backends(device)
     for name in names:
-        if name not in backends():
-            raise ValueError(f"--backends has {name!r}; known are {', '.join(backends())}.")
         if name in obstacles():
             raise ValueError(f"the backend {name!r} cannot run here: {obstacles()[name]}.")
+    for each in proportions:
+        sizes(0, each)  # raises if they are none
+    largest = max(map(len, proportions))
+    if given.active and max(given.active) > largest:
+        raise ValueError(f"--active has {max(given.active)}, but there are {largest} partitions; pass 1..{largest}.")
     chosen = Options(
         preset=preset,
         device=device,
@@ -215,20 +251,15 @@ def _measure(given: argparse.Namespace) -> int:
     save(measure(names, chosen, save=save))
     problems = [record for record in results.records if record.refused or record.missing.startswith("failed")]
     for record in problems:
-        print(f"{' '.join(map(str, record.key))}: {record.refused or record.missing}", file=sys.stderr)
+        print(f"{record.label}: {record.refused or record.missing}", file=sys.stderr)
     print(f"{len(results.records)} figures, {len(problems)} of them refused or failed, are in {out}.")
     print(f"python -m benchmarks report {out}   makes a page of them.")
     return 1 if problems else 0
 
 
 def _report(given: argparse.Namespace) -> int:
-    from benchmarks import readme
-    from benchmarks.report import page
-
     results = [Results.load(path) for path in given.results]
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(page(results))
-    print(f"The page is {given.out}.")
+    _write_page(given.out, page(results))
     if given.readme:
         readme.write(given.readme, results)
         print(f"{given.readme} has its tables.")
@@ -236,6 +267,15 @@ def _report(given: argparse.Namespace) -> int:
 
 
 def _compare(given: argparse.Namespace) -> int:
-    from benchmarks import compare
+    before, after = Results.load(given.before), Results.load(given.after)
+    found = compare.changes(before, after, given.smallest)
+    print(compare.text(before, after, found))
+    if given.out:
+        _write_page(given.out, comparison(before, after, found))
+    return 1 if any(change.worse for change in found) else 0
 
-    return compare.run(given.before, given.after, out=given.out, smallest=given.smallest)
+
+def _write_page(path: Path, html: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(html)
+    print(f"The page is {path}.")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from benchmarks.estimates import SMALLEST_CHANGE, Estimate, change
 from benchmarks.figures import Figure, by_case
@@ -31,6 +31,11 @@ class Change:
     after: Estimate | None
     relative: float | None = None
     comparable: bool = True
+
+    @property
+    def worse(self) -> bool:
+        """Whether whoever changed the code should look at it."""
+        return self.mark in ("slower", "larger", "refused", "failed")
 
     @property
     def mark(self) -> str:
@@ -81,25 +86,16 @@ def _quantity(figure: Figure) -> tuple[str, Estimate]:
     return ("seconds", figure.value) if figure.ratio is None else ("ratio", figure.ratio)
 
 
-def run(before: Path, after: Path, *, out: Path | None, smallest: float) -> int:
-    """Prints what changed, and writes a page if asked to; returns 1 if something got worse."""
-    results = Results.load(before), Results.load(after)
-    found = changes(*results, smallest)
+def text(before: Results, after: Results, found: Sequence[Change]) -> str:
+    """What changed, a line for each figure that did."""
+    compared = sum(change.comparable for change in found)
+    lines = [f"{_title(before)}  →  {_title(after)}: {compared} figures compared"]
     marked = [change for change in found if change.mark]
-    compared = [change for change in found if change.comparable]
-    print(f"{_title(results[0])}  →  {_title(results[1])}: {len(compared)} figures compared")
     for each in marked:
-        label = " ".join(str(value) for value in each.record.case.values())
-        print(f"{each.mark:>8} {_percent(each.relative)}  {each.record.suite} {label}, {each.record.peer}", end="")
-        print(f": {each.quantity} {each.before:.3g} to {each.after:.3g}" if each.before and each.after else "")
-    print(f"{len(marked)} changed beyond noise." if marked else "Nothing changed beyond noise.")
-    if out:
-        from benchmarks.report import comparison
-
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(comparison(*results, found))
-        print(f"The page is {out}.")
-    return 1 if any(change.mark in ("slower", "larger", "refused", "failed") for change in marked) else 0
+        both = f": {each.quantity} {each.before:.3g} to {each.after:.3g}" if each.before and each.after else ""
+        lines.append(f"{each.mark:>8} {_percent(each.relative)}  {each.record.label}{both}")
+    lines.append(f"{len(marked)} changed beyond noise." if marked else "Nothing changed beyond noise.")
+    return "\n".join(lines)
 
 
 def _title(results: Results) -> str:

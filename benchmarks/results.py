@@ -40,6 +40,11 @@ class Record:
         """Equal for the same figure in two files."""
         return self.suite, *self.case.items(), self.peer
 
+    @property
+    def label(self) -> str:
+        """The same in a line."""
+        return f"{' '.join(map(str, (self.suite, *self.case.values())))}, {self.peer}"
+
 
 @dataclass
 class Results:

@@ -10,7 +10,8 @@ from simulated import SimulatedClock, results, workload
 
 import partkernels.cpu
 from benchmarks import speed, step
-from benchmarks.compare import changes, run
+from benchmarks.cli import main
+from benchmarks.compare import changes
 from benchmarks.layer import THREE, Layer
 from benchmarks.measure import Batch, Missing, Plan, Run, Workload, measure
 from benchmarks.models import Model
@@ -144,10 +145,11 @@ def test_a_kernel_slowed_by_a_fifth_is_flagged_and_the_rest_is_not(tmp_path, cap
     flagged = [each for each in changes(before, after) if each.mark]
     assert [(each.record.case["shape"], each.record.peer, each.mark) for each in flagged] == [("7", "ours", "slower")]
     assert flagged[0].relative == pytest.approx(0.2, abs=0.1)
-    assert run(*paths, out=None, smallest=0.1) == 1
+    command = ["compare", *map(str, paths)]
+    assert main(command) == 1
     assert "1 changed beyond noise" in capsys.readouterr().out
-    assert run(paths[1], paths[0], out=None, smallest=0.1) == 0, "faster is no failure"
-    assert run(paths[0], paths[0], out=None, smallest=0.1) == 0
+    assert main(["compare", str(paths[1]), str(paths[0])]) == 0, "faster is no failure"
+    assert main(["compare", str(paths[0]), str(paths[0])]) == 0
 
 
 def test_how_fast_the_machine_was_is_no_change():
