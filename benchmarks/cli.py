@@ -20,7 +20,7 @@ from benchmarks.operators import obstacles
 from benchmarks.presets import PRESETS, Conv2d, Linear
 from benchmarks.registry import SUITES, Options, default_backends, kernel_clock, measure
 from benchmarks.report import comparison, page
-from benchmarks.results import Record, Results
+from benchmarks.results import Record, Results, merged
 from benchmarks.rooflines import rooflines
 from benchmarks.speed import COMPILED, WORKS
 from partkernels.dispatch import backends
@@ -258,7 +258,7 @@ def _measure(given: argparse.Namespace) -> int:
 
 
 def _report(given: argparse.Namespace) -> int:
-    results = [Results.load(path) for path in given.results]
+    results = merged(Results.load(path) for path in given.results)
     _write_page(given.out, page(results))
     if given.readme:
         readme.write(given.readme, results)

@@ -102,7 +102,7 @@ PRESETS = {
         optim=("linear-2048", "mnist-cnn", "resnet-14"),
     ),
     "gpu": Preset(
-        about="six minutes on an H200: the shapes that a GPU is for",
+        about="the shapes that a GPU is for; meant to take six minutes on an H200, and not yet run on one",
         device="cuda",
         plan=Plan(rounds=20, sample=0, seconds=0.1, minutes=2.5),
         step_plan=Plan(rounds=5, seconds=0.2, minutes=1.5),

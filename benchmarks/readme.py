@@ -51,7 +51,7 @@ def _tables(results: Results) -> Iterable[str]:
             ("layer, worst live subnetwork", "time over dense", "least to greatest", "faster than `torch.where`"),
             [
                 (
-                    f"{row.operator} {row.work}, {row.dtype}, `{row.peer}`, {row.shapes} shapes",
+                    f"{row.operator} {row.work}, {row.dtype}, {row.bits}-bit map, `{row.peer}`, {row.shapes} shapes",
                     f"{row.dense[0]:.2f}",
                     f"{row.dense[1]:.2f} to {row.dense[2]:.2f}",
                     "" if math.isnan(row.where) else f"{row.where:.2f}×",

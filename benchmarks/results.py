@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -101,6 +102,29 @@ class Results:
                 f"{path} does not hold results of this suite ({error}); pass a file that `python -m benchmarks` wrote."
             ) from error
         raise ValueError(f"{path} has format {found!r} and this version reads {FORMAT}; measure again.")
+
+
+def merged(files: Iterable[Results]) -> list[Results]:
+    """The same figures in fewer runs: suites that were measured one by one, of one library in one place, become one.
+
+    Files that have a figure in common stay apart, since they are to be seen side by side.
+    """
+    runs: list[Results] = []
+    for file in files:
+        for index, run in enumerate(runs):
+            keys = {record.key for record in run.records}
+            if _circumstances(run) == _circumstances(file) and keys.isdisjoint(r.key for r in file.records):
+                command = run.command if file.command == run.command else f"{run.command}; {file.command}"
+                both = {"rooflines": file.rooflines | run.rooflines, "records": run.records + file.records}
+                runs[index] = dataclasses.replace(run, command=command, **both)
+                break
+        else:
+            runs.append(file)
+    return runs
+
+
+def _circumstances(run: Results) -> tuple:
+    return run.commit, run.modified, run.machine, run.versions, run.settings
 
 
 def _without_defaults(record: Record) -> dict:

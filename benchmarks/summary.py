@@ -22,7 +22,7 @@ class SpeedRow:
     """One kind of work, over all shapes; for each shape the live subnetwork that costs most.
 
     Attributes:
-        operator, work, dtype, peer: what, and on which backend of ours.
+        operator, work, dtype, bits, defaults, peer: what, with which map and defaults, on which backend of ours.
         dense: ours over dense: geometric mean over shapes, least and greatest.
         where: times faster than eager torch.where: geometric mean; NaN if it was not measured.
         shapes: how many.
@@ -31,6 +31,8 @@ class SpeedRow:
     operator: str
     work: str
     dtype: str
+    bits: int
+    defaults: str
     peer: str
     dense: tuple[float, float, float]
     where: float
@@ -38,15 +40,16 @@ class SpeedRow:
 
 
 def speed(records: Sequence[Record]) -> list[SpeedRow]:
-    """A row for each operator, work, dtype and backend."""
+    """A row for each operator, work, dtype, map, kind of defaults and backend."""
     groups: dict[tuple, dict[str, list[dict[str, Figure]]]] = {}
     for case in by_case(records, "speed"):
         first = next(iter(case.values())).case
         for peer in ours(case):
-            key = first["operator"], first["work"], first["dtype"], peer
+            key = *(first[name] for name in ("operator", "work", "dtype", "bits", "defaults")), peer
             groups.setdefault(key, {}).setdefault(first["shape"], []).append(case)
     rows = []
-    for (operator, work, dtype, peer), by_shape in groups.items():
+    for key, by_shape in groups.items():
+        peer = key[-1]
         worst = []
         for cases in by_shape.values():
             known = [case for case in cases if case[peer].ratio is not None]
@@ -57,7 +60,7 @@ def speed(records: Sequence[Record]) -> list[SpeedRow]:
         dense = [case[peer].ratio.value for case in worst]
         over = [case["where"].over(case[peer]) for case in worst if "where" in case]
         where = mean([ratio.value for ratio in over if ratio])
-        rows.append(SpeedRow(operator, work, dtype, peer, (mean(dense), min(dense), max(dense)), where, len(worst)))
+        rows.append(SpeedRow(*key, (mean(dense), min(dense), max(dense)), where, len(worst)))
     return rows
 
 

@@ -32,9 +32,14 @@ def tiles(results: Results) -> list[Tile]:
     found = []
     training = [row for row in summary.speed(records) if row.work == "training"]
     for operator in dict.fromkeys(row.operator for row in training):
-        best = min((row for row in training if row.operator == operator), key=lambda row: row.dense[0])
+        by_kind: dict[tuple, list[summary.SpeedRow]] = {}
+        for row in training:
+            if row.operator == operator:
+                by_kind.setdefault((row.dtype, row.bits, row.defaults), []).append(row)
+        # A user takes the fastest backend, but not always the fastest dtype or map.
+        best = max((min(rows, key=_mean) for rows in by_kind.values()), key=_mean)
         mean, low, high = best.dense
-        more = f"{text.span(low, high)} over {shapes(results, best)} shapes"
+        more = f"{text.span(low, high)} over {shapes(results, best)} shapes" if best.shapes > 1 else "of one shape"
         found.append(
             Tile(
                 f"{text.first_upper(operator)} in training, over dense",
@@ -62,9 +67,14 @@ def tiles(results: Results) -> list[Tile]:
     return found
 
 
+def _mean(row: summary.SpeedRow) -> float:
+    return row.dense[0]
+
+
 def shapes(results: Results, row: summary.SpeedRow) -> str:
     """How many shapes a mean is of, and of how many if some have no figure."""
-    kind = {"operator": row.operator, "work": row.work, "dtype": row.dtype}
+    names = "operator", "work", "dtype", "bits", "defaults"
+    kind = {name: getattr(row, name) for name in names}
     all = {r.case["shape"] for r in results.records if r.suite == "speed" and kind.items() <= r.case.items()}
     return f"{row.shapes}" if row.shapes == len(all) else f"{row.shapes} of {len(all)}"
 
@@ -88,13 +98,15 @@ def tables(runs: Runs) -> list[Table]:
 
 def _speed(runs: Runs) -> Table:
     rows = [(name, results, row) for name, results in runs for row in summary.speed(results.records)]
-    apart = text.varying([{"dtype": row.dtype, "peer": row.peer} for _, _, row in rows])
+    kinds = [{"dtype": row.dtype, "bits": row.bits, "defaults": row.defaults} for _, _, row in rows]
+    apart = text.varying(kinds)
+    backends = {row.peer for _, _, row in rows}
     axis = charts.Axis(end for _, _, row in rows for end in row.dense)
     found = []
-    for name, results, row in rows:
+    for (name, results, row), kind in zip(rows, kinds, strict=True):
         mean, low, high = row.dense
         work = f"{text.first_upper(row.operator)}, {text.phrase('work', row.work)}"
-        on = [row.dtype] * ("dtype" in apart) + [row.peer.split()[-1]] * ("peer" in apart)
+        on = [text.phrase(name, kind[name]) for name in apart] + [row.peer.split()[-1]] * (len(backends) > 1)
         cells = [
             Cell(text.ratio(mean), "number strong"),
             Cell("", "strip", strip=charts.Strip(axis.at(low), axis.at(mean), axis.at(high), axis.at(1.0))),

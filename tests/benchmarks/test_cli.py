@@ -141,7 +141,7 @@ def test_a_readme_without_its_markers_stays_as_it_is(tmp_path, measured):
     readme.write(path, [Results.load(measured)])
     text = path.read_text()
     assert text.startswith("above\n") and text.endswith("\nbelow") and "old" not in text
-    assert "| linear forward, float32" in text
+    assert "| linear forward, float32, 2-bit map" in text
 
 
 def test_pytest_benchmark_runs_the_same_suites(tmp_path):

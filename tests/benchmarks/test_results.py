@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from simulated import results, workload
 
-from benchmarks.results import Results
+from benchmarks.results import Results, merged
 
 
 def test_a_file_holds_every_sample(tmp_path):
@@ -44,3 +44,15 @@ def test_other_files_are_told_apart(text, message, tmp_path):
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         Results.load(path)
+
+
+def test_suites_measured_one_by_one_become_one_run_and_repetitions_stay_apart():
+    speed, optim = results(workload(a=1.0)), results(workload("optim", a=2.0))
+    optim.command = "python -m benchmarks optim"
+    (both,) = merged([speed, optim])
+    assert [record.suite for record in both.records] == ["speed", "optim"]
+    assert both.command == "python -m benchmarks speed; python -m benchmarks optim"
+    assert len(speed.records) == 1, "what was given stays as it is"
+    assert len(merged([speed, optim, results(workload(a=3.0))])) == 2
+    optim.commit = "another"
+    assert merged([speed, optim]) == [speed, optim]
