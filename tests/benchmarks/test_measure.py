@@ -9,7 +9,8 @@ import torch
 from simulated import SimulatedClock, results, workload
 
 import partkernels.cpu
-from benchmarks import speed, step
+import partnets
+from benchmarks import optim, speed, step
 from benchmarks.cli import main
 from benchmarks.compare import changes
 from benchmarks.layer import THREE, Layer
@@ -132,6 +133,24 @@ def test_a_wrong_kernel_is_refused_in_a_training_step_too(monkeypatch):
     records = measure([Batch(workloads, SimulatedClockOfNothing(), Plan(passes=1, rounds=2))])
     refused = {record.peer for record in records if record.refused}
     assert refused == {"partkernels cpu, parameters"}, "the hyperparameters' update has no weight gradient"
+
+
+@pytest.mark.parametrize(
+    ("step", "reason"),
+    [
+        (lambda parameter, owned: parameter.sub_(1e-3), "other partitions have moved"),
+        (lambda parameter, owned: parameter.sub_(owned * 1e-4), "not close"),
+    ],
+)
+def test_an_optimiser_made_wrong_is_refused(step, reason, monkeypatch):
+    wrong = lambda self, parameter, grad, owned, update, group: step(parameter, owned)  # noqa: E731
+    monkeypatch.setattr(partnets.optim.Adam, "step_entries", wrong)
+    tiny = Model("layer", lambda: torch.nn.Linear(8, 8), (8,))
+    workloads = optim.workloads([optim.Parameters(tiny)], [1])
+    records = measure([Batch(workloads, SimulatedClockOfNothing(), Plan(passes=1, rounds=2))])
+    (refused,) = [record for record in records if record.refused]
+    assert (refused.peer, refused.case["optimizer"]) == ("partnets", "adam")
+    assert reason in refused.refused
 
 
 def test_a_kernel_slowed_by_a_fifth_is_flagged_and_the_rest_is_not(tmp_path, capsys):
