@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from benchmarks.layer import Division
-from benchmarks.schemes import Where, divisible
+from benchmarks.schemes import Where
 from benchmarks.train_step import TrainStep
 from partkernels import packed_map
+from partnets.partition import layers_and_obstacles
 from partnets.partitioned import partitioned_layers
 
 MOMENTS = {"adam": 2, "sgd": 1}
@@ -55,7 +56,7 @@ class Footprint:
         The floor is the least that any scheme could keep: log2 of the number of such assignments, which is the entropy
         of the proportions a weight. (An assignment that is drawn from a seed could be drawn again, at no memory.)
         """
-        layers = divisible(model).values()
+        layers = layers_and_obstacles(model)[0].values()
         size = next(model.parameters()).element_size()
         weights = [layer.weight for layer in layers]
         count = sum(w.numel() for w in weights)

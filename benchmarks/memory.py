@@ -10,13 +10,12 @@ import torch
 from tqdm import tqdm
 
 import partkernels as pk
-import partnets
 from benchmarks import peak
 from benchmarks.footprint import Footprint, entropy
-from benchmarks.operators import obstacles
+from benchmarks.operators import obstacles as unavailable
 from benchmarks.peak import Job
 from benchmarks.results import Record
-from benchmarks.schemes import divisible
+from partnets.partition import layers_and_obstacles
 
 FIGURES = tuple(field.name for field in dataclasses.fields(Footprint))
 SCHEMES = ("dense", "paper")
@@ -47,8 +46,8 @@ def measure(
                 progress.set_description(f"memory of {facts['name']}")
                 progress.update()
                 own = dataclasses.replace(job, scheme=scheme, backend=backend)
-                if backend in obstacles():
-                    records.append(Record("memory", _case(job, ""), name, "B", missing=obstacles()[backend]))
+                if backend in unavailable():
+                    records.append(Record("memory", _case(job, ""), name, "B", missing=unavailable()[backend]))
                     continue
                 try:
                     figures[name] = _measured(own, processes)
@@ -92,11 +91,12 @@ def _facts(job: Job) -> dict[str, float | str]:
     found = job.found()
     with torch.device("meta"):
         model = found.make()
-    dense = {type(model.get_submodule(path)).__name__ for path in partnets.without_rule(model)}
+    layers, obstacles = layers_and_obstacles(model)
+    dense = {type(model.get_submodule(path)).__name__ for path in obstacles}
     return {
         "name": found.name,
         "parameters": sum(p.numel() for p in model.parameters()),
-        "weights": sum(layer.weight.numel() for layer in divisible(model).values()),
+        "weights": sum(layer.weight.numel() for layer in layers.values()),
         "dense layers": ", ".join(sorted(dense)),
         "entropy": entropy(job.division),
     }

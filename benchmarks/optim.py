@@ -10,17 +10,16 @@ from functools import partial
 import torch
 from torch import nn
 
-import partnets
 from benchmarks.layer import CPU, THREE, Division
 from benchmarks.measure import Run, Workload
 from benchmarks.models import Model
 from benchmarks.schemes import partitioned
-from benchmarks.train_step import seeded
+from benchmarks.train_step import dense_optimizer, partitioned_optimizer, seeded
 from partnets.partitioned import partitioned_layers
 
 OPTIMIZERS = ("adam", "sgd")
 PEERS = ("torch, fused", "torch, foreach", "partnets")
-LR, MOMENTUM = 1e-3, 0.9
+LR = 1e-3
 
 
 @dataclass(frozen=True)
@@ -80,19 +79,13 @@ def _setup(of: Parameters, seed: int) -> nn.Module:
 def _run(peer: str, name: str, update: int, model: nn.Module) -> Run:
     if peer == "partnets":
         mine = _copy(model)
-        return Run(partial(_partnets(name, mine).step, update), lambda: _check(name, update, model))
+        return Run(partial(partitioned_optimizer(name, mine, LR).step, update), lambda: _check(name, update, model))
     return Run(_torch(name, _copy(model), **{peer.removeprefix("torch, "): True}).step, lambda: None)
-
-
-def _partnets(name: str, model: nn.Module) -> partnets.optim.PartitionedOptimizer:
-    return partnets.optim.Adam(model, lr=LR) if name == "adam" else partnets.optim.SGD(model, lr=LR, momentum=MOMENTUM)
 
 
 def _torch(name: str, model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
     weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if name == "adam":
-        return torch.optim.Adam(weights, lr=LR, **implementation)
-    return torch.optim.SGD(weights, lr=LR, momentum=MOMENTUM, **implementation)
+    return dense_optimizer(name, weights, LR, **implementation)
 
 
 def _copy(model: nn.Module) -> nn.Module:
@@ -106,7 +99,7 @@ def _copy(model: nn.Module) -> nn.Module:
 def _check(name: str, update: int, model: nn.Module) -> None:
     """Two steps move the partition's weights as torch's optimiser does, and no other weight by a bit."""
     ours, theirs = _copy(model), _copy(model)
-    optimizers = _partnets(name, ours), _torch(name, theirs)
+    optimizers = partitioned_optimizer(name, ours, LR), _torch(name, theirs)
     for _ in range(2):
         optimizers[0].step(update=update)
         optimizers[1].step()

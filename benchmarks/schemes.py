@@ -49,16 +49,6 @@ def under(scheme: str, model: nn.Module, active: int, update: int | None) -> nn.
     return replace_modules(model, new)
 
 
-def divisible(model: nn.Module) -> dict[str, nn.Module]:
-    """The path and layer of each layer of an ordinary model that partnets.partition divides; the rest stays dense."""
-    inside = {module for path in partnets.without_rule(model) for module in model.get_submodule(path).modules()}
-    return {
-        path: module
-        for path, module in model.named_modules()
-        if type(module) in (nn.Linear, nn.Conv2d) and module not in inside
-    }
-
-
 def weight(module: nn.Module) -> nn.Parameter:
     """The trained weight of what `under` made of a layer."""
     if parametrize.is_parametrized(module):

@@ -18,6 +18,7 @@ from partnets.trainer import frozen
 PHASES = ("forward", "backward", "step")
 # So small that many steps on random labels don't carry the weights away.
 LR = 1e-6
+MOMENTUM = 0.9
 
 
 class TrainStep:
@@ -50,12 +51,12 @@ class TrainStep:
             parameter.requires_grad_(False)
         owned = {p for _, layer in partitioned_layers(self.model) for p in layer.parameters(recurse=False)}
         others = [p for p in self.model.parameters() if p.requires_grad and p not in owned]
-        self.optimizers = [_dense_optimizer(optimizer, others)] if others else []
+        # fused: torch's fastest.
+        self.optimizers = [dense_optimizer(optimizer, others, LR, fused=True)] if others else []
         self.own = None
         if owned:
             with frozen(others):
-                kind = {"adam": partnets.optim.Adam, "sgd": partnets.optim.SGD}[optimizer]
-                self.own = kind(self.model, lr=LR, **({"momentum": 0.9} if optimizer == "sgd" else {}))
+                self.own = partitioned_optimizer(optimizer, self.model, LR)
 
     def forward(self) -> None:
         self.loss = F.cross_entropy(self.model(self.x), self.y)
@@ -85,11 +86,18 @@ class TrainStep:
                 yield from (value for value in state.values() if isinstance(value, Tensor))
 
 
-def _dense_optimizer(name: str, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """torch's fastest."""
+def dense_optimizer(
+    name: str, parameters: list[nn.Parameter], lr: float, **implementation: bool
+) -> torch.optim.Optimizer:
+    """torch's "adam" or "sgd"; implementation: fused=True or foreach=True."""
     if name == "adam":
-        return torch.optim.Adam(parameters, lr=LR, fused=True)
-    return torch.optim.SGD(parameters, lr=LR, momentum=0.9, fused=True)
+        return torch.optim.Adam(parameters, lr=lr, **implementation)
+    return torch.optim.SGD(parameters, lr=lr, momentum=MOMENTUM, **implementation)
+
+
+def partitioned_optimizer(name: str, model: nn.Module, lr: float) -> partnets.optim.PartitionedOptimizer:
+    """partnets' of the same name."""
+    return partnets.optim.Adam(model, lr=lr) if name == "adam" else partnets.optim.SGD(model, lr=lr, momentum=MOMENTUM)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -136,10 +136,12 @@ def without_rule(model: nn.Module, *, skip: Iterable[str | nn.Module] = ()) -> d
         >>> partition(model, (0.5, 0.5), skip=without_rule(model))[0].count
         2
     """
-    return _divisible(model, _skipped(model, skip))[1]
+    return layers_and_obstacles(model, _skipped(model, skip))[1]
 
 
-def _divisible(model: nn.Module, skipped: set[nn.Module]) -> tuple[dict[str, nn.Module], dict[str, str]]:
+def layers_and_obstacles(
+    model: nn.Module, skipped: Collection[nn.Module] = ()
+) -> tuple[dict[str, nn.Module], dict[str, str]]:
     """The layers that rules replace, by their paths; and what stands in the way, as without_rule returns it."""
     layers, obstacles = {}, {}
 
@@ -166,7 +168,7 @@ def _divisible(model: nn.Module, skipped: set[nn.Module]) -> tuple[dict[str, nn.
 
 def _find_layers(model: nn.Module, skipped: set[nn.Module]) -> dict[str, nn.Module]:
     """The path and layer of each module that a rule replaces; raises for all that need a rule and have none."""
-    layers, obstacles = _divisible(model, skipped)
+    layers, obstacles = layers_and_obstacles(model, skipped)
     if obstacles:
         listed = "\n".join(f"  {path or 'the model itself'}: {what}" for path, what in obstacles.items())
         raise ValueError(
