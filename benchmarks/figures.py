@@ -18,10 +18,6 @@ class Figure:
     base: Record | None = None
 
     @property
-    def suite(self) -> str:
-        return self.record.suite
-
-    @property
     def case(self) -> dict[str, str | int | float]:
         return self.record.case
 

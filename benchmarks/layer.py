@@ -137,9 +137,8 @@ class Layer:
     def _dense_backward(self, grad: Tensor, x: Tensor, weight: Tensor, which: int) -> Tensor:
         pairs = [[n, n] for n in (self.stride, self.padding, self.dilation)]
         mask = [which == 0, which == 1, False]
-        return torch.ops.aten.convolution_backward(grad, x, weight, None, *pairs, False, [0, 0], self.groups, mask)[
-            which
-        ]
+        backward = torch.ops.aten.convolution_backward
+        return backward(grad, x, weight, None, *pairs, False, [0, 0], self.groups, mask)[which]
 
 
 class Tensors:

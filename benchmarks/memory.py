@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 import partkernels as pk
 from benchmarks import peak
-from benchmarks.footprint import Footprint, entropy
+from benchmarks.footprint import Footprint
 from benchmarks.operators import obstacles as unavailable
 from benchmarks.peak import Job
 from benchmarks.results import Record
@@ -98,7 +98,6 @@ def _facts(job: Job) -> dict[str, float | str]:
         "parameters": sum(p.numel() for p in model.parameters()),
         "weights": sum(layer.weight.numel() for layer in layers.values()),
         "dense layers": ", ".join(sorted(dense)),
-        "entropy": entropy(job.division),
     }
 
 
