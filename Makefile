@@ -47,9 +47,11 @@ lint: $(VENV)/test
 
 # The C++ library and its tests, as they ship and under the address and undefined-behaviour sanitizers.
 ctest: build/cmake/tested build/sanitized/tested
-build/sanitized/tested: CXXFLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all
+build/sanitized/tested: CXXFLAGS := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all
+build/sanitized/tested: BUILD := Debug
 build/%/tested: $(VENV)/test CMakeLists.txt $(CPP)
-	$(BIN)/cmake -S . -B build/$* -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_CXX_FLAGS="$(CXXFLAGS)"
+	$(BIN)/cmake -S . -B build/$* -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_CXX_FLAGS="$(CXXFLAGS)" \
+	  -DCMAKE_BUILD_TYPE=$(or $(BUILD),Release)
 	$(BIN)/cmake --build build/$*
 	$(BIN)/ctest --test-dir build/$* --output-on-failure
 	touch $@

@@ -21,7 +21,7 @@ inline double widen(double value) { return value; }
 inline float widen(bfloat16 value) { return to_float(value); }
 
 template <class T>
-T narrow(Accumulator<T> value) {
+inline T narrow(Accumulator<T> value) {
   return value;
 }
 template <>

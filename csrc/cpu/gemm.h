@@ -4,93 +4,85 @@
 // rebuilt from a packed map. No operand ever exists whole.
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
-#include <cstring>
-#include <memory>
-
 #include "multiply.h"
-#include "partkernels/cpu.h"
+#include "tile.h"
 
-namespace partkernels::cpu {
+namespace partkernels::cpu::PARTKERNELS_ISA {
+
+// A task makes kBatch x kCols entries of the product, kRows x kCols of them at a time from kDepth units of depth. The
+// left block takes 96 KiB, the right one 256 and the product 360: they stay in the second-level cache.
+constexpr int64_t kCols = 256;
+template <class Unit>
+constexpr int64_t kBatch = 1440 / sizeof(Unit);
+// Column blocks of tasks start at multiples of a tile's width.
+static_assert(kRows % kTall == 0 && kBatch<double> % kTall == 0 && kCols % kTileCols == 0);
 
 // One thread's blocks. Kept from call to call: allocating it costs more than a small product.
-template <class Acc>
+template <class Unit>
 struct alignas(64) Workspace {
-  // If the left operand's rows fit into this many blocks, they are packed once for all columns of the product. Four
-  // in float hold the weights of most convolutions; two in double keep the workspace under 1 MiB.
-  static constexpr int64_t kLeftBlocks = sizeof(Acc) == 4 ? 4 : 2;
-  Acc left[kLeftBlocks][kRows * kDepth];
-  Acc right[kDepth * kRightStride];
-  Acc product[kRows * kCols];
+  static_assert(kTileCols % kPanel<Unit> == 0);
+  Unit left[kRows * kDepth<Unit>];
+  Unit right[kCols * kDepth<Unit>];
+  Sum<Unit> product[kBatch<Unit> * kCols];
 };
-static_assert(sizeof(Workspace<double>) <= 1 << 20);
+static_assert(sizeof(Workspace<float>) <= 1 << 20 && sizeof(Workspace<double>) <= 1 << 20);
 
-// Blocks of depth whose products are summed one after another; sums of so many are then added. Without this second
-// level the error is up to 2.6 times that of MKL's product at depth 4096, with it at most 0.9 times.
-constexpr int64_t kFold = 4;
-
-template <class Acc>
-Workspace<Acc>& workspace() {
-  thread_local const std::unique_ptr<Workspace<Acc>> own(new Workspace<Acc>());
+template <class Unit>
+Workspace<Unit>& workspace() {
+  thread_local const std::unique_ptr<Workspace<Unit>> own(new Workspace<Unit>);
   return *own;
 }
 
-// How a left block lies in memory.
-enum class Layout { row_major, depth_major };
+inline int64_t blocks_of(int64_t size, int64_t block) { return (size + block - 1) / block; }
 
-constexpr int64_t left_stride(Layout layout) { return layout == Layout::row_major ? kDepth : kRows; }
+// How a dimension is cut into blocks of about the same size, multiples of `unit` and at most `most`.
+struct Cut {
+  int64_t count, size;
 
-// total = product, or total += product, of m x n entries, rows kCols apart.
-template <class Acc>
-void fold(const Acc* product, int64_t m, int64_t n, bool accumulate, Acc* total) {
-  for (int64_t r = 0; r < m * kCols; r += kCols) {
-    for (int64_t c = r; c < r + n; ++c) total[c] = accumulate ? total[c] + product[c] : product[c];
+  // wanted: how many blocks would be good to have, so that threads have enough to share.
+  Cut(int64_t total, int64_t unit, int64_t most, int64_t wanted) {
+    const int64_t units = blocks_of(total, unit);
+    const int64_t blocks = std::max(blocks_of(units, most / unit), std::min(units, wanted));
+    size = std::max<int64_t>(1, blocks_of(units, std::max<int64_t>(1, blocks))) * unit;
+    count = blocks_of(total, size);
   }
-}
+};
 
-// product[rows, cols] = left[rows, depth] right[depth, cols].
+// product[rows, cols] = left[rows, depth] right[depth, cols], depth in entries.
 //
-// pack_left(i, m, k, d, block): packs left[i : i + m, k : k + d]; its rows, or in depth_major its columns, are
+// pack_left(i, m, k, d, block): packs left[i : i + m, k : k + d]; its rows, or in depth_major its units of depth, are
 // left_stride(layout) apart.
-// pack_right(k, d, j, n, block): packs right[k : k + d, j : j + n], rows kRightStride apart.
+// pack_right(k, d, j, n, block): packs right[k : k + d, j : j + n] in panels. j is a multiple of kTileCols.
 // store(i, m, j, n, block): takes product[i : i + m, j : j + n], rows kCols apart.
-template <class Acc, Layout layout, class PackLeft, class PackRight, class Store>
+template <class Unit, Layout layout, class PackLeft, class PackRight, class Store>
 void gemm(int64_t rows, int64_t cols, int64_t depth, const PackLeft& pack_left, const PackRight& pack_right,
           const Store& store, const ParallelFor& parallel_for) {
-  const auto blocks = [](int64_t size, int64_t block) { return (size + block - 1) / block; };
-  const int64_t row_blocks = blocks(rows, kRows);
-  const int64_t col_blocks = blocks(cols, kCols);
-  const bool keep_left = blocks(depth, kDepth) <= Workspace<Acc>::kLeftBlocks;
-  const bool folds = depth > kFold * kDepth;
-  static_assert(kFold >= Workspace<double>::kLeftBlocks && kFold >= Workspace<float>::kLeftBlocks && kCols <= kDepth);
-  constexpr int64_t row_stride = layout == Layout::row_major ? left_stride(layout) : 1;
-  constexpr int64_t depth_stride = layout == Layout::row_major ? 1 : left_stride(layout);
+  constexpr int64_t kStep = kDepth<Unit> * kUnitDepth<Unit>;
+  const Cut batch(rows, kTall, kBatch<Unit>, 1);
+  // Tasks in fours share out evenly to 2 and 4 threads.
+  const Cut across(cols, kTileCols, kCols, batch.count % 4 == 0 ? 1 : 4);
 
-  parallel_for(row_blocks * col_blocks, [&](int64_t begin, int64_t end) {
-    Workspace<Acc>& space = workspace<Acc>();
-    int64_t kept = -1;
-    for (int64_t block = begin; block < end; ++block) {
-      const int64_t i = block / col_blocks * kRows;
-      const int64_t j = block % col_blocks * kCols;
-      const int64_t m = std::min(kRows, rows - i);
-      const int64_t n = std::min(kCols, cols - j);
-      Acc* const total = space.left[1];  // free: what folds is too deep to be kept
+  parallel_for(batch.count * across.count, [&](int64_t begin, int64_t end) {
+    Workspace<Unit>& space = workspace<Unit>();
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t j = task % across.count * across.size;
+      const int64_t n = std::min(across.size, cols - j);
+      const int64_t first = task / across.count * batch.size;
+      const int64_t last = std::min(rows, first + batch.size);
       if (depth == 0) std::memset(space.product, 0, sizeof(space.product));
-      for (int64_t k = 0; k < depth; k += kDepth) {
-        const int64_t d = std::min(kDepth, depth - k);
-        Acc* const left = space.left[keep_left ? k / kDepth : 0];
-        if (!keep_left || kept != i) pack_left(i, m, k, d, left);
+      for (int64_t k = 0; k < depth; k += kStep) {
+        const int64_t d = std::min(kStep, depth - k);
         pack_right(k, d, j, n, space.right);
-        const bool starts = folds ? k % (kFold * kDepth) == 0 : k == 0;
-        multiply(LeftBlock<Acc>{left, row_stride, depth_stride}, space.right, m, n, d, !starts, space.product);
-        const bool ends = (k + kDepth) % (kFold * kDepth) == 0 || k + d == depth;
-        if (folds && ends) fold(space.product, m, n, /*accumulate=*/k >= kFold * kDepth, total);
+        for (int64_t i = first; i < last; i += kRows) {
+          const int64_t m = std::min(kRows, last - i);
+          pack_left(i, m, k, d, space.left);
+          multiply<Unit, layout>(space.left, space.right, m, n, blocks_of(d, kUnitDepth<Unit>), k > 0,
+                                 space.product + (i - first) * kCols, kCols);
+        }
       }
-      kept = i;
-      store(i, m, j, n, folds ? total : space.product);
+      store(first, last - first, j, n, space.product);
     }
   });
 }
 
-}  // namespace partkernels::cpu
+}  // namespace partkernels::cpu::PARTKERNELS_ISA

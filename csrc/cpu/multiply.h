@@ -1,30 +1,157 @@
 // The multiplication of two packed blocks: the only place where floating-point work is done.
+//
+// Blocks hold units: an entry of float or double, or in bfloat16, where the processor multiplies them, a pair of
+// entries that follow each other along the depth. So all types share one shape of code.
 #pragma once
 
-#include <cstdint>
+#include "accumulate.h"
+#include "isa.h"
 
-namespace partkernels::cpu {
+namespace partkernels::cpu::PARTKERNELS_ISA {
 
-// A block of a product has at most kRows x kCols entries and kDepth terms. In float, a left block takes 96 KiB, a right
-// block 208 KiB and a product 72 KiB: together they fit the second-level cache.
-constexpr int64_t kRows = 96;
-constexpr int64_t kCols = 192;
-constexpr int64_t kDepth = 256;
-// 16 more than kCols: rows at a power of two apart would fall into the same few sets of the first-level cache.
-constexpr int64_t kRightStride = kCols + 16;
-
-// The left block: entry (i, k) is at data[i * row_stride + k * depth_stride].
-template <class T>
-struct LeftBlock {
-  const T* data;
-  int64_t row_stride, depth_stride;
+struct alignas(4) Pair {
+  bfloat16 entry[2];
 };
 
-// product[i][j] (+)= sum over k in [0, depth) of left(i, k) * right[k * kRightStride + j], for i in [0, rows) and j in
-// [0, cols), both rounded up to whole register tiles: all three blocks must be that large. product has kCols columns.
-void multiply(LeftBlock<float> left, const float* right, int64_t rows, int64_t cols, int64_t depth, bool accumulate,
-              float* product);
-void multiply(LeftBlock<double> left, const double* right, int64_t rows, int64_t cols, int64_t depth, bool accumulate,
-              double* product);
+#if defined(PARTKERNELS_AVX512_BF16)
+constexpr bool kMultipliesBfloat16 = true;
+#else
+constexpr bool kMultipliesBfloat16 = false;
+#endif
 
-}  // namespace partkernels::cpu
+template <class T>
+struct UnitOf {
+  using type = Accumulator<T>;
+};
+template <>
+struct UnitOf<bfloat16> {
+  using type = std::conditional_t<kMultipliesBfloat16, Pair, float>;
+};
+
+// How many entries along the depth a unit holds.
+template <class Unit>
+constexpr int64_t kUnitDepth = std::is_same_v<Unit, Pair> ? 2 : 1;
+
+template <class Unit>
+using Sum = std::conditional_t<std::is_same_v<Unit, double>, double, float>;
+
+// A block of a product takes at most so many units of depth, 1 KiB of them: a panel and the left operands of a register
+// tile then fit the first-level cache together.
+template <class Unit>
+constexpr int64_t kDepth = 1024 / sizeof(Unit);
+
+// The right block lies in panels of two vectors' width, each a unit of depth after the other.
+template <class Unit>
+constexpr int64_t kPanel = 2 * kVectorBytes / sizeof(Unit);
+
+// Rows of a register tile: with two vectors each, their sums leave room for the operands.
+constexpr int64_t kTall = kVectorRegisters == 32 ? 12 : 6;
+
+// Units that are multiplied and added one after another; sums of such chains are then added, and then those of blocks.
+// One chain over the whole depth has up to 2.4 times the error of MKL's product at depth 392. Results in bfloat16 are
+// rounded far above that.
+template <class Unit>
+constexpr int64_t kChain = std::is_same_v<Unit, Pair> ? kDepth<Unit> : 32;
+
+// How the left block, of kRows rows, lies in memory: a row after the other, or a unit of depth of all rows after the
+// other. Known to the compiler, since a register tile takes all of the registers that addresses would need.
+enum class Layout { row_major, depth_major };
+
+constexpr int64_t kRows = 96;
+
+template <class Unit>
+constexpr int64_t left_stride(Layout layout) {
+  return layout == Layout::row_major ? kDepth<Unit> : kRows;
+}
+
+// A vector that may lie at any multiple of its entries' size.
+template <class T>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(kVectorBytes), aligned(sizeof(T)), may_alias));
+};
+
+template <class T>
+using Vector = typename VectorOf<T>::type;
+
+template <class Unit>
+struct Operand {
+  using type = Vector<Unit>;
+  static type load(const Unit* from) { return *reinterpret_cast<const type*>(from); }
+  static void add_product(const Unit& left, const type& right, Vector<Unit>& sum) { sum += left * right; }
+};
+
+#if defined(PARTKERNELS_AVX512_BF16)
+template <>
+struct Operand<Pair> {
+  using type = __m512bh;
+  static type load(const Pair* from) { return (__m512bh)_mm512_loadu_si512(from); }
+  static void add_product(const Pair& left, const type& right, Vector<float>& sum) {
+    int bits;
+    std::memcpy(&bits, &left, sizeof(bits));
+    sum = (Vector<float>)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(bits), right);
+  }
+};
+#endif
+
+// sum[r][panel] (+)= left[r] times one panel of the right block, for Rows rows; sum's rows are sum_stride apart.
+template <class Unit, Layout layout, int Rows>
+void multiply_tile(const Unit* left, const Unit* right, int64_t depth, bool accumulate, Sum<Unit>* sum,
+                   int64_t sum_stride) {
+  constexpr int64_t kRowStride = layout == Layout::row_major ? left_stride<Unit>(layout) : 1;
+  constexpr int64_t kDepthStride = layout == Layout::row_major ? 1 : left_stride<Unit>(layout);
+  using V = Vector<Sum<Unit>>;
+  constexpr int64_t kWidth = kVectorBytes / sizeof(Unit);
+  V total[Rows][2] = {};
+  for (int64_t start = 0; start < depth; start += kChain<Unit>) {
+    V chain[Rows][2] = {};
+    const int64_t count = std::min(kChain<Unit>, depth - start);
+    for (int64_t k = 0; k < count; ++k) {
+      const auto first = Operand<Unit>::load(right);
+      const auto second = Operand<Unit>::load(right + kWidth);
+      for (int r = 0; r < Rows; ++r) {
+        const Unit& entry = left[r * kRowStride];
+        Operand<Unit>::add_product(entry, first, chain[r][0]);
+        Operand<Unit>::add_product(entry, second, chain[r][1]);
+      }
+      left += kDepthStride;
+      right += kPanel<Unit>;
+    }
+    for (int r = 0; r < Rows; ++r) {
+      for (int v = 0; v < 2; ++v) total[r][v] += chain[r][v];
+    }
+  }
+  for (int r = 0; r < Rows; ++r) {
+    for (int v = 0; v < 2; ++v) {
+      V* const to = reinterpret_cast<V*>(sum + r * sum_stride + v * kWidth);
+      *to = accumulate ? *to + total[r][v] : total[r][v];
+    }
+  }
+}
+
+template <class Unit, Layout layout, int Rows = kTall>
+void multiply_rows(int64_t rows, const Unit* left, const Unit* right, int64_t depth, bool accumulate, Sum<Unit>* sum,
+                   int64_t sum_stride) {
+  if constexpr (Rows > 0) {
+    if (rows == Rows) {
+      multiply_tile<Unit, layout, Rows>(left, right, depth, accumulate, sum, sum_stride);
+    } else {
+      multiply_rows<Unit, layout, Rows - 1>(rows, left, right, depth, accumulate, sum, sum_stride);
+    }
+  }
+}
+
+// product[i][j] (+)= the sum over k in [0, depth) units of left(i, k) right(k, j), for i in [0, rows) and whole panels
+// of j up to cols. Panel p of the right block starts at right + p * kPanel * kDepth.
+template <class Unit, Layout layout>
+void multiply(const Unit* left, const Unit* right, int64_t rows, int64_t cols, int64_t depth, bool accumulate,
+              Sum<Unit>* product, int64_t product_stride) {
+  for (int64_t j = 0; j < cols; j += kPanel<Unit>) {
+    for (int64_t i = 0; i < rows; i += kTall) {
+      const Unit* const part = left + i * (layout == Layout::row_major ? left_stride<Unit>(layout) : 1);
+      multiply_rows<Unit, layout>(std::min(kTall, rows - i), part, right + j * kDepth<Unit>, depth, accumulate,
+                                  product + i * product_stride + j, product_stride);
+    }
+  }
+}
+
+}  // namespace partkernels::cpu::PARTKERNELS_ISA

@@ -1,13 +1,135 @@
-// Philox for consecutive counters, a vector of them at a time.
+// Philox for 16 counters at a time.
 #pragma once
 
-#include <cstdint>
+#include "isa.h"
+#include "partkernels/philox.h"
 
-namespace partkernels::cpu {
+namespace partkernels::cpu::PARTKERNELS_ISA {
 
 constexpr int kLanes = 16;
 
-// words[w][lane] = word w for the counter (c0 + lane, c1, c2, c3). c0 + lane must not overflow.
-void philox_lanes(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint64_t seed, uint32_t words[4][kLanes]);
+#if defined(PARTKERNELS_AVX512)
 
-}  // namespace partkernels::cpu
+// Each lane has 64 bits, of which the upper half means nothing: a product's halves are then words as they are, and a
+// shift away.
+struct Lanes {
+  __m512i half[2];
+};
+
+inline Lanes load_lanes(const uint32_t* from) {
+  return {{_mm512_cvtepu32_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))),
+           _mm512_cvtepu32_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 8)))}};
+}
+
+inline Lanes same_lanes(uint32_t value) {
+  const __m512i same = _mm512_set1_epi32(static_cast<int>(value));
+  return {{same, same}};
+}
+
+inline void store_lanes(const Lanes& from, uint32_t* to) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi64_epi32(from.half[0]));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 8), _mm512_cvtepi64_epi32(from.half[1]));
+}
+
+// The words of the products of each lane and a constant.
+inline void multiply_wide(const Lanes& a, uint32_t b, Lanes* high, Lanes* low) {
+  for (int h = 0; h < 2; ++h) {
+    low->half[h] = _mm512_mul_epu32(a.half[h], _mm512_set1_epi32(static_cast<int>(b)));
+    high->half[h] = _mm512_srli_epi64(low->half[h], 32);
+  }
+}
+
+inline Lanes xor3(const Lanes& a, const Lanes& b, uint32_t c) {
+  const __m512i same = _mm512_set1_epi32(static_cast<int>(c));
+  return {{_mm512_ternarylogic_epi32(a.half[0], b.half[0], same, 0x96),
+           _mm512_ternarylogic_epi32(a.half[1], b.half[1], same, 0x96)}};
+}
+
+#else
+
+// Plain loops over 16 words, which every compiler turns into whatever vectors there are.
+struct Lanes {
+  uint32_t lane[kLanes];
+};
+
+inline Lanes load_lanes(const uint32_t* from) {
+  Lanes lanes;
+  std::memcpy(&lanes, from, sizeof(lanes));
+  return lanes;
+}
+
+inline Lanes same_lanes(uint32_t value) {
+  Lanes lanes;
+  for (uint32_t& lane : lanes.lane) lane = value;
+  return lanes;
+}
+
+inline void store_lanes(const Lanes& from, uint32_t* to) { std::memcpy(to, &from, sizeof(from)); }
+
+inline void multiply_wide(const Lanes& a, uint32_t b, Lanes* high, Lanes* low) {
+  for (int i = 0; i < kLanes; ++i) {
+    const uint64_t product = uint64_t{a.lane[i]} * b;
+    high->lane[i] = static_cast<uint32_t>(product >> 32);
+    low->lane[i] = static_cast<uint32_t>(product);
+  }
+}
+
+inline Lanes xor3(const Lanes& a, const Lanes& b, uint32_t c) {
+  Lanes lanes;
+  for (int i = 0; i < kLanes; ++i) lanes.lane[i] = a.lane[i] ^ b.lane[i] ^ c;
+  return lanes;
+}
+
+#endif
+
+// The first two rounds take a counter's words c0 and c1 apart: what they make of a column's c0, and of a row's c1, is
+// computed once for all rows, and for all columns.
+struct ColumnPart {
+  Lanes c0, c1, c2;
+};
+
+struct RowPart {
+  Lanes c2, c3;
+};
+
+// c2 and c3 are the same for all lanes.
+inline ColumnPart column_part(Lanes c0, uint32_t c2, uint32_t c3, uint64_t seed) {
+  const uint32_t k0 = low_word(seed), k1 = high_word(seed);
+  Lanes high0, low0, high1, low1;
+  multiply_wide(c0, kPhiloxMultiplier0, &high0, &low0);
+  multiply_wide(xor3(high0, same_lanes(c3), k1), kPhiloxMultiplier1, &high1, &low1);
+  const auto first = low_word(uint64_t{kPhiloxMultiplier1} * c2);
+  const Lanes zero = same_lanes(0);
+  return {xor3(high1, same_lanes(first), k0 + kPhiloxKeyStep0), low1, xor3(low0, zero, k1 + kPhiloxKeyStep1)};
+}
+
+inline RowPart row_part(Lanes c1, uint32_t c2, uint64_t seed) {
+  const auto first = high_word(uint64_t{kPhiloxMultiplier1} * c2);
+  RowPart part;
+  multiply_wide(xor3(c1, same_lanes(first), low_word(seed)), kPhiloxMultiplier0, &part.c2, &part.c3);
+  return part;
+}
+
+// The four words of Philox4x32-7 for each lane.
+inline void philox_lanes(const ColumnPart& column, const RowPart& row, uint64_t seed, Lanes words[4]) {
+  uint32_t k0 = low_word(seed) + 2 * kPhiloxKeyStep0;
+  uint32_t k1 = high_word(seed) + 2 * kPhiloxKeyStep1;
+  Lanes c0 = column.c0, c1 = column.c1, c2 = xor3(column.c2, row.c2, 0), c3 = row.c3;
+  for (int round = 2; round < kPhiloxRounds; ++round) {
+    Lanes high0, low0, high1, low1;
+    multiply_wide(c0, kPhiloxMultiplier0, &high0, &low0);
+    multiply_wide(c2, kPhiloxMultiplier1, &high1, &low1);
+    c0 = xor3(high1, c1, k0);
+    c1 = low1;
+    c2 = xor3(high0, c3, k1);
+    c3 = low0;
+    k0 += kPhiloxKeyStep0;
+    k1 += kPhiloxKeyStep1;
+  }
+  words[0] = c0;
+  words[1] = c1;
+  words[2] = c2;
+  words[3] = c3;
+}
+
+}  // namespace partkernels::cpu::PARTKERNELS_ISA

@@ -3,6 +3,9 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <stdexcept>
+
+#include "partkernels/cpu.h"
 
 #define CHECK(condition)                                                                 \
   do {                                                                                   \
@@ -11,3 +14,13 @@
       std::exit(1);                                                                      \
     }                                                                                    \
   } while (false)
+
+// Ends the test, and says to ctest that it was skipped, if this processor lacks what PARTKERNELS_CPU_ISA asks for.
+inline void unless_another_processor_is_needed() {
+  try {
+    std::printf("instruction set: %s\n", partkernels::cpu::instruction_set());
+  } catch (const std::runtime_error& error) {
+    std::printf("skipped: %s\n", error.what());
+    std::exit(77);
+  }
+}

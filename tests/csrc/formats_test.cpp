@@ -1,9 +1,11 @@
 // The formats in C++: known answers, and fast code against the one-entry definitions.
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
 #include "check.h"
 #include "partkernels/cpu.h"
 #include "partkernels/packed_map.h"
-#include "philox_lanes.h"
-#include "rebuild.h"
 
 using namespace partkernels;
 
@@ -17,15 +19,6 @@ void philox_gives_the_known_answers() {
   for (int w = 0; w < 4; ++w) {
     CHECK(zero.word[w] == of_zero[w]);
     CHECK(pi.word[w] == of_pi[w]);
-  }
-}
-
-void lanes_are_philox_of_consecutive_counters() {
-  uint32_t words[4][cpu::kLanes];
-  cpu::philox_lanes(160, 1, 0xFFFFFFFF, 3, 0x123456789ABCDEF0, words);
-  for (int lane = 0; lane < cpu::kLanes; ++lane) {
-    const Philox drawn = philox4x32(160 + lane, 1, 0xFFFFFFFF, 3, 0x123456789ABCDEF0);
-    for (int w = 0; w < 4; ++w) CHECK(words[w][lane] == drawn.word[w]);
   }
 }
 
@@ -52,33 +45,78 @@ void defaults_give_the_known_answers() {
   }
 }
 
-void rebuild_takes_live_entries_and_the_defaults_of_the_others(int count, DefaultKind kind) {
-  constexpr int64_t kRows = 3, kCols = 700;
+// One thread after the other takes single strips, so that strips start anywhere.
+void in_turn(int64_t count, const cpu::Body& body) {
+  for (int64_t i = 0; i < count; ++i) body(i, i + 1);
+}
+
+struct Size {
+  int64_t rows, in, height, width;
+
+  int64_t cols() const { return in * height * width; }
+};
+
+// A map in which owners follow each other in an order that no tile's size divides.
+std::vector<uint8_t> map_of(const Size& size, int count) {
   const int bits = bits_for(count);
-  std::vector<uint8_t> map(kRows * row_bytes(kCols, bits));
-  std::vector<float> weight(kRows * kCols), stored(kRows * kCols);
-  for (int64_t i = 0; i < kRows * kCols; ++i) {
-    weight[i] = 1 + static_cast<float>(i);
-    stored[i] = -static_cast<float>(i);
-    const int64_t row = i / kCols, bit = i % kCols * bits;
-    map[row * row_bytes(kCols, bits) + bit / 8] |= static_cast<uint8_t>(i * 7 % count << (bit % 8));
+  std::vector<uint8_t> map(size.rows * row_bytes(size.cols(), bits));
+  for (int64_t i = 0; i < size.rows * size.cols(); ++i) {
+    const int64_t bit = i % size.cols() * bits;
+    map[i / size.cols() * row_bytes(size.cols(), bits) + bit / 8] |= static_cast<uint8_t>(i * 7 % count << (bit % 8));
+  }
+  return map;
+}
+
+template <class T>
+T number(int64_t i) {
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    return to_bfloat16(static_cast<float>(i % 251));
+  } else {
+    return static_cast<T>(i);
+  }
+}
+
+// A contiguous weight's strides: its columns are not in the map's order unless the kernel is 1 x 1.
+template <class T>
+cpu::Weight<T> weight_of(T* data, const Size& size) {
+  return {data, size.rows, size.in, size.height, size.width, size.cols(), size.height * size.width, size.width, 1};
+}
+
+template <class T>
+void a_subnetworks_weight_has_live_entries_and_defaults(const Size& size, int count, DefaultKind kind) {
+  const int bits = bits_for(count);
+  const int64_t cols = size.cols(), entries = size.rows * cols;
+  const std::vector<uint8_t> map = map_of(size, count);
+  std::vector<T> weight(entries), stored(entries), out(entries);
+  for (int64_t i = 0; i < entries; ++i) {
+    weight[i] = number<T>(i + 1);
+    stored[i] = number<T>(-i);
   }
   for (int active = 1; active <= count; active += count > 4 ? 5 : 1) {
-    const cpu::Subnetwork<float> w{{weight.data(), kRows, kCols, 1, 1, kCols, 1, 0, 0},
-                                   {map.data(), row_bytes(kCols, bits), bits},
-                                   count,
-                                   active,
-                                   {kind, 0.01f, 11, 12},
-                                   {stored.data(), kRows, kCols, 1, 1, kCols, 1, 0, 0}};
-    // Pieces that start and end anywhere.
-    for (const auto& [col, n] : {std::pair<int64_t, int64_t>{0, 700}, {0, 1}, {63, 2}, {5, 257}, {129, 512}}) {
-      std::vector<float> out(n);
-      cpu::rebuild(w, 2, col, n, out.data());
-      for (int64_t j = 0; j < n; ++j) {
-        const int64_t entry = 2 * kCols + col + j;
-        const float dead = kind == DefaultKind::stored ? stored[entry] : default_value(w.defaults, 2, col + j);
-        CHECK(float_bits(out[j]) == float_bits(entry * 7 % count < active ? weight[entry] : dead));
+    const cpu::Owners owners{map.data(), row_bytes(cols, bits), bits};
+    const Defaults defaults{kind, 0.01f, (uint64_t{3} << 33) | 11, (uint64_t{1} << 40) | 12};
+    const cpu::Subnetwork<T> w{weight_of<const T>(weight.data(), size), owners, count, active, defaults,
+                               weight_of<const T>(stored.data(), size)};
+    cpu::subnetwork_weight(w, weight_of(out.data(), size), in_turn);
+    std::vector<T> gradient(entries);
+    cpu::subnetwork_weight_grad(weight_of<const T>(weight.data(), size), owners, active, active,
+                                weight_of(gradient.data(), size), in_turn);
+    for (int64_t i = 0; i < entries; ++i) {
+      const int64_t row = i / cols, in = i % cols / (size.height * size.width), pixel = i % (size.height * size.width);
+      const int64_t col = pixel * size.in + in;
+      const int id = static_cast<int>((row * cols + col) * 7 % count);
+      T expected = weight[i];
+      if (id >= active) {
+        const float drawn = default_value(defaults, row, col);
+        if constexpr (std::is_same_v<T, bfloat16>) {
+          expected = kind == DefaultKind::stored ? stored[i] : to_bfloat16(drawn);
+        } else {
+          expected = kind == DefaultKind::stored ? stored[i] : drawn;
+        }
       }
+      CHECK(std::memcmp(&out[i], &expected, sizeof(T)) == 0);
+      const T kept = id == active - 1 ? weight[i] : T{};
+      CHECK(std::memcmp(&gradient[i], &kept, sizeof(T)) == 0);
     }
   }
 }
@@ -86,13 +124,17 @@ void rebuild_takes_live_entries_and_the_defaults_of_the_others(int count, Defaul
 }  // namespace
 
 int main() {
+  unless_another_processor_is_needed();
   philox_gives_the_known_answers();
-  lanes_are_philox_of_consecutive_counters();
   bfloat16_rounds_to_nearest_even();
   defaults_give_the_known_answers();
-  for (const int count : {1, 2, 3, 5, 17, 256}) {
+  for (const int count : {1, 2, 3, 4, 5, 16, 17, 256}) {
     for (const auto kind : {DefaultKind::zeros, DefaultKind::uniform, DefaultKind::normal, DefaultKind::stored}) {
-      rebuild_takes_live_entries_and_the_defaults_of_the_others(count, kind);
+      for (const Size& size : {Size{7, 700, 1, 1}, Size{4, 64, 1, 1}, Size{1, 1, 1, 1}, Size{6, 5, 3, 5}}) {
+        a_subnetworks_weight_has_live_entries_and_defaults<float>(size, count, kind);
+        a_subnetworks_weight_has_live_entries_and_defaults<double>(size, count, kind);
+        a_subnetworks_weight_has_live_entries_and_defaults<bfloat16>(size, count, kind);
+      }
     }
   }
 }

@@ -1,5 +1,8 @@
 // The C++ library used as a C++ project would use it: no Python, no torch, its own threads.
+#include <sys/mman.h>
+
 #include <cmath>
+#include <cstring>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -56,6 +59,83 @@ void linear_multiplies_by_the_subnetworks_weight(const cpu::ParallelFor& paralle
       CHECK(std::abs(sum - y[b * kOut + o]) < 1e-12 * kIn);
     }
   }
+}
+
+// Rows that lie more than 2^31 entries apart, in address space of which next to nothing is ever memory.
+void offsets_need_more_than_32_bits() {
+  constexpr int64_t kFar = (int64_t{1} << 31) + 64, kIn = 70, kOut = 3, kBatch = 3;
+  constexpr size_t kBytes = 3 * kFar * sizeof(float);
+  float* far[3];  // x, w and y
+  for (float*& data : far) {
+    void* const pages =
+        mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    CHECK(pages != MAP_FAILED);
+    data = static_cast<float*>(pages);
+  }
+  float *const x = far[0], *const w = far[1], *const y = far[2];
+  for (int64_t row = 0; row < 3; ++row) {
+    for (int64_t i = 0; i < kIn; ++i) {
+      x[row * kFar + i] = static_cast<float>(row + i % 5);
+      w[row * kFar + i] = static_cast<float>(2 * row + i % 3);
+    }
+  }
+  const std::vector<uint8_t> map(kOut * row_bytes(kIn, 2), 0x40);  // in each byte, the last entry is partition 2's
+  const cpu::Owners owners{map.data(), row_bytes(kIn, 2), 2};
+  const cpu::Subnetwork<float> subnetwork{{w, kOut, kIn, 1, 1, kFar, 1, 0, 0}, owners, 3, 1, Defaults{}, {}};
+  cpu::linear<float>({x, kBatch, kIn, kFar, 1}, subnetwork, nullptr, {y, kBatch, kOut, kFar, 1}, in_turn);
+  for (int64_t b = 0; b < kBatch; ++b) {
+    for (int64_t o = 0; o < kOut; ++o) {
+      float sum = 0;
+      for (int64_t i = 0; i < kIn; ++i) sum += i % 4 == 3 ? 0 : x[b * kFar + i] * w[o * kFar + i];
+      CHECK(y[b * kFar + o] == sum);
+    }
+  }
+  for (float* const data : far) munmap(data, kBytes);
+}
+
+template <class T>
+T in_type(double value) {
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    return to_bfloat16(static_cast<float>(value));
+  } else {
+    return static_cast<T>(value);
+  }
+}
+
+// The three products of a layer, bit by bit.
+template <class T>
+std::vector<T> products(int64_t batch, int64_t in, int64_t out, const cpu::ParallelFor& parallel_for) {
+  std::vector<T> x(batch * in), w(out * in), grad_y(batch * out), results(batch * out + batch * in + out * in);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = in_type<T>(std::sin(static_cast<double>(i)));
+  for (size_t i = 0; i < w.size(); ++i) w[i] = in_type<T>(std::cos(static_cast<double>(i)));
+  for (size_t i = 0; i < grad_y.size(); ++i) grad_y[i] = in_type<T>(std::cos(static_cast<double>(3 * i)));
+  std::vector<uint8_t> map(out * row_bytes(in, 2));
+  cpu::random_map(out, in, {out * in - out * in / 3 - 1, out * in / 3, 1}, 3, map.data(), parallel_for);
+  const cpu::Owners owners{map.data(), row_bytes(in, 2), 2};
+  const Defaults defaults{DefaultKind::uniform, 0.001f, 1, 0};
+  const cpu::Subnetwork<T> subnetwork{{w.data(), out, in, 1, 1, in, 1, 0, 0}, owners, 3, 1, defaults, {}};
+  T *const y = results.data(), *const grad_x = y + batch * out, *const grad_w = grad_x + batch * in;
+  cpu::linear<T>({x.data(), batch, in, in, 1}, subnetwork, nullptr, {y, batch, out, out, 1}, parallel_for);
+  cpu::linear_grad_input<T>({grad_y.data(), batch, out, out, 1}, subnetwork, {grad_x, batch, in, in, 1}, parallel_for);
+  cpu::linear_grad_weight<T>({grad_y.data(), batch, out, out, 1}, {x.data(), batch, in, in, 1}, owners, 2,
+                             {grad_w, out, in, 1, 1, in, 1, 0, 0}, parallel_for);
+  return results;
+}
+
+template <class T>
+bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
+
+template <class T>
+void results_depend_neither_on_threads_nor_on_others_who_call() {
+  const std::vector<T> expected = products<T>(401, 530, 197, in_turn);
+  CHECK(same_bits(products<T>(401, 530, 197, on_three_threads), expected));
+  std::vector<T> together[2];
+  std::thread other([&] { together[1] = products<T>(401, 530, 197, in_turn); });
+  together[0] = products<T>(401, 530, 197, on_three_threads);
+  other.join();
+  CHECK(same_bits(together[0], expected) && same_bits(together[1], expected));
 }
 
 struct Size {
@@ -122,6 +202,11 @@ void convolutions_multiply_by_the_subnetworks_weight(const cpu::ParallelFor& par
 }  // namespace
 
 int main() {
+  unless_another_processor_is_needed();
+  offsets_need_more_than_32_bits();
+  results_depend_neither_on_threads_nor_on_others_who_call<float>();
+  results_depend_neither_on_threads_nor_on_others_who_call<double>();
+  results_depend_neither_on_threads_nor_on_others_who_call<bfloat16>();
   for (const cpu::ParallelFor& parallel_for : {cpu::ParallelFor(in_turn), cpu::ParallelFor(on_three_threads)}) {
     linear_multiplies_by_the_subnetworks_weight(parallel_for);
     convolutions_multiply_by_the_subnetworks_weight(parallel_for);

@@ -67,6 +67,10 @@ struct Convolution {
   int64_t groups;
 };
 
+// The instruction set in use: avx512_bf16, avx512, avx2 or portable. The best that the processor has, unless the
+// environment variable PARTKERNELS_CPU_ISA names another.
+const char* instruction_set();
+
 // y = x w^T + bias; bias is contiguous, or null.
 template <class T>
 void linear(Matrix<const T> x, const Subnetwork<T>& w, const T* bias, Matrix<T> y, const ParallelFor& parallel_for);

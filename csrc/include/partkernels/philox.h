@@ -14,6 +14,10 @@ struct Philox {
 
 // 7 rounds: the fewest of Philox4x32 that pass BigCrush (Salmon et al., Table 2).
 constexpr int kPhiloxRounds = 7;
+constexpr uint32_t kPhiloxMultiplier0 = 0xD2511F53;
+constexpr uint32_t kPhiloxMultiplier1 = 0xCD9E8D57;
+constexpr uint32_t kPhiloxKeyStep0 = 0x9E3779B9;
+constexpr uint32_t kPhiloxKeyStep1 = 0xBB67AE85;
 
 PARTKERNELS_FUNCTION uint32_t low_word(uint64_t value) { return static_cast<uint32_t>(value); }
 PARTKERNELS_FUNCTION uint32_t high_word(uint64_t value) { return static_cast<uint32_t>(value >> 32); }
@@ -23,14 +27,14 @@ PARTKERNELS_FUNCTION Philox philox4x32(uint32_t c0, uint32_t c1, uint32_t c2, ui
   uint32_t k0 = low_word(seed);
   uint32_t k1 = high_word(seed);
   for (int round = 0; round < kPhiloxRounds; ++round) {
-    const uint64_t product0 = uint64_t{0xD2511F53} * c0;
-    const uint64_t product1 = uint64_t{0xCD9E8D57} * c2;
+    const uint64_t product0 = uint64_t{kPhiloxMultiplier0} * c0;
+    const uint64_t product1 = uint64_t{kPhiloxMultiplier1} * c2;
     c0 = high_word(product1) ^ c1 ^ k0;
     c1 = low_word(product1);
     c2 = high_word(product0) ^ c3 ^ k1;
     c3 = low_word(product0);
-    k0 += 0x9E3779B9;
-    k1 += 0xBB67AE85;
+    k0 += kPhiloxKeyStep0;
+    k1 += kPhiloxKeyStep1;
   }
   return {{c0, c1, c2, c3}};
 }

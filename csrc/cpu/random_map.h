@@ -1,15 +1,10 @@
-#include <algorithm>
-#include <mutex>
-#include <numeric>
-#include <utility>
+// The map of Partition.random.
+#pragma once
 
-#include "partkernels/cpu.h"
 #include "partkernels/packed_map.h"
-#include "partkernels/philox.h"
 #include "philox_lanes.h"
 
-namespace partkernels::cpu {
-namespace {
+namespace partkernels::cpu::PARTKERNELS_ISA {
 
 // The fourth counter word of a map's draws; ASCII "part", which keeps them apart from defaults.
 constexpr uint32_t kDomain = 0x70617274;
@@ -22,11 +17,17 @@ using Rank = std::pair<uint32_t, int64_t>;
 template <class Use>
 void draw(int64_t begin, int64_t end, uint64_t seed, const Use& use) {
   for (int64_t start = begin / kLanes * kLanes; start < end; start += kLanes) {
-    uint32_t words[4][kLanes];
-    philox_lanes(low_word(static_cast<uint64_t>(start)), high_word(static_cast<uint64_t>(start)), 0, kDomain, seed,
+    const auto index = static_cast<uint64_t>(start);
+    uint32_t low[kLanes];
+    for (uint32_t lane = 0; lane < kLanes; ++lane)
+      low[lane] = low_word(index) + lane;  // a multiple of kLanes: no carry
+    Lanes words[4];
+    philox_lanes(column_part(load_lanes(low), 0, kDomain, seed), row_part(same_lanes(high_word(index)), 0, seed), seed,
                  words);
+    uint32_t first[kLanes];
+    store_lanes(words[0], first);
     const int64_t last = std::min<int64_t>(kLanes, end - start);
-    for (int64_t lane = std::max<int64_t>(0, begin - start); lane < last; ++lane) use(start + lane, words[0][lane]);
+    for (int64_t lane = std::max<int64_t>(0, begin - start); lane < last; ++lane) use(start + lane, first[lane]);
   }
 }
 
@@ -38,7 +39,7 @@ void for_each_slice(int64_t total, const ParallelFor& parallel_for, const Use& u
                [&](int64_t begin, int64_t end) { use(begin * kSlice, std::min(total, end * kSlice)); });
 }
 
-std::vector<int64_t> histogram_of_high_bits(int64_t total, uint64_t seed, const ParallelFor& parallel_for) {
+inline std::vector<int64_t> histogram_of_high_bits(int64_t total, uint64_t seed, const ParallelFor& parallel_for) {
   std::vector<int64_t> histogram(1 << kHighBits);
   std::mutex mutex;
   for_each_slice(total, parallel_for, [&](int64_t begin, int64_t end) {
@@ -52,8 +53,8 @@ std::vector<int64_t> histogram_of_high_bits(int64_t total, uint64_t seed, const 
 
 // The first entry of each partition after the first, by radix selection: count the high bits, then sort only the
 // bins in which a boundary lies.
-std::vector<Rank> boundaries(int64_t total, const std::vector<int64_t>& sizes, uint64_t seed,
-                             const ParallelFor& parallel_for) {
+inline std::vector<Rank> boundaries(int64_t total, const std::vector<int64_t>& sizes, uint64_t seed,
+                                    const ParallelFor& parallel_for) {
   const std::vector<int64_t> histogram = histogram_of_high_bits(total, seed, parallel_for);
   std::vector<int64_t> before(histogram.size() + 1);
   std::partial_sum(histogram.begin(), histogram.end(), before.begin() + 1);
@@ -93,10 +94,8 @@ std::vector<Rank> boundaries(int64_t total, const std::vector<int64_t>& sizes, u
   return result;
 }
 
-}  // namespace
-
-void random_map(int64_t rows, int64_t cols, const std::vector<int64_t>& sizes, uint64_t seed, uint8_t* map,
-                const ParallelFor& parallel_for) {
+inline void random_map(int64_t rows, int64_t cols, const std::vector<int64_t>& sizes, uint64_t seed, uint8_t* map,
+                       const ParallelFor& parallel_for) {
   const std::vector<Rank> first = boundaries(rows * cols, sizes, seed, parallel_for);
   const int bits = bits_for(static_cast<int>(sizes.size()));
   const int64_t stride = row_bytes(cols, bits);
@@ -109,4 +108,4 @@ void random_map(int64_t rows, int64_t cols, const std::vector<int64_t>& sizes, u
   });
 }
 
-}  // namespace partkernels::cpu
+}  // namespace partkernels::cpu::PARTKERNELS_ISA

@@ -1,0 +1,150 @@
+// Drawing the defaults of a tile: bit for bit those of partkernels/defaults.h, 16 Philox calls at a time.
+#pragma once
+
+#include "isa.h"
+#include "partkernels/defaults.h"
+#include "philox_lanes.h"
+#include "tile.h"
+
+namespace partkernels::cpu::PARTKERNELS_ISA {
+
+// The defaults of a tile. Every drawn default is a bfloat16 number.
+struct alignas(64) Drawn {
+  bfloat16 row[kTileRows][kTileCols];
+};
+
+#if defined(PARTKERNELS_AVX512_BF16)
+// Where Drawer::uniform_values finds its bytes in two words of 8 lanes: lane 4 s + q has call q of row s of a pair.
+struct PairOrder {
+  alignas(64) uint8_t byte[64];
+  constexpr PairOrder() : byte() {
+    for (int to = 0; to < 64; ++to) {
+      const int row = to / 8 % 2, col = to / 16 * 8 + to % 8;  // col in 0 .. 31
+      const int word = col / 16, in_word = 2 * (col / 8 % 2) + col % 2;
+      byte[to] = static_cast<uint8_t>(64 * word + 8 * (4 * row + col / 2 % 4) + in_word);
+    }
+  }
+};
+constexpr PairOrder kPairOrder;
+#endif
+
+class Drawer {
+ public:
+  explicit Drawer(const Defaults& defaults) : defaults_(defaults) {
+    if (defaults.kind != DefaultKind::uniform) return;
+    for (uint32_t magnitude = 0; magnitude < 128; ++magnitude) {
+      const uint16_t bits = to_bfloat16(uniform_value(magnitude, defaults.step)).bits;
+      low_[magnitude] = static_cast<uint8_t>(bits);
+      high_[magnitude] = static_cast<uint8_t>(bits >> 8);
+    }
+  }
+
+  // For DefaultKind::uniform and normal: what the tiles of a strip of columns share, and those of four rows.
+  ColumnPart columns(int64_t col) const {
+    static_assert(kTileCols == kUniformColumns && kTileCols == kLanes * kNormalColumns);
+    const bool is_uniform = defaults_.kind == DefaultKind::uniform;
+    uint32_t groups[kLanes];
+    for (uint32_t lane = 0; lane < kLanes; ++lane) {
+      groups[lane] = is_uniform ? static_cast<uint32_t>(col / kUniformColumns * kUniformGroups) + lane % kUniformGroups
+                                : static_cast<uint32_t>(col / kNormalColumns) + lane;
+    }
+    return column_part(load_lanes(groups), low_word(defaults_.stream), high_word(defaults_.stream), defaults_.seed);
+  }
+
+  struct Rows {
+    RowPart part[kTileRows];  // of uniform defaults, only the first
+  };
+
+  Rows rows(int64_t row) const {
+    Rows result;
+    uint32_t lanes[kLanes];
+    if (defaults_.kind == DefaultKind::uniform) {
+      // Four calls make a row's part of a tile, so a vector makes the four rows.
+      static_assert(kLanes == kTileRows * kUniformGroups);
+      for (uint32_t lane = 0; lane < kLanes; ++lane) lanes[lane] = static_cast<uint32_t>(row) + lane / kUniformGroups;
+      result.part[0] = row_part(load_lanes(lanes), low_word(defaults_.stream), defaults_.seed);
+      return result;
+    }
+    for (int64_t r = 0; r < kTileRows; ++r) {
+      const Lanes same = same_lanes(static_cast<uint32_t>(row + r));
+      result.part[r] = row_part(same, low_word(defaults_.stream), defaults_.seed);
+    }
+    return result;
+  }
+
+  void operator()(const ColumnPart& columns, const Rows& rows, Drawn* drawn) const {
+    Lanes words[4];
+    if (defaults_.kind == DefaultKind::uniform) {
+      philox_lanes(columns, rows.part[0], defaults_.seed, words);
+      uniform_values(words, drawn);
+      return;
+    }
+    for (int64_t r = 0; r < kTileRows; ++r) {
+      philox_lanes(columns, rows.part[r], defaults_.seed, words);
+      normal_values(words, drawn->row[r]);
+    }
+  }
+
+ private:
+  // Lane i holds the draws of columns 4 i .. 4 i + 3, a word each.
+  void normal_values(const Lanes words[4], bfloat16 row[kTileCols]) const {
+    uint32_t word[4][kLanes];
+    for (int w = 0; w < 4; ++w) store_lanes(words[w], word[w]);
+    uint16_t values[4][kLanes];
+    for (int w = 0; w < 4; ++w) {
+      for (int lane = 0; lane < kLanes; ++lane) {
+        values[w][lane] = to_bfloat16(normal_value(word[w][lane], defaults_.step)).bits;
+      }
+    }
+    for (int lane = 0; lane < kLanes; ++lane) {
+      for (int w = 0; w < 4; ++w) row[4 * lane + w].bits = values[w][lane];
+    }
+  }
+
+#if defined(PARTKERNELS_AVX512_BF16)
+  // Half p of the lanes of word a holds the bytes of columns 16 a .. 16 a + 15 of rows 2 p and 2 p + 1.
+  void uniform_values(const Lanes words[4], Drawn* drawn) const {
+    const __m512i order = _mm512_load_si512(kPairOrder.byte);
+    const __m512i low0 = _mm512_load_si512(low_), low1 = _mm512_load_si512(low_ + 64);
+    const __m512i high0 = _mm512_load_si512(high_), high1 = _mm512_load_si512(high_ + 64);
+    const __m512i sign = _mm512_set1_epi8(-128);
+    for (int p = 0; p < 2; ++p) {
+      for (int part = 0; part < 2; ++part) {  // columns 32 part .. 32 part + 31
+        // In each 128 bits, 8 columns of the one row, and then of the other.
+        const __m512i bytes = _mm512_permutex2var_epi8(words[2 * part].half[p], order, words[2 * part + 1].half[p]);
+        // The index looks at the lower 7 bits, which are the magnitude.
+        const __m512i low = _mm512_permutex2var_epi8(low0, bytes, low1);
+        const __m512i high = _mm512_permutex2var_epi8(high0, bytes, high1);
+        const __m512i with_sign = _mm512_ternarylogic_epi32(high, bytes, sign, 0xF8);
+        _mm512_store_si512(drawn->row[2 * p] + 32 * part, _mm512_unpacklo_epi8(low, with_sign));
+        _mm512_store_si512(drawn->row[2 * p + 1] + 32 * part, _mm512_unpackhi_epi8(low, with_sign));
+      }
+    }
+  }
+
+#else
+  void uniform_values(const Lanes words[4], Drawn* drawn) const {
+    uint32_t word[4][kLanes];
+    for (int w = 0; w < 4; ++w) store_lanes(words[w], word[w]);
+    uint8_t bytes[kTileRows][kTileCols];
+    for (int lane = 0; lane < kLanes; ++lane) {
+      for (int half = 0; half < 8; ++half) {
+        // Columns 16 a + 8 b + 2 q + {0, 1} take the half-word b of word a of call q: two bytes, low one first.
+        const uint32_t pair = word[half / 2][lane] >> (16 * (half % 2));
+        uint8_t* const to = bytes[lane / kUniformGroups] + 8 * half + 2 * (lane % kUniformGroups);
+        to[0] = static_cast<uint8_t>(pair);
+        to[1] = static_cast<uint8_t>(pair >> 8);
+      }
+    }
+    for (int64_t i = 0; i < kTileRows * kTileCols; ++i) {
+      (&drawn->row[0][0])[i] = to_bfloat16(uniform_value((&bytes[0][0])[i], defaults_.step));
+    }
+  }
+#endif
+
+  Defaults defaults_;
+  alignas(64) uint8_t low_[128];  // the bytes of the bfloat16 of each magnitude
+  alignas(64) uint8_t high_[128];
+};
+
+}  // namespace partkernels::cpu::PARTKERNELS_ISA

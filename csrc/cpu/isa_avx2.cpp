@@ -1,0 +1,20 @@
+#include "isa_includes.h"
+
+#if defined(PARTKERNELS_X86_TARGETS)
+#pragma GCC target("avx2,fma")
+#define PARTKERNELS_ISA avx2
+#define PARTKERNELS_AVX2
+#include "isa_operators.h"
+#endif
+
+namespace partkernels::cpu {
+
+const Operators* avx2_operators() {
+#if defined(PARTKERNELS_X86_TARGETS)
+  return &avx2::kOperators;
+#else
+  return nullptr;
+#endif
+}
+
+}  // namespace partkernels::cpu

@@ -1,0 +1,26 @@
+// What the operators take from elsewhere. Included before an isa_*.cpp sets its instruction set, so that inline
+// functions that several files share are the same in all of them.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "accumulate.h"
+#include "operators.h"
+#include "partkernels/bfloat16.h"
+#include "partkernels/cpu.h"
+#include "partkernels/defaults.h"
+#include "partkernels/packed_map.h"
+#include "partkernels/philox.h"
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define PARTKERNELS_X86_TARGETS
+#include <immintrin.h>
+#endif

@@ -1,0 +1,8 @@
+#include "isa_includes.h"
+
+#define PARTKERNELS_ISA portable
+#include "isa_operators.h"
+
+namespace partkernels::cpu {
+const Operators* portable_operators() { return &portable::kOperators; }
+}  // namespace partkernels::cpu

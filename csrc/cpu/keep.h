@@ -1,0 +1,163 @@
+// Decoding the packed map: which entries of a tile belong to a range of partitions, as bits.
+#pragma once
+
+#include "isa.h"
+#include "partkernels/packed_map.h"
+#include "tile.h"
+
+namespace partkernels::cpu::PARTKERNELS_ISA {
+
+// Bit j of row[r]: whether the entry (r, j) of a tile is kept.
+struct Keep {
+  uint64_t row[kTileRows];
+};
+
+class Keeper {
+ public:
+  // Keeps the entries of partitions first..last of a weight of so many columns.
+  Keeper(const Owners& owners, int64_t cols, int first, int last)
+      : owners_(owners),
+        row_bytes_(row_bytes(cols, owners.bits)),
+        low_(static_cast<uint8_t>(first - 1)),
+        span_(static_cast<uint8_t>(last - first)) {
+    for (int id = 0; id < 4; ++id) kept_[id] = keeps(static_cast<uint8_t>(id)) ? ~uint64_t{0} : 0;
+  }
+
+  Keep operator()(const Tile& tile) const {
+    Keep keep;
+    if (owners_.bits == 2) {
+      of_two_bits(tile, keep.row);
+      return keep;
+    }
+    // A tile's part of a row is as many 64-bit words as an id has bits. The end of a row may be less.
+    uint64_t words[kTileRows * 8] = {};
+    const int64_t offset = tile.col * owners_.bits / 8;
+    const int64_t present = std::min(kTileCols * owners_.bits / 8, row_bytes_ - offset);
+    for (int64_t r = 0; r < tile.rows; ++r) {
+      std::memcpy(words + r * owners_.bits, owners_.row(tile.row + r) + offset, present);
+    }
+    switch (owners_.bits) {
+      case 1:
+        for (int r = 0; r < kTileRows; ++r) keep.row[r] = choose(words[r], kept_[1], kept_[0]);
+        break;
+      case 4:
+        of_four_bits(words, keep.row);
+        break;
+      default:
+        of_bytes(words, keep.row);
+    }
+    return keep;
+  }
+
+ private:
+  bool keeps(uint8_t id) const { return static_cast<uint8_t>(id - low_) <= span_; }
+
+  // Bit by bit, which ? a : b.
+  template <class Words>
+  static Words choose(Words which, Words a, Words b) {
+    return b ^ (which & (a ^ b));
+  }
+
+  // 32 ids at once, from their two bit planes; then the even bits move together. Words is a vector of words, or one.
+  template <class Words>
+  Words of_two_bits(Words ids) const {
+    const Words high = ids >> 1;
+    Words bits = choose(high, choose(ids, Words{} + kept_[3], Words{} + kept_[2]),
+                        choose(ids, Words{} + kept_[1], Words{} + kept_[0])) &
+                 0x5555555555555555;
+    bits = (bits | bits >> 1) & 0x3333333333333333;
+    bits = (bits | bits >> 2) & 0x0F0F0F0F0F0F0F0F;
+    bits = (bits | bits >> 4) & 0x00FF00FF00FF00FF;
+    bits = (bits | bits >> 8) & 0x0000FFFF0000FFFF;
+    return (bits | bits >> 16) & 0x00000000FFFFFFFF;
+  }
+
+  void of_two_bits(const Tile& tile, uint64_t keep[kTileRows]) const {
+    const uint8_t* rows[kTileRows];
+    for (int64_t r = 0; r < kTileRows; ++r) {
+      rows[r] = owners_.row(tile.row + std::min(r, tile.rows - 1)) + tile.col / 4;  // padded to 16 bytes
+    }
+#if defined(PARTKERNELS_AVX512)
+    // Joined in registers: four stores that a wider load then spans would stall it.
+    typedef uint64_t Words __attribute__((vector_size(64)));
+    const auto load = [&](int r) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[r])); };
+    __m512i ids = _mm512_castsi128_si512(load(0));
+    ids = _mm512_inserti32x4(ids, load(1), 1);
+    ids = _mm512_inserti32x4(ids, load(2), 2);
+    ids = _mm512_inserti32x4(ids, load(3), 3);
+    const __m256i halves = _mm512_cvtepi64_epi32((__m512i)of_two_bits((Words)ids));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(keep), halves);
+#else
+    for (int64_t r = 0; r < kTileRows; ++r) {
+      uint64_t ids[2];
+      std::memcpy(ids, rows[r], sizeof(ids));
+      keep[r] = of_two_bits(ids[0]) | of_two_bits(ids[1]) << 32;
+    }
+#endif
+  }
+
+  // The high bit of each byte below 128 that is at least `least`, which is at most 128.
+  static uint64_t at_least(uint64_t bytes, uint64_t least) {
+    return ((bytes | 0x8080808080808080) - least * 0x0101010101010101) & 0x8080808080808080;
+  }
+
+  void of_four_bits(const uint64_t words[4 * kTileRows], uint64_t keep[kTileRows]) const {
+    const uint64_t first = low_, after = uint64_t{low_} + span_ + 1;
+    uint16_t quarters[4 * kTileRows];
+    for (int i = 0; i < 4 * kTileRows; ++i) {
+      const uint64_t even = words[i] & 0x0F0F0F0F0F0F0F0F, odd = words[i] >> 4 & 0x0F0F0F0F0F0F0F0F;
+      uint64_t bits = (at_least(even, first) & ~at_least(even, after)) >> 7;
+      bits |= (at_least(odd, first) & ~at_least(odd, after)) >> 6;
+      bits = (bits | bits >> 6) & 0x000F000F000F000F;
+      bits = (bits | bits >> 12) & 0x000000FF000000FF;
+      quarters[i] = static_cast<uint16_t>(bits | bits >> 24);
+    }
+    std::memcpy(keep, quarters, sizeof(quarters));
+  }
+
+  void of_bytes(const uint64_t words[8 * kTileRows], uint64_t keep[kTileRows]) const {
+    uint8_t ids[kTileRows * kTileCols];
+    uint8_t eighths[kTileRows * kTileCols / 8];
+    std::memcpy(ids, words, sizeof(ids));
+    for (uint8_t& id : ids) id = keeps(id) ? 1 : 0;
+    for (int64_t i = 0; i < kTileRows * kTileCols / 8; ++i) {
+      uint64_t flags;
+      std::memcpy(&flags, ids + 8 * i, 8);
+      eighths[i] = static_cast<uint8_t>(flags * 0x0102040810204080 >> 56);
+    }
+    std::memcpy(keep, eighths, sizeof(eighths));
+  }
+
+  Owners owners_;
+  int64_t row_bytes_;
+  uint8_t low_, span_;
+  uint64_t kept_[4];  // by id: all bits set, or none
+};
+
+// to[j] = keep bit j ? from[j] : 0 for j in [0, n), n at most 64.
+template <class T>
+void copy_kept(uint64_t keep, const Accumulator<T>* from, int64_t n, T* to) {
+#if defined(PARTKERNELS_AVX512)
+  if constexpr (std::is_same_v<T, float>) {
+    for (int64_t j = 0; j < n; j += 16) {
+      const auto exists = static_cast<__mmask16>(n - j < 16 ? (1u << (n - j)) - 1 : 0xFFFF);
+      _mm512_mask_storeu_ps(to + j, exists,
+                            _mm512_maskz_loadu_ps(exists & static_cast<__mmask16>(keep >> j), from + j));
+    }
+    return;
+  }
+#endif
+#if defined(PARTKERNELS_AVX512_BF16)
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    for (int64_t j = 0; j < n; j += 16) {
+      const auto exists = static_cast<__mmask16>(n - j < 16 ? (1u << (n - j)) - 1 : 0xFFFF);
+      const __m512 kept = _mm512_maskz_loadu_ps(exists & static_cast<__mmask16>(keep >> j), from + j);
+      _mm256_mask_storeu_epi16(to + j, exists, (__m256i)_mm512_cvtneps_pbh(kept));
+    }
+    return;
+  }
+#endif
+  for (int64_t j = 0; j < n; ++j) to[j] = keep >> j & 1 ? narrow<T>(from[j]) : T{};
+}
+
+}  // namespace partkernels::cpu::PARTKERNELS_ISA

@@ -1,0 +1,104 @@
+// linear and its gradients. The operand that is spread over vectors is the weight's, in all three products; so it is
+// packed, and rebuilt, once for hundreds of rows of x.
+#pragma once
+
+#include "kept_store.h"
+#include "pack.h"
+#include "rebuild.h"
+
+namespace partkernels::cpu::PARTKERNELS_ISA {
+
+// to[i] = from[i] + shift[i], for i in [0, n).
+template <class T>
+void add_and_narrow(const Accumulator<T>* from, const Accumulator<T>* shift, int64_t n, T* to) {
+  int64_t i = 0;
+#if defined(PARTKERNELS_AVX512_BF16)
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    for (; i + 16 <= n; i += 16) {
+      const __m512 sum = _mm512_add_ps(_mm512_loadu_ps(from + i), _mm512_loadu_ps(shift + i));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), (__m256i)_mm512_cvtneps_pbh(sum));
+    }
+  }
+#endif
+  for (; i < n; ++i) to[i] = narrow<T>(from[i] + shift[i]);
+}
+
+// y[row + r][col + c] = product[r * kCols + c] + bias[col + c].
+template <class T>
+void store_rows(const Matrix<T>& y, int64_t row, int64_t rows, int64_t col, int64_t cols, const Accumulator<T>* product,
+                const T* bias) {
+  Accumulator<T> shift[kCols] = {};
+  if (bias) {
+    for (int64_t c = 0; c < cols; ++c) shift[c] = widen(bias[col + c]);
+  }
+  for (int64_t r = 0; r < rows; ++r, product += kCols) {
+    T* const to = y.data + (row + r) * y.row_stride + col * y.col_stride;
+    if (y.col_stride == 1) {
+      add_and_narrow(product, shift, cols, to);
+    } else {
+      for (int64_t c = 0; c < cols; ++c) to[c * y.col_stride] = narrow<T>(product[c] + shift[c]);
+    }
+  }
+}
+
+// y = x w^T: rows of w are rebuilt a few at a time and transposed into panels.
+template <class T>
+void linear(Matrix<const T> x, const Subnetwork<T>& w, const T* bias, Matrix<T> y, const ParallelFor& parallel_for) {
+  using Unit = typename UnitOf<T>::type;
+  const Rebuilder<T> rebuild(w);
+  gemm<Unit, Layout::row_major>(
+      x.rows, w.weight.rows, x.cols,
+      [&](int64_t i, int64_t m, int64_t k, int64_t d, Unit* block) { pack_rows(x, i, m, k, d, block); },
+      [&](int64_t k, int64_t d, int64_t j, int64_t n, Unit* block) {
+        pack_right_transposed<T>(
+            n, d,
+            [&](int64_t c, int64_t rows, T* out, int64_t stride) {
+              rebuild(j + c, rows, k, d, out, stride, c + rows < n ? Offset{rows, 0} : Offset{-c, d});
+            },
+            block);
+      },
+      [&](int64_t i, int64_t m, int64_t j, int64_t n, const Sum<Unit>* product) {
+        store_rows(y, i, m, j, n, product, bias);
+      },
+      parallel_for);
+}
+
+// grad_x = grad_y w: w lies as the panels need it.
+template <class T>
+void linear_grad_input(Matrix<const T> grad_y, const Subnetwork<T>& w, Matrix<T> grad_x,
+                       const ParallelFor& parallel_for) {
+  using Unit = typename UnitOf<T>::type;
+  constexpr int64_t kScratchRows = 16;
+  const Rebuilder<T> rebuild(w);
+  gemm<Unit, Layout::row_major>(
+      grad_y.rows, w.weight.cols(), grad_y.cols,
+      [&](int64_t i, int64_t m, int64_t k, int64_t d, Unit* block) { pack_rows(grad_y, i, m, k, d, block); },
+      [&](int64_t k, int64_t d, int64_t j, int64_t n, Unit* block) {
+        for (int64_t r = 0; r < d; r += kScratchRows) {
+          const int64_t rows = std::min(kScratchRows, d - r);
+          alignas(64) T scratch[kScratchRows][kCols];
+          rebuild(k + r, rows, j, n, scratch[0], kCols, Offset{rows, 0});
+          pack_right_depth(Matrix<const T>{scratch[0], rows, n, kCols, 1}, 0, rows, 0, n,
+                           block + r / kUnitDepth<Unit> * kPanel<Unit>);
+        }
+      },
+      [&](int64_t i, int64_t m, int64_t j, int64_t n, const Sum<Unit>* product) {
+        store_rows<T>(grad_x, i, m, j, n, product, nullptr);
+      },
+      parallel_for);
+}
+
+template <class T>
+void linear_grad_weight(Matrix<const T> grad_y, Matrix<const T> x, Owners owners, int update, Weight<T> grad_w,
+                        const ParallelFor& parallel_for) {
+  using Unit = typename UnitOf<T>::type;
+  const KeptStore<T> store(owners, update, grad_w);
+  gemm<Unit, Layout::depth_major>(
+      grad_y.cols, x.cols, x.rows,
+      [&](int64_t i, int64_t m, int64_t k, int64_t d, Unit* block) { pack_left_depth(grad_y, k, d, i, m, block); },
+      [&](int64_t k, int64_t d, int64_t j, int64_t n, Unit* block) { pack_right_depth(x, k, d, j, n, block); },
+      [&](int64_t i, int64_t m, int64_t j, int64_t n, const Sum<Unit>* product) { store(i, m, j, n, product); },
+      parallel_for);
+}
+
+}  // namespace partkernels::cpu::PARTKERNELS_ISA

@@ -1,0 +1,142 @@
+// The choice of an instruction set: the best that the processor has, or what PARTKERNELS_CPU_ISA asks for.
+#include "operators.h"
+
+#include <array>
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+
+namespace partkernels::cpu {
+namespace {
+
+struct InstructionSet {
+  const char* name;
+  const Operators* (*operators)();
+  bool (*runs)();
+};
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+bool has_avx512_bf16() {
+  return has_avx512() && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16");
+}
+#else
+bool has_avx2() { return false; }
+bool has_avx512() { return false; }
+bool has_avx512_bf16() { return false; }
+#endif
+
+// The best one first.
+constexpr std::array<InstructionSet, 4> kInstructionSets = {{
+    {"avx512_bf16", avx512_bf16_operators, has_avx512_bf16},
+    {"avx512", avx512_operators, has_avx512},
+    {"avx2", avx2_operators, has_avx2},
+    {"portable", portable_operators, [] { return true; }},
+}};
+
+const InstructionSet& choose() {
+  const char* const asked = std::getenv("PARTKERNELS_CPU_ISA");
+  std::string here;
+  for (const InstructionSet& set : kInstructionSets) {
+    if (set.operators() == nullptr || !set.runs()) continue;
+    if (asked == nullptr || *asked == '\0' || set.name == std::string(asked)) return set;
+    here += std::string(here.empty() ? "" : ", ") + set.name;
+  }
+  throw std::runtime_error("PARTKERNELS_CPU_ISA=" + std::string(asked) +
+                           " cannot run on this processor; unset it, or"
+                           " set it to one of " +
+                           here + ".");
+}
+
+const InstructionSet& chosen() {
+  static const InstructionSet& set = choose();
+  return set;
+}
+
+template <class T>
+const OperatorsOn<T>& operators() {
+  static const Operators& all = *chosen().operators();
+  if constexpr (std::is_same_v<T, float>) {
+    return all.on_float;
+  } else if constexpr (std::is_same_v<T, double>) {
+    return all.on_double;
+  } else {
+    return all.on_bfloat16;
+  }
+}
+
+}  // namespace
+
+const char* instruction_set() { return chosen().name; }
+
+template <class T>
+void linear(Matrix<const T> x, const Subnetwork<T>& w, const T* bias, Matrix<T> y, const ParallelFor& parallel_for) {
+  operators<T>().linear(x, w, bias, y, parallel_for);
+}
+
+template <class T>
+void linear_grad_input(Matrix<const T> grad_y, const Subnetwork<T>& w, Matrix<T> grad_x,
+                       const ParallelFor& parallel_for) {
+  operators<T>().linear_grad_input(grad_y, w, grad_x, parallel_for);
+}
+
+template <class T>
+void linear_grad_weight(Matrix<const T> grad_y, Matrix<const T> x, Owners owners, int update, Weight<T> grad_w,
+                        const ParallelFor& parallel_for) {
+  operators<T>().linear_grad_weight(grad_y, x, owners, update, grad_w, parallel_for);
+}
+
+template <class T>
+void conv2d(Images<const T> x, const Subnetwork<T>& w, const T* bias, Convolution conv, Images<T> y,
+            const ParallelFor& parallel_for) {
+  operators<T>().conv2d(x, w, bias, conv, y, parallel_for);
+}
+
+template <class T>
+void conv2d_grad_input(Images<const T> grad_y, const Subnetwork<T>& w, Convolution conv, Images<T> grad_x,
+                       const ParallelFor& parallel_for) {
+  operators<T>().conv2d_grad_input(grad_y, w, conv, grad_x, parallel_for);
+}
+
+template <class T>
+void conv2d_grad_weight(Images<const T> grad_y, Images<const T> x, Convolution conv, Owners owners, int update,
+                        Weight<T> grad_w, const ParallelFor& parallel_for) {
+  operators<T>().conv2d_grad_weight(grad_y, x, conv, owners, update, grad_w, parallel_for);
+}
+
+template <class T>
+void subnetwork_weight(const Subnetwork<T>& w, Weight<T> out, const ParallelFor& parallel_for) {
+  operators<T>().subnetwork_weight(w, out, parallel_for);
+}
+
+template <class T>
+void subnetwork_weight_grad(Weight<const T> grad, Owners owners, int first, int last, Weight<T> out,
+                            const ParallelFor& parallel_for) {
+  operators<T>().subnetwork_weight_grad(grad, owners, first, last, out, parallel_for);
+}
+
+void random_map(int64_t rows, int64_t cols, const std::vector<int64_t>& sizes, uint64_t seed, uint8_t* map,
+                const ParallelFor& parallel_for) {
+  chosen().operators()->random_map(rows, cols, sizes, seed, map, parallel_for);
+}
+
+#define PARTKERNELS_INSTANTIATE(T)                                                                                    \
+  template void linear(Matrix<const T>, const Subnetwork<T>&, const T*, Matrix<T>, const ParallelFor&);               \
+  template void linear_grad_input(Matrix<const T>, const Subnetwork<T>&, Matrix<T>, const ParallelFor&);              \
+  template void linear_grad_weight(Matrix<const T>, Matrix<const T>, Owners, int, Weight<T>, const ParallelFor&);     \
+  template void conv2d(Images<const T>, const Subnetwork<T>&, const T*, Convolution, Images<T>, const ParallelFor&);  \
+  template void conv2d_grad_input(Images<const T>, const Subnetwork<T>&, Convolution, Images<T>, const ParallelFor&); \
+  template void conv2d_grad_weight(Images<const T>, Images<const T>, Convolution, Owners, int, Weight<T>,             \
+                                   const ParallelFor&);                                                               \
+  template void subnetwork_weight(const Subnetwork<T>&, Weight<T>, const ParallelFor&);                               \
+  template void subnetwork_weight_grad(Weight<const T>, Owners, int, int, Weight<T>, const ParallelFor&);
+
+PARTKERNELS_INSTANTIATE(float)
+PARTKERNELS_INSTANTIATE(double)
+PARTKERNELS_INSTANTIATE(bfloat16)
+
+}  // namespace partkernels::cpu

@@ -1,0 +1,169 @@
+// Packing blocks of matrices into units: as they lie, transposed, or two rows of bfloat16 interleaved into pairs.
+#pragma once
+
+#include "gemm.h"
+
+namespace partkernels::cpu::PARTKERNELS_ISA {
+
+// to[i] = from[i * stride] in the unit's type, for i in [0, n).
+template <class Unit, class T>
+void copy(const T* from, int64_t stride, int64_t n, Unit* to) {
+  if (stride == 1) {
+    for (int64_t i = 0; i < n; ++i) to[i] = widen(from[i]);
+  } else {
+    for (int64_t i = 0; i < n; ++i) to[i] = widen(from[i * stride]);
+  }
+}
+
+// to[i] = (even[i * stride], odd[i * stride]); odd may be null, and stands for zeros then.
+inline void interleave(const bfloat16* even, const bfloat16* odd, int64_t stride, int64_t n, Pair* to) {
+  int64_t i = 0;
+#if defined(PARTKERNELS_AVX512)
+  if (stride == 1 && odd != nullptr) {
+    for (; i + 16 <= n; i += 16) {
+      const __m256i first = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(even + i));
+      const __m256i second = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(odd + i));
+      const __m512i high = _mm512_slli_epi32(_mm512_cvtepu16_epi32(second), 16);
+      _mm512_storeu_si512(to + i, _mm512_or_si512(_mm512_cvtepu16_epi32(first), high));
+    }
+  }
+#endif
+  for (; i < n; ++i) to[i] = {{even[i * stride], odd == nullptr ? bfloat16{0} : odd[i * stride]}};
+}
+
+// to = the units of depth [k, k + d) of x, whose rows are the depth, at columns [col, col + n): use(unit, pointer to
+// n units to fill).
+template <class Unit, class T, class Where>
+void pack_depth_rows(const Matrix<const T>& x, int64_t k, int64_t d, int64_t col, int64_t n, const Where& where) {
+  const T* from = x.data + k * x.row_stride + col * x.col_stride;
+  for (int64_t r = 0; r < d; r += kUnitDepth<Unit>, from += kUnitDepth<Unit> * x.row_stride) {
+    if constexpr (std::is_same_v<Unit, Pair>) {
+      interleave(from, r + 1 < d ? from + x.row_stride : nullptr, x.col_stride, n, where(r / 2));
+    } else {
+      copy<Unit>(from, x.col_stride, n, where(r));
+    }
+  }
+}
+
+// A row-major left block: block[r][k] = x[row + r][col + k].
+template <class Unit, class T>
+void pack_rows(const Matrix<const T>& x, int64_t row, int64_t rows, int64_t col, int64_t cols, Unit* block) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const T* from = x.data + (row + r) * x.row_stride + col * x.col_stride;
+    Unit* const to = block + r * kDepth<Unit>;
+    if (x.col_stride == 1) {  // a row is too short for the processor to see where the next one will be
+      for (int64_t c = 0; c < cols; c += 64 / sizeof(T)) __builtin_prefetch(from + 4 * x.row_stride + c);
+    }
+    if constexpr (std::is_same_v<Unit, Pair>) {
+      bfloat16* const entries = to->entry;
+      if (x.col_stride == 1) {
+        std::memcpy(entries, from, cols * sizeof(T));
+      } else {
+        for (int64_t c = 0; c < cols; ++c) entries[c] = from[c * x.col_stride];
+      }
+      if (cols % 2 == 1) entries[cols] = bfloat16{0};
+    } else {
+      copy<Unit>(from, x.col_stride, cols, to);
+    }
+  }
+}
+
+// A depth-major left block, and a right block, of a matrix whose rows are the depth.
+template <class Unit, class T>
+void pack_left_depth(const Matrix<const T>& x, int64_t k, int64_t d, int64_t col, int64_t cols, Unit* block) {
+  pack_depth_rows<Unit>(x, k, d, col, cols, [&](int64_t unit) { return block + unit * kRows; });
+}
+
+template <class Unit, class T>
+void pack_right_depth(const Matrix<const T>& x, int64_t k, int64_t d, int64_t col, int64_t cols, Unit* block) {
+  for (int64_t c = 0; c < cols; c += kPanel<Unit>) {
+    Unit* const panel = block + c * kDepth<Unit>;
+    pack_depth_rows<Unit>(x, k, d, col + c, std::min(kPanel<Unit>, cols - c),
+                          [&](int64_t unit) { return panel + unit * kPanel<Unit>; });
+  }
+}
+
+// to[c * to_stride + r] = from[r * from_stride + c] for 16 x 16 words.
+#if defined(PARTKERNELS_AVX512)
+inline void transpose16(const uint32_t* from, int64_t from_stride, uint32_t* to, int64_t to_stride) {
+  __m512i a[16], b[16];
+  for (int r = 0; r < 16; ++r) a[r] = _mm512_loadu_si512(from + r * from_stride);
+  for (int r = 0; r < 16; r += 2) {
+    b[r] = _mm512_unpacklo_epi32(a[r], a[r + 1]);
+    b[r + 1] = _mm512_unpackhi_epi32(a[r], a[r + 1]);
+  }
+  for (int r = 0; r < 16; r += 4) {  // a[r + c]: in lane l, column 4 l + c of rows r .. r + 3
+    a[r] = _mm512_unpacklo_epi64(b[r], b[r + 2]);
+    a[r + 1] = _mm512_unpackhi_epi64(b[r], b[r + 2]);
+    a[r + 2] = _mm512_unpacklo_epi64(b[r + 1], b[r + 3]);
+    a[r + 3] = _mm512_unpackhi_epi64(b[r + 1], b[r + 3]);
+  }
+  for (int c = 0; c < 4; ++c) {
+    const __m512i front01 = _mm512_shuffle_i32x4(a[c], a[4 + c], 0x88),
+                  back01 = _mm512_shuffle_i32x4(a[c], a[4 + c], 0xDD);
+    const __m512i front23 = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0x88);
+    const __m512i back23 = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0xDD);
+    _mm512_storeu_si512(to + c * to_stride, _mm512_shuffle_i32x4(front01, front23, 0x88));
+    _mm512_storeu_si512(to + (8 + c) * to_stride, _mm512_shuffle_i32x4(front01, front23, 0xDD));
+    _mm512_storeu_si512(to + (4 + c) * to_stride, _mm512_shuffle_i32x4(back01, back23, 0x88));
+    _mm512_storeu_si512(to + (12 + c) * to_stride, _mm512_shuffle_i32x4(back01, back23, 0xDD));
+  }
+}
+#else
+inline void transpose16(const uint32_t* from, int64_t from_stride, uint32_t* to, int64_t to_stride) {
+  for (int c = 0; c < 16; ++c) {
+    for (int r = 0; r < 16; ++r) to[c * to_stride + r] = from[r * from_stride + c];
+  }
+}
+#endif
+
+// Columns first + c of a right block, for c in [0, cols): from[c * from_stride + k] for k in [0, units). first is a
+// multiple of 16.
+template <class Unit>
+void transpose_into_panels(const Unit* from, int64_t from_stride, int64_t first, int64_t cols, int64_t units,
+                           Unit* block) {
+  const auto unit = [&](int64_t c) {
+    return block + (first + c) / kPanel<Unit> * kPanel<Unit> * kDepth<Unit> + (first + c) % kPanel<Unit>;
+  };
+  int64_t c = 0;
+  if constexpr (sizeof(Unit) == 4) {
+    for (; kPanel<Unit> % 16 == 0 && c + 16 <= cols; c += 16) {
+      for (int64_t k = 0; k < units; k += 16) {  // past the last unit there is room, up to kDepth
+        transpose16(reinterpret_cast<const uint32_t*>(from + c * from_stride + k), from_stride,
+                    reinterpret_cast<uint32_t*>(unit(c) + k * kPanel<Unit>), kPanel<Unit>);
+      }
+    }
+  }
+  for (; c < cols; ++c) {
+    for (int64_t k = 0; k < units; ++k) unit(c)[k * kPanel<Unit>] = from[c * from_stride + k];
+  }
+}
+
+// A right block from the rows of its transpose, which are made a few at a time: make(c, rows, out, stride) writes
+// columns c .. c + rows of the block, d entries each, as rows `stride` apart.
+template <class T, class Make>
+void pack_right_transposed(int64_t cols, int64_t d, const Make& make, typename UnitOf<T>::type* block) {
+  using Unit = typename UnitOf<T>::type;
+  constexpr int64_t kSome = 16;
+  // 16 entries more than the depth: rows a power of two apart would share sets of the cache.
+  constexpr int64_t kStride = kDepth<Unit> * kUnitDepth<Unit> + 16;
+  for (int64_t c = 0; c < cols; c += kSome) {
+    const int64_t rows = std::min(kSome, cols - c);
+    alignas(64) T made[kSome][kStride];
+    make(c, rows, made[0], kStride);
+    if constexpr (std::is_same_v<Unit, Pair>) {
+      if (d % 2 == 1) {
+        for (int64_t r = 0; r < rows; ++r) made[r][d] = bfloat16{0};
+      }
+      transpose_into_panels(reinterpret_cast<const Pair*>(made[0]), kStride / 2, c, rows, (d + 1) / 2, block);
+    } else if constexpr (std::is_same_v<Unit, T>) {
+      transpose_into_panels(made[0], kStride, c, rows, d, block);
+    } else {
+      alignas(64) Unit widened[kSome][kStride];
+      for (int64_t r = 0; r < rows; ++r) copy(made[r], 1, d, widened[r]);
+      transpose_into_panels(widened[0], kStride, c, rows, d, block);
+    }
+  }
+}
+
+}  // namespace partkernels::cpu::PARTKERNELS_ISA

@@ -1,0 +1,50 @@
+// The materialised weight of a subnetwork, and what its gradient keeps.
+#pragma once
+
+#include "rebuild.h"
+
+namespace partkernels::cpu::PARTKERNELS_ISA {
+
+// Calls use(tile) for the tiles of a weight, a strip of kTileRows rows at a time.
+template <class Use>
+void for_each_tile(int64_t rows, int64_t cols, const ParallelFor& parallel_for, const Use& use) {
+  parallel_for((rows + kTileRows - 1) / kTileRows, [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * kTileRows;
+    for_each_tile(first, std::min(rows, end * kTileRows) - first, 0, cols, use);
+  });
+}
+
+template <class T>
+void subnetwork_weight(const Subnetwork<T>& w, Weight<T> out, const ParallelFor& parallel_for) {
+  const Rebuilder<T> rebuild(w);
+  const bool is_contiguous = rows_are_contiguous(out);
+  for_each_tile(out.rows, out.cols(), parallel_for, [&](const Tile& tile) {
+    if (is_contiguous) {
+      rebuild(tile.row, tile.rows, tile.col, tile.cols, out.data + tile.row * out.row_stride + tile.col,
+              out.row_stride);
+      return;
+    }
+    T values[kTileRows][kTileCols];
+    rebuild(tile.row, tile.rows, tile.col, tile.cols, values[0], kTileCols);
+    for (int64_t r = 0; r < tile.rows; ++r) {
+      for_each_entry(out, tile.row + r, tile.col, tile.cols, [&](int64_t j, T* entry) { *entry = values[r][j]; });
+    }
+  });
+}
+
+template <class T>
+void subnetwork_weight_grad(Weight<const T> grad, Owners owners, int first, int last, Weight<T> out,
+                            const ParallelFor& parallel_for) {
+  const Keeper keep_of(owners, out.cols(), first, last);
+  for_each_tile(out.rows, out.cols(), parallel_for, [&](const Tile& tile) {
+    const Keep keep = keep_of(tile);
+    for (int64_t r = 0; r < tile.rows; ++r) {
+      T values[kTileCols];
+      for_each_entry(grad, tile.row + r, tile.col, tile.cols,
+                     [&](int64_t j, const T* entry) { values[j] = keep.row[r] >> j & 1 ? *entry : T{}; });
+      for_each_entry(out, tile.row + r, tile.col, tile.cols, [&](int64_t j, T* entry) { *entry = values[j]; });
+    }
+  });
+}
+
+}  // namespace partkernels::cpu::PARTKERNELS_ISA

@@ -1,0 +1,55 @@
+// The unit in which a weight is decoded and rebuilt: 4 rows by 64 columns.
+//
+// A uniform default's block of 64 columns takes 4 Philox calls a row, so 16 lanes fill a tile; a row of it has 64 bits
+// of "is kept", and its first column is a multiple of 64.
+#pragma once
+
+#include "isa.h"
+#include "partkernels/cpu.h"
+
+namespace partkernels::cpu::PARTKERNELS_ISA {
+
+constexpr int64_t kTileRows = 4;
+constexpr int64_t kTileCols = 64;
+
+// A tile's rows and columns that exist.
+struct Tile {
+  int64_t row, rows, col, cols;
+
+  // Bits of the columns that exist.
+  uint64_t all() const { return cols == kTileCols ? ~uint64_t{0} : (uint64_t{1} << cols) - 1; }
+};
+
+// Calls use(tile) for the tiles of a block, row by row: whatever lies in memory in rows is read as it lies. col is a
+// multiple of kTileCols.
+template <class Use>
+void for_each_tile(int64_t row, int64_t rows, int64_t col, int64_t cols, const Use& use) {
+  for (int64_t r = 0; r < rows; r += kTileRows) {
+    for (int64_t c = 0; c < cols; c += kTileCols) {
+      use(Tile{row + r, std::min(kTileRows, rows - r), col + c, std::min(kTileCols, cols - c)});
+    }
+  }
+}
+
+// Whether the entries of a weight's row lie one after another in the order of the map's columns.
+template <class T>
+bool rows_are_contiguous(const Weight<T>& weight) {
+  return (weight.in_stride == 1 || weight.in == 1) && (weight.x_stride == weight.in || weight.width == 1) &&
+         (weight.y_stride == weight.width * weight.in || weight.height == 1);
+}
+
+// Calls use(j, pointer) for j in [0, n) with the address of the entry (row, col + j) of a weight.
+template <class T, class Use>
+void for_each_entry(const Weight<T>& weight, int64_t row, int64_t col, int64_t n, const Use& use) {
+  T* const base = weight.data + row * weight.row_stride;
+  for (int64_t j = 0; j < n;) {
+    const int64_t pixel = (col + j) / weight.in;
+    const int64_t in = (col + j) % weight.in;
+    T* entry =
+        base + pixel / weight.width * weight.y_stride + pixel % weight.width * weight.x_stride + in * weight.in_stride;
+    const int64_t end = j + weight.in - in < n ? j + weight.in - in : n;
+    for (; j < end; ++j, entry += weight.in_stride) use(j, entry);
+  }
+}
+
+}  // namespace partkernels::cpu::PARTKERNELS_ISA
