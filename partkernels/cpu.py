@@ -1,6 +1,8 @@
 """The C++ backend: csrc/cpu, which rebuilds a subnetwork's weight block by block and never holds all of it.
 
-float32, float64 and bfloat16 (accumulated in float32); threads are PyTorch's own.
+float32, float64 and bfloat16 (accumulated in float32); threads are PyTorch's own. Linear layers are multiplied there,
+faster than by PyTorch; convolutions are PyTorch's own, for what rebuilt.py makes of a weight, MiB by MiB. The
+convolutions of csrc/cpu serve the few cases that are left.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from partkernels import outputs, packed_map
+from partkernels import outputs, packed_map, rebuilt
 
 _cpu = torch.ops.partkernels_cpu
 
@@ -41,21 +43,32 @@ def linear_grad_weight(grad_output, x, update, map, count):
 
 
 def conv2d(x, weight, bias, stride, padding, dilation, groups, active, update, *partition):
-    y = outputs.conv2d(x, weight, bias, stride, padding, dilation, groups)
-    _cpu.conv2d(y, x, weight, _bias(bias), stride, padding, dilation, groups, active, *partition)
-    return y
+    geometry = stride, padding, dilation, groups
+    slices = rebuilt.slices(weight, 0, groups)
+    if rebuilt.crashes(x) or not slices:
+        y = outputs.conv2d(x, weight, bias, *geometry)
+        _cpu.conv2d(y, x, weight, _bias(bias), *geometry, active, *partition)
+        return y
+    return rebuilt.conv2d(x, weight, bias, geometry, slices, active, partition)
 
 
 def conv2d_grad_input(grad_output, weight, input_size, stride, padding, dilation, groups, active, update, *partition):
-    grad_x = outputs.conv2d_grad_input(grad_output, weight, input_size)
-    _cpu.conv2d_grad_input(grad_x, grad_output, weight, stride, padding, dilation, groups, active, *partition)
-    return grad_x
+    geometry = stride, padding, dilation, groups
+    slices = rebuilt.slices(weight, 1, groups)
+    if rebuilt.crashes(grad_output) or not slices:
+        grad_x = outputs.conv2d_grad_input(grad_output, weight, input_size)
+        _cpu.conv2d_grad_input(grad_x, grad_output, weight, *geometry, active, *partition)
+        return grad_x
+    return rebuilt.conv2d_grad_input(grad_output, weight, input_size, geometry, slices, active, partition)
 
 
 def conv2d_grad_weight(grad_output, x, kernel_size, stride, padding, dilation, groups, update, map, count):
-    grad_weight = outputs.conv2d_grad_weight(grad_output, x, kernel_size, stride, padding, dilation, groups)
-    _cpu.conv2d_grad_weight(grad_weight, grad_output, x, stride, padding, dilation, groups, update, map, count)
-    return grad_weight
+    geometry = stride, padding, dilation, groups
+    if rebuilt.crashes(x):
+        grad_weight = outputs.conv2d_grad_weight(grad_output, x, kernel_size, *geometry)
+        _cpu.conv2d_grad_weight(grad_weight, grad_output, x, *geometry, update, map, count)
+        return grad_weight
+    return rebuilt.conv2d_grad_weight(grad_output, x, kernel_size, geometry, update, map, count)
 
 
 def _weight(weight: Tensor | None) -> Tensor | None:
@@ -67,7 +80,7 @@ def _weight(weight: Tensor | None) -> Tensor | None:
 
 def subnetwork_weight(weight, active, map, stored, *partition):
     out = outputs.subnetwork_weight(weight)
-    _cpu.subnetwork_weight(_weight(out), _weight(weight), active, map, _weight(stored), *partition)
+    _cpu.subnetwork_weight(_weight(out), _weight(weight), 0, 0, active, map, _weight(stored), *partition)
     return out
 
 
@@ -89,5 +102,5 @@ def drawn(kind, step, seed, stream, shape, dtype, device):
     matrix = torch.empty(rows, cols, dtype=torch.bfloat16, device=device)  # what every default is
     # The weight of a subnetwork of which no entry is live: every row has the same map, of partition 2 alone.
     dead = torch.full((1, packed_map.row_bytes(cols, bits=1)), 0xFF, dtype=torch.uint8, device=device).expand(rows, -1)
-    _cpu.subnetwork_weight(matrix, matrix, 1, dead, None, 2, kind, step, seed, stream)
+    _cpu.subnetwork_weight(matrix, matrix, 0, 0, 1, dead, None, 2, kind, step, seed, stream)
     return packed_map.from_matrix(matrix, shape).to(dtype).contiguous()

@@ -33,8 +33,6 @@ Workspace<Unit>& workspace() {
   return *own;
 }
 
-inline int64_t blocks_of(int64_t size, int64_t block) { return (size + block - 1) / block; }
-
 // How a dimension is cut into blocks of about the same size, multiples of `unit` and at most `most`.
 struct Cut {
   int64_t count, size;

@@ -109,8 +109,9 @@ void conv2d_grad_weight(Images<const T> grad_y, Images<const T> x, Convolution c
 }
 
 template <class T>
-void subnetwork_weight(const Subnetwork<T>& w, Weight<T> out, const ParallelFor& parallel_for) {
-  operators<T>().subnetwork_weight(w, out, parallel_for);
+void subnetwork_weight(const Subnetwork<T>& w, int64_t first_row, int64_t first_in, Weight<T> out,
+                       const ParallelFor& parallel_for) {
+  operators<T>().subnetwork_weight(w, first_row, first_in, out, parallel_for);
 }
 
 template <class T>
@@ -132,7 +133,7 @@ void random_map(int64_t rows, int64_t cols, const std::vector<int64_t>& sizes, u
   template void conv2d_grad_input(Images<const T>, const Subnetwork<T>&, Convolution, Images<T>, const ParallelFor&); \
   template void conv2d_grad_weight(Images<const T>, Images<const T>, Convolution, Owners, int, Weight<T>,             \
                                    const ParallelFor&);                                                               \
-  template void subnetwork_weight(const Subnetwork<T>&, Weight<T>, const ParallelFor&);                               \
+  template void subnetwork_weight(const Subnetwork<T>&, int64_t, int64_t, Weight<T>, const ParallelFor&);                               \
   template void subnetwork_weight_grad(Weight<const T>, Owners, int, int, Weight<T>, const ParallelFor&);
 
 PARTKERNELS_INSTANTIATE(float)

@@ -8,24 +8,41 @@ namespace partkernels::cpu::PARTKERNELS_ISA {
 // Calls use(tile) for the tiles of a weight, a strip of kTileRows rows at a time.
 template <class Use>
 void for_each_tile(int64_t rows, int64_t cols, const ParallelFor& parallel_for, const Use& use) {
-  parallel_for((rows + kTileRows - 1) / kTileRows, [&](int64_t begin, int64_t end) {
+  parallel_for(blocks_of(rows, kTileRows), [&](int64_t begin, int64_t end) {
     const int64_t first = begin * kTileRows;
     for_each_tile(first, std::min(rows, end * kTileRows) - first, 0, cols, use);
   });
 }
 
 template <class T>
-void subnetwork_weight(const Subnetwork<T>& w, Weight<T> out, const ParallelFor& parallel_for) {
+void subnetwork_weight(const Subnetwork<T>& w, int64_t first_row, int64_t first_in, Weight<T> out,
+                       const ParallelFor& parallel_for) {
   const Rebuilder<T> rebuild(w);
   const bool is_contiguous = rows_are_contiguous(out);
+  if (out.in < w.weight.in) {  // of each tap, the columns of some input channels
+    parallel_for(blocks_of(out.rows, kTileRows), [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin * kTileRows; row < std::min(out.rows, end * kTileRows); row += kTileRows) {
+        const int64_t rows = std::min(kTileRows, out.rows - row);
+        std::vector<T> values(rows * out.in);
+        for (int64_t tap = 0; tap < out.height * out.width; ++tap) {
+          rebuild.anywhere(first_row + row, rows, tap * w.weight.in + first_in, out.in, values.data(), out.in);
+          for (int64_t r = 0; r < rows; ++r) {
+            for_each_entry(out, row + r, tap * out.in, out.in,
+                           [&](int64_t j, T* entry) { *entry = values[r * out.in + j]; });
+          }
+        }
+      }
+    });
+    return;
+  }
   for_each_tile(out.rows, out.cols(), parallel_for, [&](const Tile& tile) {
+    const int64_t row = first_row + tile.row;
     if (is_contiguous) {
-      rebuild(tile.row, tile.rows, tile.col, tile.cols, out.data + tile.row * out.row_stride + tile.col,
-              out.row_stride);
+      rebuild(row, tile.rows, tile.col, tile.cols, out.data + tile.row * out.row_stride + tile.col, out.row_stride);
       return;
     }
     T values[kTileRows][kTileCols];
-    rebuild(tile.row, tile.rows, tile.col, tile.cols, values[0], kTileCols);
+    rebuild(row, tile.rows, tile.col, tile.cols, values[0], kTileCols);
     for (int64_t r = 0; r < tile.rows; ++r) {
       for_each_entry(out, tile.row + r, tile.col, tile.cols, [&](int64_t j, T* entry) { *entry = values[r][j]; });
     }

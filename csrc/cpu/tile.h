@@ -12,6 +12,8 @@ namespace partkernels::cpu::PARTKERNELS_ISA {
 constexpr int64_t kTileRows = 4;
 constexpr int64_t kTileCols = 64;
 
+inline int64_t blocks_of(int64_t size, int64_t block) { return (size + block - 1) / block; }
+
 // A tile's rows and columns that exist.
 struct Tile {
   int64_t row, rows, col, cols;

@@ -156,11 +156,13 @@ void conv2d_grad_weight(Tensor grad_w, Tensor grad_y, Tensor x, Sizes stride, Si
   });
 }
 
-void subnetwork_weight(Tensor out, Tensor weight, int64_t active, Tensor map, OptionalTensor stored, int64_t count,
-                       std::string kind, double step, int64_t seed, int64_t stream) {
+void subnetwork_weight(Tensor out, Tensor weight, int64_t first_row, int64_t first_in, int64_t active, Tensor map,
+                       OptionalTensor stored, int64_t count, std::string kind, double step, int64_t seed,
+                       int64_t stream) {
   const PartitionArguments partition{map, stored, count, kind, step, seed, stream};
   with_type(weight.scalar_type(), [&]<class T>(T) {
-    cpu::subnetwork_weight(partition.subnetwork<T>(weight, active), weight_of<T>(out), kTorchThreads);
+    cpu::subnetwork_weight(partition.subnetwork<T>(weight, active), first_row, first_in, weight_of<T>(out),
+                           kTorchThreads);
   });
 }
 
@@ -174,6 +176,8 @@ void subnetwork_weight_grad(Tensor out, Tensor grad, int64_t first, int64_t last
 void random_map(Tensor map, int64_t cols, Sizes sizes, int64_t seed) {
   cpu::random_map(map.size(0), cols, sizes, static_cast<uint64_t>(seed), data<uint8_t>(map), kTorchThreads);
 }
+
+std::string instruction_set() { return cpu::instruction_set(); }
 
 #define PARTKERNELS_PARTITION "Tensor map, Tensor? stored, int count, str kind, float step, int seed, int stream) -> ()"
 #define PARTKERNELS_OWNERS "Tensor map, int count) -> ()"
@@ -189,9 +193,16 @@ STABLE_TORCH_LIBRARY(partkernels_cpu, m) {
         "int active, " PARTKERNELS_PARTITION);
   m.def("conv2d_grad_weight(Tensor(a!) grad_w, Tensor grad_y, Tensor x, " PARTKERNELS_GEOMETRY
         "int update, " PARTKERNELS_OWNERS);
-  m.def("subnetwork_weight(Tensor(a!) out, Tensor weight, int active, " PARTKERNELS_PARTITION);
+  m.def(
+      "subnetwork_weight(Tensor(a!) out, Tensor weight, int first_row, int first_in, int "
+      "active, " PARTKERNELS_PARTITION);
   m.def("subnetwork_weight_grad(Tensor(a!) out, Tensor grad, int first, int last, " PARTKERNELS_OWNERS);
   m.def("random_map(Tensor(a!) map, int cols, int[] sizes, int seed) -> ()");
+  m.def("instruction_set() -> str");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(partkernels_cpu, CompositeExplicitAutograd, m) {
+  m.impl("instruction_set", TORCH_BOX(&instruction_set));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(partkernels_cpu, CPU, m) {

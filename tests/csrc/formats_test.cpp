@@ -97,7 +97,7 @@ void a_subnetworks_weight_has_live_entries_and_defaults(const Size& size, int co
     const Defaults defaults{kind, 0.01f, (uint64_t{3} << 33) | 11, (uint64_t{1} << 40) | 12};
     const cpu::Subnetwork<T> w{weight_of<const T>(weight.data(), size), owners, count, active, defaults,
                                weight_of<const T>(stored.data(), size)};
-    cpu::subnetwork_weight(w, weight_of(out.data(), size), in_turn);
+    cpu::subnetwork_weight(w, 0, 0, weight_of(out.data(), size), in_turn);
     std::vector<T> gradient(entries);
     cpu::subnetwork_weight_grad(weight_of<const T>(weight.data(), size), owners, active, active,
                                 weight_of(gradient.data(), size), in_turn);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pytest
@@ -149,6 +150,17 @@ def test_errors_of_deep_products_grow_no_faster_than_dense_pytorchs(case, target
     check(case, torch.float32, "uniform", 3, 2, 2, "contiguous", "contiguous", "contiguous", target)
 
 
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="the cpu backend was not built")
+@pytest.mark.parametrize("workspace", [0, 10_000])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", CONV2D.values(), ids=CONV2D)
+def test_convolutions_whose_weight_does_not_fit_the_workspace(case, dtype, workspace, monkeypatch):
+    # 0 bytes: our own convolutions; 10 000: larger weights are rebuilt slice by slice.
+    monkeypatch.setattr("partkernels.rebuilt.WORKSPACE", workspace)
+    for layout in ("contiguous", "channels_last"):
+        check(case, dtype, "uniform", 3, 2, 2, layout, layout, layout, Target("cpu", "cpu"))
+
+
 @pytest.mark.parametrize("target", TARGETS, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("which", ["x", "weight", "grad"])
@@ -294,6 +306,22 @@ def test_gradients_agree_with_finite_differences(name, backend):
     values = [args[i] for i in leaves]
     assert torch.autograd.gradcheck(call, values)
     assert torch.autograd.gradgradcheck(call, values)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_threads_may_call_at_once(backend):
+    case = LINEAR["blocks"]
+    partition = pk.Partition.random(case.weight, (0.8, 0.1, 0.1), seed=1, defaults=pk.Uniform(0.1, 0))
+    inputs, weight = torch.randn(16, *case.x), torch.randn(case.weight)
+
+    def layer(x):
+        with torch.no_grad():
+            return case.ours(x, weight, partition, active=2)
+
+    with pk.use_backend(backend), ThreadPoolExecutor(2) as threads:
+        alone = [layer(x) for x in inputs]
+        together = list(threads.map(layer, inputs))
+    assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
 
 
 def test_no_update_computes_no_weight_gradient(monkeypatch):

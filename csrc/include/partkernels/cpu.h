@@ -97,9 +97,11 @@ template <class T>
 void conv2d_grad_weight(Images<const T> grad_y, Images<const T> x, Convolution conv, Owners owners, int update,
                         Weight<T> grad_w, const ParallelFor& parallel_for);
 
-// out = the subnetwork's weight.
+// out = the subnetwork's weight, or as much of it as out has room for: out.rows rows from first_row on and out.in
+// input channels from first_in on.
 template <class T>
-void subnetwork_weight(const Subnetwork<T>& w, Weight<T> out, const ParallelFor& parallel_for);
+void subnetwork_weight(const Subnetwork<T>& w, int64_t first_row, int64_t first_in, Weight<T> out,
+                       const ParallelFor& parallel_for);
 
 // out = grad at the entries of partitions first..last, 0 elsewhere.
 template <class T>

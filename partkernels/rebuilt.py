@@ -1,0 +1,91 @@
+"""conv2d of the cpu backend by PyTorch's own convolution: a subnetwork's weight is rebuilt for it, a MiB at a time.
+
+oneDNN's convolutions run at the processor's peak, and a weight is small beside the images that it meets: rebuilding it
+takes a hundredth of the time. The largest slice that is ever rebuilt has WORKSPACE bytes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from partkernels import outputs
+
+_cpu = torch.ops.partkernels_cpu
+_aten = torch.ops.aten
+WORKSPACE = 1 << 20
+# What oneDNN's convolutions like numbers of channels to be multiples of; also a tile of the rebuilding kernel.
+CHANNELS = 64
+
+
+def slices(weight: Tensor, dim: int, groups: int) -> list[slice]:
+    """The slices of a weight along a dimension that are rebuilt one after another; none if that is not possible."""
+    size = weight.shape[dim]
+    most = WORKSPACE * size // (weight.numel() * weight.element_size())
+    if most >= size:
+        return [slice(0, size)]
+    if groups > 1 or most == 0:
+        return []
+    most = max(most // CHANNELS * CHANNELS, min(most, CHANNELS))
+    return [slice(start, min(start + most, size)) for start in range(0, size, most)]
+
+
+def crashes(images: Tensor) -> bool:
+    """Whether PyTorch's convolution might: in bfloat16, for channels_last images one pixel wide (seen in 2.13)."""
+    return images.dtype == torch.bfloat16 and 1 in images.shape[2:]
+
+
+def _rebuild(weight: Tensor, rows: slice, ins: slice, active: int, partition: tuple) -> Tensor:
+    """w_k[rows, ins], in the weight's memory format: what PyTorch would then do with the weight itself, it does."""
+    size = rows.stop - rows.start, ins.stop - ins.start, *weight.shape[2:]
+    out = torch.empty(size, dtype=weight.dtype, memory_format=outputs.memory_format(weight))
+    _cpu.subnetwork_weight(out, weight, rows.start, ins.start, active, *partition)
+    return out
+
+
+def _whole(weight: Tensor, dim: int) -> slice:
+    return slice(0, weight.shape[dim])
+
+
+def _backward(grad_output: Tensor, x: Tensor, weight: Tensor, geometry: tuple, which: int) -> Tensor:
+    *pairs, groups = geometry
+    mask = [which == 0, which == 1, False]
+    return _aten.convolution_backward(grad_output, x, weight, None, *pairs, False, [0, 0], groups, mask)[which]
+
+
+def conv2d(x, weight, bias, geometry, slices, active, partition):
+    *pairs, groups = geometry
+
+    def convolve(rows: slice) -> Tensor:
+        part = _rebuild(weight, rows, _whole(weight, 1), active, partition)
+        return _aten.convolution(x, part, None if bias is None else bias[rows], *pairs, False, [0, 0], groups)
+
+    if len(slices) == 1:
+        return convolve(slices[0]).contiguous(memory_format=outputs.memory_format(x))
+    y = outputs.conv2d(x, weight, bias, *geometry)
+    for rows in slices:
+        y[:, rows] = convolve(rows)
+    return y
+
+
+def conv2d_grad_input(grad_output, weight, input_size, geometry, slices, active, partition):
+    def convolve(ins: slice) -> Tensor:
+        part = _rebuild(weight, _whole(weight, 0), ins, active, partition)
+        channels = ins.stop - ins.start if len(slices) > 1 else input_size[1]
+        size = input_size[0], channels, *input_size[2:]
+        return _backward(grad_output, grad_output.new_empty(1).expand(size), part, geometry, 0)
+
+    if len(slices) == 1:
+        return convolve(slices[0]).contiguous(memory_format=outputs.memory_format(grad_output))
+    grad_x = outputs.conv2d_grad_input(grad_output, weight, input_size)
+    for ins in slices:
+        grad_x[:, ins] = convolve(ins)
+    return grad_x
+
+
+def conv2d_grad_weight(grad_output, x, kernel_size, geometry, update, map, count):
+    size = grad_output.shape[1], x.shape[1] // geometry[-1], *kernel_size
+    dense = _backward(grad_output, x, x.new_empty(1).expand(size), geometry, 1)
+    kept = dense if dense.is_contiguous() else torch.empty(size, dtype=dense.dtype)
+    _cpu.subnetwork_weight_grad(kept, dense, update, update, map, count)
+    return kept

@@ -1,0 +1,50 @@
+"""The cpu backend on each instruction set that this processor has: the operators' tests, forced onto it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from against_dense import BACKENDS
+
+NAMES = ["portable", "avx2", "avx512", "avx512_bf16"]
+# What depends on vectors: results, strides, defaults and maps; not schemas, saved tensors and error messages.
+TESTS = "dense_pytorch or deep_products or workspace or strides or kind_of_defaults or has_the_bits or stride_0"
+
+pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="the cpu backend was not built")
+
+
+def in_a_process(name: str, *arguments: str) -> subprocess.CompletedProcess:
+    # The instruction set is chosen once in a process.
+    environment = os.environ | {"PARTKERNELS_CPU_ISA": name}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+
+
+INSTRUCTION_SET = (
+    "import torch, partkernels; partkernels.backends(); print(torch.ops.partkernels_cpu.instruction_set())"
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_operators_are_right_on_each_instruction_set(name):
+    if torch.ops.partkernels_cpu.instruction_set() == name:
+        pytest.skip("the other tests run on this one")
+    asked = in_a_process(name, "-c", INSTRUCTION_SET)
+    if asked.returncode != 0:
+        assert "cannot run on this processor; unset it, or set it to one of" in asked.stderr
+        pytest.skip(f"this processor has no {name}")
+    assert asked.stdout.strip() == name
+    tests = Path(__file__).parent / "test_operators.py"
+    done = in_a_process(name, "-m", "pytest", "-q", "-x", "-k", TESTS, str(tests))
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+def test_an_unknown_instruction_set_is_refused_with_those_that_run():
+    asked = in_a_process("sse9", "-c", INSTRUCTION_SET)
+    assert asked.returncode != 0
+    assert "PARTKERNELS_CPU_ISA=sse9 cannot run on this processor" in asked.stderr and "portable" in asked.stderr
