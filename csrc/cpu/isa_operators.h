@@ -2,6 +2,7 @@
 #pragma once
 
 #include "conv2d.h"
+#include "few_channels.h"
 #include "linear.h"
 #include "random_map.h"
 #include "subnetwork_weight.h"
@@ -15,6 +16,7 @@ constexpr OperatorsOn<T> kOperatorsOn = {
     linear_grad_weight<T>,
     conv2d<T>,
     conv2d_grad_input<T>,
+    few_channels_grad_input<T>,
     conv2d_grad_weight<T>,
     subnetwork_weight<T>,
     subnetwork_weight_grad<T>,

@@ -103,6 +103,12 @@ void conv2d_grad_input(Images<const T> grad_y, const Subnetwork<T>& w, Convoluti
 }
 
 template <class T>
+void few_channels_grad_input(Images<const T> grad_y, Weight<const T> w, Convolution conv, Images<T> grad_x,
+                             const ParallelFor& parallel_for) {
+  operators<T>().few_channels_grad_input(grad_y, w, conv, grad_x, parallel_for);
+}
+
+template <class T>
 void conv2d_grad_weight(Images<const T> grad_y, Images<const T> x, Convolution conv, Owners owners, int update,
                         Weight<T> grad_w, const ParallelFor& parallel_for) {
   operators<T>().conv2d_grad_weight(grad_y, x, conv, owners, update, grad_w, parallel_for);
@@ -125,15 +131,16 @@ void random_map(int64_t rows, int64_t cols, const std::vector<int64_t>& sizes, u
   chosen().operators()->random_map(rows, cols, sizes, seed, map, parallel_for);
 }
 
-#define PARTKERNELS_INSTANTIATE(T)                                                                                    \
-  template void linear(Matrix<const T>, const Subnetwork<T>&, const T*, Matrix<T>, const ParallelFor&);               \
-  template void linear_grad_input(Matrix<const T>, const Subnetwork<T>&, Matrix<T>, const ParallelFor&);              \
-  template void linear_grad_weight(Matrix<const T>, Matrix<const T>, Owners, int, Weight<T>, const ParallelFor&);     \
-  template void conv2d(Images<const T>, const Subnetwork<T>&, const T*, Convolution, Images<T>, const ParallelFor&);  \
-  template void conv2d_grad_input(Images<const T>, const Subnetwork<T>&, Convolution, Images<T>, const ParallelFor&); \
-  template void conv2d_grad_weight(Images<const T>, Images<const T>, Convolution, Owners, int, Weight<T>,             \
-                                   const ParallelFor&);                                                               \
-  template void subnetwork_weight(const Subnetwork<T>&, int64_t, int64_t, Weight<T>, const ParallelFor&);                               \
+#define PARTKERNELS_INSTANTIATE(T)                                                                                     \
+  template void linear(Matrix<const T>, const Subnetwork<T>&, const T*, Matrix<T>, const ParallelFor&);                \
+  template void linear_grad_input(Matrix<const T>, const Subnetwork<T>&, Matrix<T>, const ParallelFor&);               \
+  template void linear_grad_weight(Matrix<const T>, Matrix<const T>, Owners, int, Weight<T>, const ParallelFor&);      \
+  template void conv2d(Images<const T>, const Subnetwork<T>&, const T*, Convolution, Images<T>, const ParallelFor&);   \
+  template void conv2d_grad_input(Images<const T>, const Subnetwork<T>&, Convolution, Images<T>, const ParallelFor&);  \
+  template void few_channels_grad_input(Images<const T>, Weight<const T>, Convolution, Images<T>, const ParallelFor&); \
+  template void conv2d_grad_weight(Images<const T>, Images<const T>, Convolution, Owners, int, Weight<T>,              \
+                                   const ParallelFor&);                                                                \
+  template void subnetwork_weight(const Subnetwork<T>&, int64_t, int64_t, Weight<T>, const ParallelFor&);              \
   template void subnetwork_weight_grad(Weight<const T>, Owners, int, int, Weight<T>, const ParallelFor&);
 
 PARTKERNELS_INSTANTIATE(float)

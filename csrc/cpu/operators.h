@@ -12,6 +12,7 @@ struct OperatorsOn {
   decltype(&cpu::linear_grad_weight<T>) linear_grad_weight;
   decltype(&cpu::conv2d<T>) conv2d;
   decltype(&cpu::conv2d_grad_input<T>) conv2d_grad_input;
+  decltype(&cpu::few_channels_grad_input<T>) few_channels_grad_input;
   decltype(&cpu::conv2d_grad_weight<T>) conv2d_grad_weight;
   decltype(&cpu::subnetwork_weight<T>) subnetwork_weight;
   decltype(&cpu::subnetwork_weight_grad<T>) subnetwork_weight_grad;

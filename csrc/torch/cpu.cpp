@@ -148,6 +148,14 @@ void conv2d_grad_input(Tensor grad_x, Tensor grad_y, Tensor weight, Sizes stride
   });
 }
 
+void few_channels_grad_input(Tensor grad_x, Tensor grad_y, Tensor weight, Sizes stride, Sizes padding, Sizes dilation,
+                             int64_t groups) {
+  with_type(weight.scalar_type(), [&]<class T>(T) {
+    cpu::few_channels_grad_input(images<const T>(grad_y), weight_of<const T>(weight),
+                                 convolution(stride, padding, dilation, groups), images<T>(grad_x), kTorchThreads);
+  });
+}
+
 void conv2d_grad_weight(Tensor grad_w, Tensor grad_y, Tensor x, Sizes stride, Sizes padding, Sizes dilation,
                         int64_t groups, int64_t update, Tensor map, int64_t count) {
   with_type(x.scalar_type(), [&]<class T>(T) {
@@ -191,6 +199,9 @@ STABLE_TORCH_LIBRARY(partkernels_cpu, m) {
         "int active, " PARTKERNELS_PARTITION);
   m.def("conv2d_grad_input(Tensor(a!) grad_x, Tensor grad_y, Tensor weight, " PARTKERNELS_GEOMETRY
         "int active, " PARTKERNELS_PARTITION);
+  m.def(
+      "few_channels_grad_input(Tensor(a!) grad_x, Tensor grad_y, Tensor weight, int[] stride, int[] padding, "
+      "int[] dilation, int groups) -> ()");
   m.def("conv2d_grad_weight(Tensor(a!) grad_w, Tensor grad_y, Tensor x, " PARTKERNELS_GEOMETRY
         "int update, " PARTKERNELS_OWNERS);
   m.def(
@@ -211,6 +222,7 @@ STABLE_TORCH_LIBRARY_IMPL(partkernels_cpu, CPU, m) {
   m.impl("linear_grad_weight", TORCH_BOX(&linear_grad_weight));
   m.impl("conv2d", TORCH_BOX(&conv2d));
   m.impl("conv2d_grad_input", TORCH_BOX(&conv2d_grad_input));
+  m.impl("few_channels_grad_input", TORCH_BOX(&few_channels_grad_input));
   m.impl("conv2d_grad_weight", TORCH_BOX(&conv2d_grad_weight));
   m.impl("subnetwork_weight", TORCH_BOX(&subnetwork_weight));
   m.impl("subnetwork_weight_grad", TORCH_BOX(&subnetwork_weight_grad));

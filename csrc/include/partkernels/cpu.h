@@ -93,6 +93,11 @@ template <class T>
 void conv2d_grad_input(Images<const T> grad_y, const Subnetwork<T>& w, Convolution conv, Images<T> grad_x,
                        const ParallelFor& parallel_for);
 
+// The same for a dense weight of at most 4 input channels, one group and stride 1: rebuilt weights of first layers.
+template <class T>
+void few_channels_grad_input(Images<const T> grad_y, Weight<const T> w, Convolution conv, Images<T> grad_x,
+                             const ParallelFor& parallel_for);
+
 template <class T>
 void conv2d_grad_weight(Images<const T> grad_y, Images<const T> x, Convolution conv, Owners owners, int update,
                         Weight<T> grad_w, const ParallelFor& parallel_for);

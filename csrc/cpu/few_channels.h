@@ -1,0 +1,140 @@
+// The input gradient of a convolution of stride 1 whose input has few channels: a network's first, through which every
+// update of a hyperparameter of the input passes. Vectors run over pixels, so that none of their lanes is idle.
+#pragma once
+
+#include "pack.h"
+
+namespace partkernels::cpu::PARTKERNELS_ISA {
+
+// One thread's part of the output gradient, with zeros around it.
+constexpr int64_t kPaddedBytes = 256 << 10;
+
+// How the images of a convolution's output gradient are padded, so that each tap is an offset into them.
+struct Padded {
+  int64_t width;                 // of a padded row
+  int64_t top, left;             // where the image starts; negative if it is cropped
+  std::vector<int64_t> offsets;  // of each tap, in the weight's order of memory (y, x)
+
+  template <class T>
+  Padded(const Images<T>& grad_x, const Weight<const T>& w, const Convolution& conv)
+      : width(grad_x.width + (w.width - 1) * conv.dilation[1]),
+        top((w.height - 1) * conv.dilation[0] - conv.padding[0]),
+        left((w.width - 1) * conv.dilation[1] - conv.padding[1]) {
+    for (int64_t y = w.height - 1; y >= 0; --y) {
+      for (int64_t x = w.width - 1; x >= 0; --x) offsets.push_back(y * conv.dilation[0] * width + x * conv.dilation[1]);
+    }
+  }
+};
+
+// sums[i * stride + p] = the sum over channels o and taps t of weights[(i * outs + o) * taps + t] times
+// planes[o * plane + p + offsets[t]], for Ins channels i and the Vectors vectors of pixels p.
+template <class Acc, int Ins, int Vectors>
+void sum_over_taps(const Acc* planes, int64_t plane, int64_t outs, const std::vector<int64_t>& offsets,
+                   const Acc* weights, Acc* sums, int64_t stride) {
+  using V = Vector<Acc>;
+  constexpr int64_t kWidth = kVectorBytes / sizeof(Acc);
+  const auto taps = static_cast<int64_t>(offsets.size());
+  V total[Ins][Vectors] = {}, chain[Ins][Vectors] = {};
+  int64_t terms = 0;
+  for (int64_t o = 0; o < outs; ++o) {
+    for (int64_t t = 0; t < taps; ++t) {
+      const Acc* const from = planes + o * plane + offsets[t];
+      for (int v = 0; v < Vectors; ++v) {
+        const V pixels = *reinterpret_cast<const V*>(from + v * kWidth);
+        for (int i = 0; i < Ins; ++i) chain[i][v] += weights[(i * outs + o) * taps + t] * pixels;
+      }
+    }
+    terms += taps;
+    if (terms >= kChain<Acc> || o + 1 == outs) {  // see kChain
+      for (int i = 0; i < Ins; ++i) {
+        for (int v = 0; v < Vectors; ++v) {
+          total[i][v] += chain[i][v];
+          chain[i][v] = V{};
+        }
+      }
+      terms = 0;
+    }
+  }
+  for (int i = 0; i < Ins; ++i) {
+    for (int v = 0; v < Vectors; ++v) *reinterpret_cast<V*>(sums + i * stride + v * kWidth) = total[i][v];
+  }
+}
+
+constexpr int64_t kFewChannels = 4;
+
+// w is a dense weight, rebuilt for this, of at most kFewChannels input channels; one group, stride 1.
+template <class T>
+void few_channels_grad_input(Images<const T> grad_y, Weight<const T> w, Convolution conv, Images<T> grad_x,
+                             const ParallelFor& parallel_for) {
+  using Acc = Accumulator<T>;
+  const Padded padded(grad_x, w, conv);
+  const int64_t outs = w.rows, ins = w.in, taps = w.height * w.width;
+  std::vector<Acc> weights(ins * outs * taps);
+  for (int64_t o = 0; o < outs; ++o) {
+    for_each_entry(w, o, 0, w.cols(), [&](int64_t col, const T* entry) {
+      weights[(col % ins * outs + o) * taps + col / ins] = widen(*entry);
+    });
+  }
+
+  // A tile of pixels has as many vectors as leave room for two sums of each.
+  constexpr int64_t kWidth = kVectorBytes / sizeof(Acc);
+  const int64_t tile = 3 * kVectorRegisters / 8 / ins * kWidth;
+  const auto sum = [&](auto* planes, int64_t plane, Acc* sums, int64_t stride) {
+    constexpr int kMost = 3 * kVectorRegisters / 8;
+    switch (ins) {
+      case 1:
+        return sum_over_taps<Acc, 1, kMost>(planes, plane, outs, padded.offsets, weights.data(), sums, stride);
+      case 2:
+        return sum_over_taps<Acc, 2, kMost / 2>(planes, plane, outs, padded.offsets, weights.data(), sums, stride);
+      case 3:
+        return sum_over_taps<Acc, 3, kMost / 3>(planes, plane, outs, padded.offsets, weights.data(), sums, stride);
+      default:
+        return sum_over_taps<Acc, 4, kMost / 4>(planes, plane, outs, padded.offsets, weights.data(), sums, stride);
+    }
+  };
+
+  // A strip of rows of an image is a task; its planes fit the second-level cache.
+  const int64_t reach = (w.height - 1) * conv.dilation[0];
+  const int64_t rows_that_fit = kPaddedBytes / static_cast<int64_t>(sizeof(Acc)) / (outs * padded.width) - reach;
+  const int64_t strip = std::clamp<int64_t>(rows_that_fit, 1, std::max<int64_t>(1, grad_x.height));
+  const int64_t strips = blocks_of(grad_x.height, strip);
+  parallel_for(grad_x.batch * strips, [&](int64_t begin, int64_t end) {
+    const int64_t plane = (strip + reach) * padded.width + tile + padded.width;
+    const int64_t length = blocks_of(strip * padded.width, tile) * tile;
+    thread_local std::vector<Acc> planes, sums;  // kept from call to call
+    planes.resize(outs * plane);
+    sums.resize(ins * length);
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t image = task / strips, first = task % strips * strip;
+      const int64_t rows = std::min(strip, grad_x.height - first);
+      for (int64_t o = 0; o < outs; ++o) {
+        const T* const channel = grad_y.data + image * grad_y.batch_stride + o * grad_y.channel_stride;
+        for (int64_t r = 0; r < rows + reach; ++r) {
+          Acc* const to = planes.data() + o * plane + r * padded.width;
+          const int64_t row = first + r - padded.top;
+          const int64_t before = std::clamp<int64_t>(padded.left, 0, padded.width);
+          const int64_t after = std::clamp<int64_t>(padded.left + grad_y.width, before, padded.width);
+          if (row < 0 || row >= grad_y.height) {
+            std::fill(to, to + padded.width, Acc{0});
+            continue;
+          }
+          const T* const from = channel + row * grad_y.row_stride - padded.left * grad_y.col_stride;
+          std::fill(to, to + before, Acc{0});
+          copy(from + before * grad_y.col_stride, grad_y.col_stride, after - before, to + before);
+          std::fill(to + after, to + padded.width, Acc{0});
+        }
+      }
+      for (int64_t p = 0; p < rows * padded.width; p += tile) sum(planes.data() + p, plane, sums.data() + p, length);
+      for (int64_t i = 0; i < ins; ++i) {
+        for (int64_t r = 0; r < rows; ++r) {
+          const Acc* const from = sums.data() + i * length + r * padded.width;
+          T* const to =
+              grad_x.data + image * grad_x.batch_stride + i * grad_x.channel_stride + (first + r) * grad_x.row_stride;
+          for (int64_t c = 0; c < grad_x.width; ++c) to[c * grad_x.col_stride] = narrow<T>(from[c]);
+        }
+      }
+    }
+  });
+}
+
+}  // namespace partkernels::cpu::PARTKERNELS_ISA
