@@ -42,7 +42,9 @@ struct Layout {
 constexpr Layout kLayouts[] = {
     {130, 530, 1, 1, 530, 1, 0, 0},    // a linear weight
     {9, 20, 3, 2, 120, 6, 2, 1},       // a convolution's: contiguous,
-    {9, 300, 3, 2, 1800, 6, 2, 1},     // with more channels than are decoded at once,
+    {9, 300, 3, 2, 1800, 6, 2, 1},     // with many channels,
+    {5, 20, 7, 8, 1120, 56, 8, 1},     // many taps,
+    {3, 5, 9, 10, 450, 90, 10, 1},     // and more than fit into a word,
     {9, 20, 3, 2, 130, 1, 40, 20},     // channels_last with gaps between the rows,
     {9, 20, 3, 2, 240, 12, 4, 2},      // and with gaps everywhere
     {1, 40000, 1, 1, 40000, 1, 0, 0},  // one row
@@ -98,6 +100,7 @@ void steps_follow_their_formulas(const Layout& layout, int count, bool has_map, 
 }  // namespace
 
 int main() {
+  unless_another_processor_is_needed();
   for (const cpu::ParallelFor& parallel_for : {cpu::ParallelFor(in_turn), cpu::ParallelFor(on_three_threads)}) {
     for (const Layout& layout : kLayouts) {
       for (const int count : {1, 2, 3, 5, 40}) steps_follow_their_formulas(layout, count, true, parallel_for);

@@ -1,22 +1,18 @@
 // An optimiser's step over the entries of one partition, in one pass: parameter, gradient and state are read once and
 // written once, and cache lines of which it owns no entry are not written.
-#include <algorithm>
-#include <array>
-#include <bit>
-#include <cmath>
-#include <cstring>
-#include <type_traits>
-#include <vector>
+#pragma once
 
 #include "accumulate.h"
 #include "isa.h"
-#include "owned.h"
-#include "partkernels/cpu.h"
-#include "rebuild.h"
+#include "keep.h"
+#include "tile.h"
 
-namespace partkernels::cpu {
-namespace {
+namespace partkernels::cpu::PARTKERNELS_ISA {
 
+// Entries that are stepped together, or skipped if none is owned: a cache line of float32.
+constexpr int64_t kGroup = 16;
+// Columns of a row that are decoded before they are stepped.
+constexpr int64_t kPiece = 2 * kStretch;
 // What a thread should at least have to do.
 constexpr int64_t kEntriesPerTask = 1 << 15;
 // Bytes. The processor's own prefetching stops at the end of a page; this made steps of 2048x2048 weights 5 to 10 %
@@ -37,7 +33,7 @@ Lane mask_of(Lane kept, Lane j) {
 // mask ? yes : no, by bit operations. A conditional expression becomes masked loads, and those, of memory that is not
 // in a cache, made Adam's step take 2.3 times as long (Zen 5).
 template <class T>
-T select(Lane<T> mask, T yes, T no) {
+T blend(Lane<T> mask, T yes, T no) {
   return std::bit_cast<T>((std::bit_cast<Lane<T>>(yes) & mask) | (std::bit_cast<Lane<T>>(no) & ~mask));
 }
 
@@ -59,8 +55,8 @@ struct SgdStep {
 #pragma GCC ivdep
     for (Lane<Acc> j = 0; j < kGroup; ++j) {
       // Without decay an infinite parameter must not make its gradient NaN.
-      const Acc grad = select(decays, g[j] + weight_decay * p[j], g[j]);
-      p[j] = select(mask_of(kept, j), p[j] - lr * grad, p[j]);
+      const Acc grad = blend(decays, g[j] + weight_decay * p[j], g[j]);
+      p[j] = blend(mask_of(kept, j), p[j] - lr * grad, p[j]);
     }
   }
 
@@ -69,11 +65,11 @@ struct SgdStep {
     Acc* const buffer = written[1];
 #pragma GCC ivdep
     for (Lane<Acc> j = 0; j < kGroup; ++j) {
-      const Acc grad = select(decays, g[j] + weight_decay * p[j], g[j]);
+      const Acc grad = blend(decays, g[j] + weight_decay * p[j], g[j]);
       const Acc velocity = momentum * buffer[j] + grad;
-      const Acc direction = select(nesterov, grad + momentum * velocity, velocity);
-      buffer[j] = select(mask_of(kept, j), velocity, buffer[j]);
-      p[j] = select(mask_of(kept, j), p[j] - lr * direction, p[j]);
+      const Acc direction = blend(nesterov, grad + momentum * velocity, velocity);
+      buffer[j] = blend(mask_of(kept, j), velocity, buffer[j]);
+      p[j] = blend(mask_of(kept, j), p[j] - lr * direction, p[j]);
     }
   }
 };
@@ -103,14 +99,14 @@ struct AdamStep {
     Acc* const exp_avg_sq = written[2];
 #pragma GCC ivdep
     for (Lane<Acc> j = 0; j < kGroup; ++j) {
-      const Acc grad = select(decays, g[j] + weight_decay * p[j], g[j]);
+      const Acc grad = blend(decays, g[j] + weight_decay * p[j], g[j]);
       const Acc mean = exp_avg[j] + lerp * (grad - exp_avg[j]);
       const Acc variance = beta2 * exp_avg_sq[j] + square * grad * grad;
       const Acc denominator = std::sqrt(variance) * inverse_correction + eps;
       const Acc next = shrink * p[j] - step_size * mean / denominator;
-      p[j] = select(mask_of(kept, j), next, p[j]);
-      exp_avg[j] = select(mask_of(kept, j), mean, exp_avg[j]);
-      exp_avg_sq[j] = select(mask_of(kept, j), variance, exp_avg_sq[j]);
+      p[j] = blend(mask_of(kept, j), next, p[j]);
+      exp_avg[j] = blend(mask_of(kept, j), mean, exp_avg[j]);
+      exp_avg_sq[j] = blend(mask_of(kept, j), variance, exp_avg_sq[j]);
     }
   }
 };
@@ -127,44 +123,58 @@ inline void narrow_group(const float* wide, uint32_t kept, bfloat16* group) {
   }
 }
 
-// written: the parameter and its state. n is a multiple of kGroup.
+// Entries that lie one after another: of the N tensors that a step writes (the parameter and its state), and of the
+// gradient.
+template <class T, size_t N>
+struct Slice {
+  std::array<T*, N> written;
+  const T* grad;
+
+  Slice operator+(int64_t entries) const {
+    Slice moved{written, grad + entries};
+    for (T*& pointer : moved.written) pointer += entries;
+    return moved;
+  }
+};
+
 template <class T, size_t N, class Step>
-__attribute__((always_inline)) inline void step_groups(std::array<T*, N> written, const T* grad, const Bits* kept,
-                                                       int64_t n, const Step& step) {
-  for (int64_t start = 0; start < n; start += kGroup) {
-    __builtin_prefetch(grad + start + kAhead / sizeof(T));
-    for (T* pointer : written) __builtin_prefetch(pointer + start + kAhead / sizeof(T), 1);
-    const uint32_t mask = kept[start / kGroup];
-    if (mask == 0) continue;
-    std::array<T*, N> at = written;
-    for (T*& pointer : at) pointer += start;
-    if constexpr (std::is_same_v<T, bfloat16>) {
-      float wide_grad[kGroup], wide[N][kGroup];
-      std::array<float*, N> pointers;
-      widen_group(grad + start, wide_grad);
-      for (size_t i = 0; i < N; ++i) {
-        pointers[i] = wide[i];
-        widen_group(at[i], wide[i]);
-      }
-      step.group(mask, wide_grad, pointers);
-      for (size_t i = 0; i < N; ++i) narrow_group(wide[i], mask, at[i]);
-    } else {
-      step.group(mask, grad + start, at);
+__attribute__((always_inline)) inline void step_group(const Slice<T, N>& slice, uint32_t kept, const Step& step) {
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    float grad[kGroup], wide[N][kGroup];
+    std::array<float*, N> pointers;
+    widen_group(slice.grad, grad);
+    for (size_t i = 0; i < N; ++i) {
+      pointers[i] = wide[i];
+      widen_group(slice.written[i], wide[i]);
     }
+    step.group(kept, grad, pointers);
+    for (size_t i = 0; i < N; ++i) narrow_group(wide[i], kept, slice.written[i]);
+  } else {
+    step.group(kept, slice.grad, slice.written);
   }
 }
 
-#define PARTKERNELS_STEP(T, N, Step)                                                                        \
-  PARTKERNELS_CLONES void step_piece(std::array<T*, N> written, const T* grad, const Bits* kept, int64_t n, \
-                                     const Step<Accumulator<T>>& step) {                                    \
-    step_groups(written, grad, kept, n, step);                                                              \
+// Steps those of n entries whose bit is set: bit j % 64 of kept[j / 64].
+template <class T, size_t N, class Step>
+void step_slice(const Slice<T, N>& slice, const uint64_t* kept, int64_t n, const Step& step) {
+  const auto kept_from = [kept](int64_t j) { return static_cast<uint16_t>(kept[j / 64] >> j % 64); };
+  int64_t start = 0;
+  for (; start + kGroup <= n; start += kGroup) {
+    const Slice<T, N> group = slice + start;
+    __builtin_prefetch(group.grad + kAhead / sizeof(T));
+    for (T* pointer : group.written) __builtin_prefetch(pointer + kAhead / sizeof(T), 1);
+    const uint16_t mask = kept_from(start);
+    if (mask != 0) step_group(group, mask, step);
   }
-#define PARTKERNELS_STEPS(T) \
-  PARTKERNELS_STEP(T, 1, SgdStep) PARTKERNELS_STEP(T, 2, SgdStep) PARTKERNELS_STEP(T, 3, AdamStep)
-
-PARTKERNELS_STEPS(float)
-PARTKERNELS_STEPS(double)
-PARTKERNELS_STEPS(bfloat16)
+  if (start == n) return;
+  T grad[kGroup] = {}, values[N][kGroup] = {};
+  const Slice<T, N> rest = slice + start;
+  Slice<T, N> group{{}, grad};
+  std::copy_n(rest.grad, n - start, grad);
+  for (size_t i = 0; i < N; ++i) group.written[i] = std::copy_n(rest.written[i], n - start, values[i]) - (n - start);
+  step_group(group, kept_from(start), step);
+  for (size_t i = 0; i < N; ++i) std::copy_n(values[i], n - start, rest.written[i]);
+}
 
 // How the entries of a row lie in memory.
 enum class Order {
@@ -173,12 +183,13 @@ enum class Order {
   scattered,  // neither
 };
 
+// The most taps for Order::taps.
+constexpr int64_t kMaxTaps = 64;
+
 template <class T>
-bool has_order(const Weight<T>& w, Order order) {
-  const auto fits = [](int64_t size, int64_t stride, int64_t expected) { return size == 1 || stride == expected; };
-  const int64_t innermost = order == Order::columns ? w.in : 1;
-  return fits(w.in, w.in_stride, order == Order::columns ? 1 : w.height * w.width) &&
-         fits(w.width, w.x_stride, innermost) && fits(w.height, w.y_stride, innermost * w.width);
+bool taps_are_contiguous(const Weight<T>& w) {
+  return (w.x_stride == 1 || w.width == 1) && (w.y_stride == w.width || w.height == 1) &&
+         (w.in_stride == w.height * w.width || w.in == 1);
 }
 
 // The tensors of a step.
@@ -188,57 +199,61 @@ struct Tensors {
   Weight<const T> grad;
 
   Order order() const {
-    for (const Order order : {Order::columns, Order::taps}) {
-      const auto has = [order](const auto& weight) { return has_order(weight, order); };
-      if (has(grad) && std::all_of(written.begin(), written.end(), has)) return order;
-    }
-    return Order::scattered;
+    const auto all = [this](const auto& holds) {
+      return holds(grad) && std::all_of(written.begin(), written.end(), holds);
+    };
+    if (all([](const auto& weight) { return rows_are_contiguous(weight); })) return Order::columns;
+    const bool taps = all([](const auto& weight) { return taps_are_contiguous(weight); });
+    return taps && grad.height * grad.width <= kMaxTaps ? Order::taps : Order::scattered;
+  }
+
+  Slice<T, N> row(int64_t row) const {
+    Slice<T, N> slice{{}, grad.data + row * grad.row_stride};
+    for (size_t i = 0; i < N; ++i) slice.written[i] = written[i].data + row * written[i].row_stride;
+    return slice;
   }
 };
 
-// Steps n entries of a row, at most kPiece, that lie anywhere: through buffers.
-template <class T, size_t N, class Step>
-void step_scattered(const Tensors<T, N>& tensors, int64_t row, int64_t col, int64_t n, const Bits* kept,
-                    const Step& step) {
-  const int64_t padded = groups_of(n) * kGroup;
-  const auto is_kept = [kept](int64_t j) { return kept[j / kGroup] >> j % kGroup & 1; };
-  T grad[kPiece], values[N][kPiece];
-  std::fill_n(grad, padded, T{});
-  for_each_entry(tensors.grad, row, col, n, [&](int64_t j, const T* entry) {
-    if (is_kept(j)) grad[j] = *entry;
-  });
-  std::array<T*, N> pointers;
-  for (size_t i = 0; i < N; ++i) {
-    pointers[i] = values[i];
-    std::fill_n(values[i], padded, T{});
-    for_each_entry(tensors.written[i], row, col, n, [&](int64_t j, T* entry) {
-      if (is_kept(j)) values[i][j] = *entry;
-    });
+// The bits of a row in another order: from that of the map's columns to Order::taps. A word of `columns` beyond the
+// last is read.
+inline void put_taps_together(const uint64_t* columns, int64_t in, int64_t taps, uint64_t* out) {
+  uint64_t pending = 0;
+  int64_t filled = 0;
+  for (int64_t first = 0; first < in; first += 64) {
+    uint64_t channels[64] = {};  // bit t: the tap t
+    for (int64_t tap = 0; tap < taps; ++tap) {
+      const int64_t col = tap * in + first, shift = col % 64;
+      const uint64_t* const word = columns + col / 64;
+      const uint64_t bits = word[0] >> shift | word[1] << 1 << (63 - shift);
+      for (uint64_t i = 0; i < 64; ++i) channels[i] |= (bits >> i & 1) << tap;
+    }
+    for (int64_t i = 0; i < std::min<int64_t>(64, in - first); ++i) {
+      pending |= channels[i] << filled;
+      filled += taps;
+      if (filled < 64) continue;
+      *out++ = pending;
+      filled -= 64;
+      pending = filled == 0 ? 0 : channels[i] >> (taps - filled);
+    }
   }
-  step_piece(pointers, grad, kept, padded, step);
-  for (size_t i = 0; i < N; ++i) {
-    for_each_entry(tensors.written[i], row, col, n, [&](int64_t j, T* entry) {
-      if (is_kept(j)) *entry = values[i][j];
-    });
-  }
+  if (filled > 0) *out = pending;
 }
 
-// Steps n entries of a row that lie one after another, from the entry `start` on in memory's order.
+// Steps n entries of a row, at most kPiece, that lie anywhere: through buffers.
 template <class T, size_t N, class Step>
-void step_contiguous(const Tensors<T, N>& tensors, int64_t row, int64_t start, int64_t n, const Bits* kept,
-                     const Step& step) {
-  const auto as_row = [&](auto weight) {
-    return decltype(weight){weight.data + row * weight.row_stride + start, 1, n, 1, 1, n, 1, 0, 0};
-  };
-  Tensors<T, N> run{{}, as_row(tensors.grad)};
-  std::array<T*, N> pointers;
+void step_scattered(const Tensors<T, N>& tensors, int64_t row, int64_t col, int64_t n, const uint64_t* kept,
+                    const Step& step) {
+  T grad[kPiece], values[N][kPiece];
+  Slice<T, N> slice{{}, grad};
+  for_each_entry(tensors.grad, row, col, n, [&](int64_t j, const T* entry) { grad[j] = *entry; });
   for (size_t i = 0; i < N; ++i) {
-    run.written[i] = as_row(tensors.written[i]);
-    pointers[i] = run.written[i].data;
+    slice.written[i] = values[i];
+    for_each_entry(tensors.written[i], row, col, n, [&](int64_t j, T* entry) { values[i][j] = *entry; });
   }
-  const int64_t whole = n / kGroup * kGroup;
-  step_piece(pointers, run.grad.data, kept, whole, step);
-  if (whole < n) step_scattered(run, 0, whole, n - whole, kept + whole / kGroup, step);
+  step_slice(slice, kept, n, step);
+  for (size_t i = 0; i < N; ++i) {
+    for_each_entry(tensors.written[i], row, col, n, [&](int64_t j, T* entry) { *entry = values[i][j]; });
+  }
 }
 
 template <class T, size_t N, class Step>
@@ -246,35 +261,33 @@ void step_owned(const Tensors<T, N>& tensors, const Owners& owners, int partitio
                 const ParallelFor& parallel_for) {
   const Weight<const T>& w = tensors.grad;
   const Order order = tensors.order();
-  const int64_t cols = w.cols(), taps = w.height * w.width;
-  const int64_t piece = order == Order::taps ? std::min(w.in, kPiece) * taps : kPiece;
+  const Keeper keeper(owners, w.cols(), partition, partition);
+  const int64_t cols = w.cols();
+  const int64_t piece = order == Order::taps ? cols : std::min(cols, kPiece);
+  if (piece == 0) return;
   const int64_t pieces = (cols + piece - 1) / piece;
   const int64_t total = w.rows * pieces;
-  const int64_t per_task = kEntriesPerTask / std::clamp(cols, int64_t{1}, std::min(piece, kEntriesPerTask));
+  const int64_t per_task = std::max<int64_t>(1, kEntriesPerTask / piece);
   parallel_for((total + per_task - 1) / per_task, [&](int64_t begin, int64_t end) {
-    std::vector<uint32_t> spare(order == Order::taps ? tap_words(taps) * kPiece : 0);
-    std::vector<Bits> kept(groups_of(piece));
+    std::vector<uint64_t> kept((piece + kStretch) / 64 + 1, ~uint64_t{0}), columns(kept);
     for (int64_t index = begin * per_task; index < std::min(end * per_task, total); ++index) {
       const int64_t row = index / pieces, start = index % pieces * piece, n = std::min(piece, cols - start);
-      if (owners.map == nullptr) {
-        std::fill(kept.begin(), kept.end(), static_cast<Bits>(-1));
-      } else if (order == Order::taps) {
-        owned_taps(owners, row, w.in, taps, start / taps, n / taps, partition, spare.data(), kept.data());
-      } else {
-        owned_columns(owners, row, start, groups_of(n), partition, kept.data());
+      if (owners.map != nullptr) {
+        if (order == Order::taps) {
+          keeper(row, 0, cols, columns.data());
+          put_taps_together(columns.data(), w.in, w.height * w.width, kept.data());
+        } else {
+          keeper(row, start, n, kept.data());
+        }
       }
-      // What lies beyond the end belongs to nobody.
-      if (n % kGroup != 0) kept[n / kGroup] &= static_cast<Bits>((1 << n % kGroup) - 1);
       if (order == Order::scattered) {
         step_scattered(tensors, row, start, n, kept.data(), step);
       } else {
-        step_contiguous(tensors, row, start, n, kept.data(), step);
+        step_slice(tensors.row(row) + start, kept.data(), n, step);
       }
     }
   });
 }
-
-}  // namespace
 
 template <class T>
 void sgd_step(Weight<T> parameter, Weight<const T> grad, Weight<T> momentum_buffer, const Owners& owners, int update,
@@ -294,13 +307,4 @@ void adam_step(Weight<T> parameter, Weight<const T> grad, Weight<T> exp_avg, Wei
              parallel_for);
 }
 
-#define PARTKERNELS_INSTANTIATE(T)                                                                                   \
-  template void sgd_step(Weight<T>, Weight<const T>, Weight<T>, const Owners&, int, const Sgd&, const ParallelFor&); \
-  template void adam_step(Weight<T>, Weight<const T>, Weight<T>, Weight<T>, const Owners&, int, const Adam&,         \
-                          const ParallelFor&);
-
-PARTKERNELS_INSTANTIATE(float)
-PARTKERNELS_INSTANTIATE(double)
-PARTKERNELS_INSTANTIATE(bfloat16)
-
-}  // namespace partkernels::cpu
+}  // namespace partkernels::cpu::PARTKERNELS_ISA
