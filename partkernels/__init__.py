@@ -10,6 +10,7 @@ from partkernels.defaults import Defaults, Normal, Stored, Uniform, Zeros
 from partkernels.dispatch import backends, use_backend
 from partkernels.linear import linear
 from partkernels.operators import InputError
+from partkernels.optimizers import adam_step, sgd_step
 from partkernels.partition import Partition
 from partkernels.subnetwork_weight import subnetwork_weight
 
@@ -22,9 +23,11 @@ __all__ = [
     "Uniform",
     "Zeros",
     "__version__",
+    "adam_step",
     "backends",
     "conv2d",
     "linear",
+    "sgd_step",
     "subnetwork_weight",
     "use_backend",
 ]

@@ -75,7 +75,7 @@ def _weight(weight: Tensor | None) -> Tensor | None:
     """A weight of 3, or more than 4, dimensions as one of 4: the columns stay in their order."""
     if weight is None or weight.dim() in (1, 2, 4):
         return weight
-    return weight.flatten(2).unsqueeze(-1)
+    return weight.unsqueeze(-1) if weight.dim() == 3 else weight.flatten(2, -2)
 
 
 def subnetwork_weight(weight, active, map, stored, *partition):
@@ -88,6 +88,28 @@ def subnetwork_weight_grad(grad, first, last, map, count):
     out = outputs.subnetwork_weight_grad(grad)
     _cpu.subnetwork_weight_grad(_weight(out), _weight(grad), first, last, map, count)
     return out
+
+
+def _step(operator, written: list[Tensor | None], grad: Tensor, map: Tensor | None, *rest) -> None:
+    """An optimiser's step. written: the parameter and its state."""
+    tensors = [*written, grad]
+    if map is None and all(tensor is None or tensor.is_contiguous() for tensor in tensors):
+        views = [None if tensor is None else tensor.view(1, -1) for tensor in tensors]
+    else:
+        views = [_weight(tensor) for tensor in tensors]
+    operator(*views, map, *rest)
+    for tensor, view in zip(written, views, strict=False):
+        # Where no view in 4 dimensions has a weight's strides, it was a copy.
+        if tensor is not None and view.data_ptr() != tensor.data_ptr():
+            tensor.copy_(view.reshape(tensor.shape))
+
+
+def sgd_step(parameter, grad, momentum_buffer, *rest):
+    _step(_cpu.sgd_step, [parameter, momentum_buffer], grad, *rest)
+
+
+def adam_step(parameter, grad, exp_avg, exp_avg_sq, *rest):
+    _step(_cpu.adam_step, [parameter, exp_avg, exp_avg_sq], grad, *rest)
 
 
 def random_map(rows: int, cols: int, sizes: list[int], seed: int) -> Tensor:

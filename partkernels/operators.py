@@ -1,7 +1,7 @@
 """How an operator is registered with torch.library: schema, fake, dispatch to a backend.
 
-Every operator ends in the arguments of a partition and a backend's name. Its kernel asks `dispatch` for the module
-of that name and calls the function of the operator's own name there, without the last argument.
+Every operator takes the arguments of a partition and ends in a backend's name. Its kernel asks `dispatch` for the
+module of that name and calls the function of the operator's own name there, without the last argument.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from partkernels import dispatch, outputs
 from partkernels.partition import Partition
@@ -24,15 +25,40 @@ OWNERS = "Tensor map, int count"
 
 def define(name: str, arguments: str) -> Callable[..., Tensor]:
     """Registers partkernels::name with these arguments and a trailing backend; returns the operator."""
-    _library.define(f"{name}({arguments}, str backend) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+    return _define(f"{name}({arguments}, str backend) -> Tensor", _kernel(name), getattr(outputs, name))
+
+
+def define_in_place(name: str, arguments: str) -> Callable[..., None]:
+    """As define, for an operator that returns nothing and writes into those arguments that are marked in its schema."""
+    kernel = _kernel(name)
+
+    def kernel_that_is_seen(*args):
+        kernel(*args)
+        # Backends write behind autograd's back; it must know that what it saved has changed.
+        for i in written:
+            if args[i] is not None and not args[i].is_inference():
+                increment_version(args[i])
+
+    operator = _define(f"{name}({arguments}, str backend) -> ()", kernel_that_is_seen, lambda *_: None)
+    written = [i for i, argument in enumerate(operator._schema.arguments) if argument.is_write]
+    return operator
+
+
+def _define(schema: str, kernel: Callable, fake: Callable) -> Callable:
+    name = _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(name, kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"partkernels::{name}", fake, lib=_library)
+    return getattr(torch.ops.partkernels, name).default
+
+
+def _kernel(name: str) -> Callable:
+    """Calls the function of this name of the backend that the last argument asks for."""
 
     def kernel(*args):
         *args, backend = args
         return getattr(dispatch.choose(backend, args[0].device, args[0].dtype), name)(*args)
 
-    _library.impl(name, kernel, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"partkernels::{name}", getattr(outputs, name), lib=_library)
-    return getattr(torch.ops.partkernels, name).default
+    return kernel
 
 
 def differentiate(name: str, setup_context: Callable, backward: Callable) -> None:

@@ -16,8 +16,8 @@ _aten = torch.ops.aten
 WORKSPACE = 1 << 20
 # What oneDNN's convolutions like numbers of channels to be multiples of; also a tile of the rebuilding kernel.
 CHANNELS = 64
-# Up to so many input channels, and without strides, our own input gradient is up to ten times as fast as oneDNN's. It is
-# that of a network's first layer, which ordinary training never computes and every update of a hyperparameter does.
+# Up to so many input channels, and without strides, our own input gradient is two to four times as fast as oneDNN's. It
+# is that of a network's first layer, which ordinary training never computes and every update of a hyperparameter does.
 FEW_CHANNELS = 4
 
 

@@ -4,6 +4,7 @@
 #include "conv2d.h"
 #include "few_channels.h"
 #include "linear.h"
+#include "optimizers.h"
 #include "random_map.h"
 #include "subnetwork_weight.h"
 
@@ -20,6 +21,8 @@ constexpr OperatorsOn<T> kOperatorsOn = {
     conv2d_grad_weight<T>,
     subnetwork_weight<T>,
     subnetwork_weight_grad<T>,
+    sgd_step<T>,
+    adam_step<T>,
 };
 
 constexpr Operators kOperators = {kOperatorsOn<float>, kOperatorsOn<double>, kOperatorsOn<bfloat16>, random_map};

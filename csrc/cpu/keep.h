@@ -1,4 +1,4 @@
-// Decoding the packed map: which entries of a tile belong to a range of partitions, as bits.
+// Decoding the packed map: which entries of a tile, or of a row, belong to a range of partitions, as bits.
 #pragma once
 
 #include "isa.h"
@@ -12,6 +12,9 @@ struct Keep {
   uint64_t row[kTileRows];
 };
 
+// Columns of a row that are decoded together, as many entries as a tile has.
+constexpr int64_t kStretch = kTileRows * kTileCols;
+
 class Keeper {
  public:
   // Keeps the entries of partitions first..last of a weight of so many columns.
@@ -24,32 +27,67 @@ class Keeper {
   }
 
   Keep operator()(const Tile& tile) const {
+    const int64_t start = tile.col * owners_.bits / 8;
+    Part parts[kTileRows];
+    for (int64_t r = 0; r < kTileRows; ++r) {
+      parts[r] = part(tile.row + std::min(r, tile.rows - 1), start);
+    }
+    return decode(parts);
+  }
+
+  // Bit j % 64 of keep[j / 64]: whether the entry (row, col + j) is kept, for j in [0, cols). col is a multiple of
+  // kTileCols. Writes whole stretches of kStretch columns; what is beyond `cols` is anything.
+  void operator()(int64_t row, int64_t col, int64_t cols, uint64_t* keep) const {
+    const int64_t part_bytes = kTileCols * owners_.bits / 8;
+    const int64_t last = (row_bytes_ - 1) / part_bytes * part_bytes;
+    for (int64_t done = 0; done < cols; done += kStretch) {
+      const int64_t start = (col + done) * owners_.bits / 8;
+      Part parts[kTileRows];
+      for (int64_t i = 0; i < kTileRows; ++i) parts[i] = part(row, std::min(start + i * part_bytes, last));
+      const Keep kept = decode(parts);
+      std::memcpy(keep + done / kTileCols, kept.row, sizeof(kept.row));
+    }
+  }
+
+ private:
+  // The ids of kTileCols columns of a row, of which the end of the row may cut off some.
+  struct Part {
+    const uint8_t* ids;
+    int64_t bytes;
+  };
+
+  Part part(int64_t row, int64_t start) const {
+    return {owners_.row(row) + start, std::min(kTileCols * owners_.bits / 8, row_bytes_ - start)};
+  }
+
+  Keep decode(const Part parts[kTileRows]) const {
     Keep keep;
+    // Rows are padded to 16 bytes, so that only larger parts are cut off.
     if (owners_.bits == 2) {
-      of_two_bits(tile, keep.row);
+      of_two_bits(parts, keep.row);
       return keep;
     }
-    // A tile's part of a row is as many 64-bit words as an id has bits. The end of a row may be less.
-    uint64_t words[kTileRows * 8] = {};
-    const int64_t offset = tile.col * owners_.bits / 8;
-    const int64_t present = std::min(kTileCols * owners_.bits / 8, row_bytes_ - offset);
-    for (int64_t r = 0; r < tile.rows; ++r) {
-      std::memcpy(words + r * owners_.bits, owners_.row(tile.row + r) + offset, present);
+    if (owners_.bits == 1) {
+      for (int r = 0; r < kTileRows; ++r) keep.row[r] = choose(word(parts[r].ids), kept_[1], kept_[0]);
+      return keep;
     }
-    switch (owners_.bits) {
-      case 1:
-        for (int r = 0; r < kTileRows; ++r) keep.row[r] = choose(words[r], kept_[1], kept_[0]);
-        break;
-      case 4:
-        of_four_bits(words, keep.row);
-        break;
-      default:
-        of_bytes(words, keep.row);
+    // A part is as many 64-bit words as an id has bits.
+    uint64_t words[kTileRows * 8] = {};
+    for (int64_t r = 0; r < kTileRows; ++r) std::memcpy(words + r * owners_.bits, parts[r].ids, parts[r].bytes);
+    if (owners_.bits == 4) {
+      of_four_bits(words, keep.row);
+    } else {
+      of_bytes(words, keep.row);
     }
     return keep;
   }
 
- private:
+  static uint64_t word(const uint8_t* bytes) {
+    uint64_t word;
+    std::memcpy(&word, bytes, sizeof(word));
+    return word;
+  }
+
   bool keeps(uint8_t id) const { return static_cast<uint8_t>(id - low_) <= span_; }
 
   // Bit by bit, which ? a : b.
@@ -72,15 +110,11 @@ class Keeper {
     return (bits | bits >> 16) & 0x00000000FFFFFFFF;
   }
 
-  void of_two_bits(const Tile& tile, uint64_t keep[kTileRows]) const {
-    const uint8_t* rows[kTileRows];
-    for (int64_t r = 0; r < kTileRows; ++r) {
-      rows[r] = owners_.row(tile.row + std::min(r, tile.rows - 1)) + tile.col / 4;  // padded to 16 bytes
-    }
+  void of_two_bits(const Part parts[kTileRows], uint64_t keep[kTileRows]) const {
 #if defined(PARTKERNELS_AVX512)
     // Joined in registers: four stores that a wider load then spans would stall it.
     typedef uint64_t Words __attribute__((vector_size(64)));
-    const auto load = [&](int r) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[r])); };
+    const auto load = [&](int r) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(parts[r].ids)); };
     __m512i ids = _mm512_castsi128_si512(load(0));
     ids = _mm512_inserti32x4(ids, load(1), 1);
     ids = _mm512_inserti32x4(ids, load(2), 2);
@@ -89,9 +123,7 @@ class Keeper {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(keep), halves);
 #else
     for (int64_t r = 0; r < kTileRows; ++r) {
-      uint64_t ids[2];
-      std::memcpy(ids, rows[r], sizeof(ids));
-      keep[r] = of_two_bits(ids[0]) | of_two_bits(ids[1]) << 32;
+      keep[r] = of_two_bits(word(parts[r].ids)) | of_two_bits(word(parts[r].ids + 8)) << 32;
     }
 #endif
   }
@@ -121,9 +153,7 @@ class Keeper {
     std::memcpy(ids, words, sizeof(ids));
     for (uint8_t& id : ids) id = keeps(id) ? 1 : 0;
     for (int64_t i = 0; i < kTileRows * kTileCols / 8; ++i) {
-      uint64_t flags;
-      std::memcpy(&flags, ids + 8 * i, 8);
-      eighths[i] = static_cast<uint8_t>(flags * 0x0102040810204080 >> 56);
+      eighths[i] = static_cast<uint8_t>(word(ids + 8 * i) * 0x0102040810204080 >> 56);
     }
     std::memcpy(keep, eighths, sizeof(eighths));
   }

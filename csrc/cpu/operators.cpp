@@ -126,6 +126,18 @@ void subnetwork_weight_grad(Weight<const T> grad, Owners owners, int first, int 
   operators<T>().subnetwork_weight_grad(grad, owners, first, last, out, parallel_for);
 }
 
+template <class T>
+void sgd_step(Weight<T> parameter, Weight<const T> grad, Weight<T> momentum_buffer, const Owners& owners, int update,
+              const Sgd& sgd, const ParallelFor& parallel_for) {
+  operators<T>().sgd_step(parameter, grad, momentum_buffer, owners, update, sgd, parallel_for);
+}
+
+template <class T>
+void adam_step(Weight<T> parameter, Weight<const T> grad, Weight<T> exp_avg, Weight<T> exp_avg_sq, const Owners& owners,
+               int update, const Adam& adam, const ParallelFor& parallel_for) {
+  operators<T>().adam_step(parameter, grad, exp_avg, exp_avg_sq, owners, update, adam, parallel_for);
+}
+
 void random_map(int64_t rows, int64_t cols, const std::vector<int64_t>& sizes, uint64_t seed, uint8_t* map,
                 const ParallelFor& parallel_for) {
   chosen().operators()->random_map(rows, cols, sizes, seed, map, parallel_for);
@@ -141,7 +153,10 @@ void random_map(int64_t rows, int64_t cols, const std::vector<int64_t>& sizes, u
   template void conv2d_grad_weight(Images<const T>, Images<const T>, Convolution, Owners, int, Weight<T>,              \
                                    const ParallelFor&);                                                                \
   template void subnetwork_weight(const Subnetwork<T>&, int64_t, int64_t, Weight<T>, const ParallelFor&);              \
-  template void subnetwork_weight_grad(Weight<const T>, Owners, int, int, Weight<T>, const ParallelFor&);
+  template void subnetwork_weight_grad(Weight<const T>, Owners, int, int, Weight<T>, const ParallelFor&);              \
+  template void sgd_step(Weight<T>, Weight<const T>, Weight<T>, const Owners&, int, const Sgd&, const ParallelFor&);   \
+  template void adam_step(Weight<T>, Weight<const T>, Weight<T>, Weight<T>, const Owners&, int, const Adam&,           \
+                          const ParallelFor&);
 
 PARTKERNELS_INSTANTIATE(float)
 PARTKERNELS_INSTANTIATE(double)

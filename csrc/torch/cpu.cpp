@@ -181,6 +181,28 @@ void subnetwork_weight_grad(Tensor out, Tensor grad, int64_t first, int64_t last
   });
 }
 
+// Without a map, every entry is stepped.
+cpu::Owners owners_of(const OptionalTensor& map, int64_t count) { return map ? owners_of(*map, count) : cpu::Owners{}; }
+
+void sgd_step(Tensor parameter, OptionalTensor momentum_buffer, Tensor grad, OptionalTensor map, int64_t count,
+              int64_t update, double lr, double momentum, double weight_decay, bool nesterov) {
+  with_type(parameter.scalar_type(), [&]<class T>(T) {
+    cpu::sgd_step(weight_of<T>(parameter), weight_of<const T>(grad),
+                  momentum_buffer ? weight_of<T>(*momentum_buffer) : cpu::Weight<T>{}, owners_of(map, count),
+                  static_cast<int>(update), {lr, momentum, weight_decay, nesterov}, kTorchThreads);
+  });
+}
+
+void adam_step(Tensor parameter, Tensor exp_avg, Tensor exp_avg_sq, Tensor grad, OptionalTensor map, int64_t count,
+               int64_t update, int64_t step, double lr, double beta1, double beta2, double eps, double weight_decay,
+               bool decoupled) {
+  with_type(parameter.scalar_type(), [&]<class T>(T) {
+    cpu::adam_step(weight_of<T>(parameter), weight_of<const T>(grad), weight_of<T>(exp_avg), weight_of<T>(exp_avg_sq),
+                   owners_of(map, count), static_cast<int>(update),
+                   {lr, beta1, beta2, eps, weight_decay, decoupled, step}, kTorchThreads);
+  });
+}
+
 void random_map(Tensor map, int64_t cols, Sizes sizes, int64_t seed) {
   cpu::random_map(map.size(0), cols, sizes, static_cast<uint64_t>(seed), data<uint8_t>(map), kTorchThreads);
 }
@@ -189,6 +211,7 @@ std::string instruction_set() { return cpu::instruction_set(); }
 
 #define PARTKERNELS_PARTITION "Tensor map, Tensor? stored, int count, str kind, float step, int seed, int stream) -> ()"
 #define PARTKERNELS_OWNERS "Tensor map, int count) -> ()"
+#define PARTKERNELS_STEPPED "Tensor? map, int count, int update, "
 #define PARTKERNELS_GEOMETRY "int[] stride, int[] padding, int[] dilation, int groups, "
 
 STABLE_TORCH_LIBRARY(partkernels_cpu, m) {
@@ -208,6 +231,10 @@ STABLE_TORCH_LIBRARY(partkernels_cpu, m) {
       "subnetwork_weight(Tensor(a!) out, Tensor weight, int first_row, int first_in, int "
       "active, " PARTKERNELS_PARTITION);
   m.def("subnetwork_weight_grad(Tensor(a!) out, Tensor grad, int first, int last, " PARTKERNELS_OWNERS);
+  m.def("sgd_step(Tensor(a!) parameter, Tensor(b!)? momentum_buffer, Tensor grad, " PARTKERNELS_STEPPED
+        "float lr, float momentum, float weight_decay, bool nesterov) -> ()");
+  m.def("adam_step(Tensor(a!) parameter, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, Tensor grad, " PARTKERNELS_STEPPED
+        "int step, float lr, float beta1, float beta2, float eps, float weight_decay, bool decoupled) -> ()");
   m.def("random_map(Tensor(a!) map, int cols, int[] sizes, int seed) -> ()");
   m.def("instruction_set() -> str");
 }
@@ -226,6 +253,8 @@ STABLE_TORCH_LIBRARY_IMPL(partkernels_cpu, CPU, m) {
   m.impl("conv2d_grad_weight", TORCH_BOX(&conv2d_grad_weight));
   m.impl("subnetwork_weight", TORCH_BOX(&subnetwork_weight));
   m.impl("subnetwork_weight_grad", TORCH_BOX(&subnetwork_weight_grad));
+  m.impl("sgd_step", TORCH_BOX(&sgd_step));
+  m.impl("adam_step", TORCH_BOX(&adam_step));
   m.impl("random_map", TORCH_BOX(&random_map));
 }
 

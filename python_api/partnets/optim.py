@@ -1,4 +1,4 @@
-"""SGD and Adam that step one partition at a time, with moments and step counts for each (Appendix I.1)."""
+"""SGD, Adam and AdamW that step one partition at a time, with moments and step counts for each (Appendix I.1)."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from partkernels import Partition, adam_step, sgd_step
+from partkernels.optimizers import check_betas, check_momentum, check_not_negative
 from partnets.hyper import hyperparameters
 from partnets.partitioned import Partitioned, count, partitioned_layers
 
 
 class PartitionedOptimizer(torch.optim.Optimizer):
-    """What SGD and Adam share. A subclass defines step_entries.
+    """What the optimisers share. A subclass defines moments and step_entries.
 
     Each entry of a parameter has one owner, so the state is one tensor like the parameter for each moment. A step
     changes entries of one partition, in the parameter and in its state; all others keep their bits.
     """
 
     def __init__(self, model: nn.Module, *, lr: float, weight_decay: float | Sequence[float], **defaults) -> None:
-        if not lr >= 0:
-            raise ValueError(f"lr={lr}; pass a number that is not negative.")
+        check_not_negative(lr=lr)
         self.count = count(model)
         decays = tuple(weight_decay) if isinstance(weight_decay, Sequence) else (weight_decay,) * self.count
         if len(decays) != self.count or not all(decay >= 0 for decay in decays):
@@ -53,14 +54,30 @@ class PartitionedOptimizer(torch.optim.Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
+                state = self.state[parameter]
+                moments = self.moments(group)
+                for moment in moments:
+                    if moment not in state:
+                        state[moment] = torch.zeros_like(parameter)
+                tensors = [parameter, parameter.grad, *(state[moment] for moment in moments)]
                 layer, name = self._owners[parameter]
-                grad = parameter.grad
-                if decay := group["weight_decay"][update - 1]:
-                    grad = grad.add(parameter, alpha=decay)
-                self.step_entries(parameter, grad, layer.owned(name, update), update, group)
+                if name != "weight" and self.count > 1:  # the rows of a bias are its partitions
+                    tensors = [tensor[update - 1] for tensor in tensors]
+                self.step_entries(tensors, state, layer.partition if name == "weight" else None, update, group)
 
-    def step_entries(self, parameter: Tensor, grad: Tensor, owned: Tensor, update: int, group: dict) -> None:
-        """Updates parameter and self.state[parameter] where `owned`, a mask that broadcasts to them, is true."""
+    def moments(self, group: dict) -> tuple[str, ...]:
+        """The names in the state of those tensors that are like the parameter."""
+        raise NotImplementedError
+
+    def step_entries(
+        self, tensors: list[Tensor], state: dict, partition: Partition | None, update: int, group: dict
+    ) -> None:
+        """Steps one partition of a parameter.
+
+        Args:
+            tensors: the parameter, its gradient and its moments; if there is no partition, all of their entries are
+                to be stepped.
+        """
         raise NotImplementedError
 
     def load_state_dict(self, state_dict: dict) -> None:
@@ -122,21 +139,25 @@ class SGD(PartitionedOptimizer):
         weight_decay: float | Sequence[float] = 0.0,
         nesterov: bool = False,
     ) -> None:
-        if not momentum >= 0:
-            raise ValueError(f"momentum={momentum}; pass a number that is not negative.")
-        if nesterov and momentum == 0:
-            raise ValueError("nesterov=True with momentum=0; pass a positive momentum.")
+        check_momentum(momentum, nesterov)
         super().__init__(model, lr=lr, weight_decay=weight_decay, momentum=momentum, nesterov=nesterov)
 
-    def step_entries(self, parameter, grad, owned, update, group):
-        if momentum := group["momentum"]:
-            state = self.state[parameter]
-            if not state:
-                state["momentum"] = torch.zeros_like(parameter)
-            buffer = state["momentum"]
-            torch.where(owned, (buffer * momentum).add_(grad), buffer, out=buffer)
-            grad = grad.add(buffer, alpha=momentum) if group["nesterov"] else buffer
-        torch.where(owned, parameter.add(grad, alpha=-group["lr"]), parameter, out=parameter)
+    def moments(self, group):
+        return ("momentum",) if group["momentum"] else ()
+
+    def step_entries(self, tensors, state, partition, update, group):
+        parameter, grad, *buffer = tensors
+        sgd_step(
+            parameter,
+            grad,
+            buffer[0] if buffer else None,
+            partition,
+            update,
+            lr=group["lr"],
+            momentum=group["momentum"],
+            weight_decay=group["weight_decay"][update - 1],
+            nesterov=group["nesterov"],
+        )
 
 
 class Adam(PartitionedOptimizer):
@@ -161,6 +182,8 @@ class Adam(PartitionedOptimizer):
         tensor([1, 0])
     """
 
+    decoupled = False
+
     def __init__(
         self,
         model: nn.Module,
@@ -169,28 +192,63 @@ class Adam(PartitionedOptimizer):
         eps: float = 1e-8,
         weight_decay: float | Sequence[float] = 0.0,
     ) -> None:
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"betas={betas}; pass two numbers in [0, 1).")
-        if not eps >= 0:
-            raise ValueError(f"eps={eps}; pass a number that is not negative.")
+        check_betas(betas)
+        check_not_negative(eps=eps)
         super().__init__(model, lr=lr, weight_decay=weight_decay, betas=tuple(betas), eps=eps)
 
-    def step_entries(self, parameter, grad, owned, update, group):
-        state = self.state[parameter]
-        if not state:
-            state["step"] = torch.zeros(self.count, dtype=torch.int64)
-            state["exp_avg"] = torch.zeros_like(parameter)
-            state["exp_avg_sq"] = torch.zeros_like(parameter)
-        mean, square = state["exp_avg"], state["exp_avg_sq"]
-        beta1, beta2 = group["betas"]
-        state["step"][update - 1] += 1
-        step = state["step"][update - 1].item()
+    def moments(self, group):
+        return "exp_avg", "exp_avg_sq"
 
-        torch.where(owned, mean.lerp(grad, 1 - beta1), mean, out=mean)
-        torch.where(owned, (square * beta2).addcmul_(grad, grad, value=1 - beta2), square, out=square)
-        denominator = (square.sqrt() / (1 - beta2**step) ** 0.5).add_(group["eps"])
-        step_size = group["lr"] / (1 - beta1**step)
-        torch.where(owned, parameter.addcdiv(mean, denominator, value=-step_size), parameter, out=parameter)
+    def step_entries(self, tensors, state, partition, update, group):
+        if "step" not in state:
+            state["step"] = torch.zeros(self.count, dtype=torch.int64)
+        step = int(state["step"][update - 1]) + 1
+        adam_step(
+            *tensors,
+            partition,
+            update,
+            step=step,
+            lr=group["lr"],
+            betas=group["betas"],
+            eps=group["eps"],
+            weight_decay=group["weight_decay"][update - 1],
+            decoupled=self.decoupled,
+        )
+        state["step"][update - 1] = step
+
+
+class AdamW(Adam):
+    """AdamW (Loshchilov and Hutter 2019), a partition at a time. With C = 1, torch.optim.AdamW.
+
+    Args:
+        model, lr, betas, eps: as for Adam.
+        weight_decay: the partition that is stepped shrinks by the factor 1 - lr * weight_decay. One number, or C, one
+            for each partition.
+
+    Raises:
+        ValueError: as Adam.
+
+    Example:
+        >>> import partnets
+        >>> model = partnets.Linear(4, 3, bias=False, proportions=(0.5, 0.5), seed=0)
+        >>> before = model.weight.detach().clone()
+        >>> model.weight.grad = torch.zeros(3, 4)
+        >>> AdamW(model, lr=0.1, weight_decay=(0.0, 5.0)).step(update=2)
+        >>> torch.allclose(model.weight, torch.where(model.partition.mask(2), before / 2, before))
+        True
+    """
+
+    decoupled = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float | Sequence[float] = 1e-2,
+    ) -> None:
+        super().__init__(model, lr, betas, eps, weight_decay)
 
 
 def _owners(model: nn.Module) -> dict[nn.Parameter, tuple[Partitioned, str]]:

@@ -145,16 +145,6 @@ class Partitioned(nn.Module):
             live = torch.cat([live[: update - 1], rows[update - 1 : update], live[update:]])
         return live.sum(0)
 
-    def owned(self, name: str, partition: int) -> Tensor:
-        """Which entries of the parameter `name` belong to a partition: bool, broadcastable to the parameter."""
-        parameter = self.get_parameter(name)
-        if name == "weight":
-            return self.partition.mask(partition)
-        if self.count == 1:
-            return torch.ones((), dtype=torch.bool, device=parameter.device)
-        rows = torch.arange(1, self.count + 1, device=parameter.device) == partition
-        return rows.view(-1, *[1] * (parameter.dim() - 1))
-
     def reset_parameters(self) -> None:
         """The weight back to its defaults, or to torch's initial values if those are 0; b_1 to torch's, the rest 0."""
         super().reset_parameters()

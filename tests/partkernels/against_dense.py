@@ -1,4 +1,4 @@
-"""What every test of a backend shares: where which backends run, the dtypes, and the tolerance rule as one call."""
+"""What every test of a backend shares: where which backends run, dtypes, layouts, the tolerance rule as one call."""
 
 from __future__ import annotations
 
@@ -34,6 +34,22 @@ TARGETS = [Target(name, "cpu") for name in BACKENDS]
 if torch.cuda.is_available():
     TARGETS += [Target(name, "cuda") for name in _READY if name != "cpu"]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
+LAYOUTS = ["contiguous", "transposed", "sliced", "expanded", "channels_last"]
+
+
+def in_layout(tensor: Tensor, layout: str) -> Tensor:
+    """A tensor of the same shape (and, but for 'expanded', of the same values) in another layout."""
+    if layout == "transposed":
+        return tensor.transpose(0, -1).contiguous().transpose(0, -1)
+    if layout == "sliced":
+        wide = tensor.new_full((*tensor.shape[:-1], 2 * tensor.shape[-1] + 1), torch.nan)
+        wide[..., 1::2] = tensor
+        return wide[..., 1::2]
+    if layout == "expanded":  # stride 0
+        return tensor[:1].expand(tensor.shape)
+    if layout == "channels_last" and tensor.dim() == 4:
+        return tensor.contiguous(memory_format=torch.channels_last)
+    return tensor.contiguous()
 
 
 def assert_within_twice_dense_error(got: Tensor, dense: Callable[[torch.dtype], Tensor]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 import torch.nn.functional as F
-from against_dense import BACKENDS, DTYPES, TARGETS, Target, assert_within_twice_dense_error
+from against_dense import BACKENDS, DTYPES, LAYOUTS, TARGETS, Target, assert_within_twice_dense_error, in_layout
 from torch import Tensor
 
 import partkernels as pk
@@ -25,24 +25,6 @@ def defaults_of(kind: str, shape: tuple[int, ...], dtype: torch.dtype) -> pk.Def
         "normal": lambda: pk.Normal(0.5, seed=3),
         "stored": lambda: pk.Stored(torch.randn(shape).to(dtype)),
     }[kind]()
-
-
-def in_layout(tensor: Tensor, layout: str) -> Tensor:
-    """A tensor of the same shape (and, but for 'expanded', of the same values) in another layout."""
-    if layout == "transposed":
-        return tensor.transpose(0, -1).contiguous().transpose(0, -1)
-    if layout == "sliced":
-        wide = tensor.new_full((*tensor.shape[:-1], 2 * tensor.shape[-1] + 1), torch.nan)
-        wide[..., 1::2] = tensor
-        return wide[..., 1::2]
-    if layout == "expanded":  # stride 0
-        return tensor[:1].expand(tensor.shape)
-    if layout == "channels_last" and tensor.dim() == 4:
-        return tensor.contiguous(memory_format=torch.channels_last)
-    return tensor.contiguous()
-
-
-LAYOUTS = ["contiguous", "transposed", "sliced", "expanded", "channels_last"]
 
 
 @dataclass

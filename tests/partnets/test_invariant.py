@@ -13,6 +13,7 @@ STEPS = 25
 OPTIMIZERS = {
     "sgd": lambda model: optim.SGD(model, lr=0.1, momentum=0.9, weight_decay=0.01),
     "adam": lambda model: optim.Adam(model, lr=0.01, weight_decay=0.01),
+    "adamw": lambda model: optim.AdamW(model, lr=0.01),
 }
 
 

@@ -19,6 +19,7 @@ CASES = [
     (optim.SGD, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
     (optim.Adam, torch.optim.Adam, {"lr": 0.01}),
     (optim.Adam, torch.optim.Adam, {"lr": 0.01, "betas": (0.5, 0.8), "eps": 1e-3}),
+    (optim.AdamW, torch.optim.AdamW, {"lr": 0.01}),
 ]
 OURS = [(ours, arguments) for ours, _, arguments in CASES]
 

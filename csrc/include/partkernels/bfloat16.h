@@ -29,8 +29,8 @@ PARTKERNELS_FUNCTION float to_float(bfloat16 value) { return float_from_bits(uin
 // Rounds to nearest, ties to even; a NaN stays one.
 PARTKERNELS_FUNCTION bfloat16 to_bfloat16(float value) {
   const uint32_t bits = float_bits(value);
-  if ((bits & 0x7FFFFFFF) > 0x7F800000) return {uint16_t{0x7FC0}};
-  return {static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)};
+  const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+  return {static_cast<uint16_t>((bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : rounded)};
 }
 
 }  // namespace partkernels

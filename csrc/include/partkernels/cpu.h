@@ -113,6 +113,30 @@ template <class T>
 void subnetwork_weight_grad(Weight<const T> grad, Owners owners, int first, int last, Weight<T> out,
                             const ParallelFor& parallel_for);
 
+// What torch.optim.SGD does in a step, without dampening.
+struct Sgd {
+  double lr, momentum, weight_decay;
+  bool nesterov;
+};
+
+// Steps the entries of partition update, and all if owners.map is null; the others keep their bits. momentum_buffer is
+// not used if momentum is 0.
+template <class T>
+void sgd_step(Weight<T> parameter, Weight<const T> grad, Weight<T> momentum_buffer, const Owners& owners, int update,
+              const Sgd& sgd, const ParallelFor& parallel_for);
+
+// What torch.optim.Adam does in its step-th step, 1 or more; if decoupled, torch.optim.AdamW.
+struct Adam {
+  double lr, beta1, beta2, eps, weight_decay;
+  bool decoupled;
+  int64_t step;
+};
+
+// As sgd_step.
+template <class T>
+void adam_step(Weight<T> parameter, Weight<const T> grad, Weight<T> exp_avg, Weight<T> exp_avg_sq, const Owners& owners,
+               int update, const Adam& adam, const ParallelFor& parallel_for);
+
 // The map of Partition.random: ranks the entries by (first Philox word of their index, index); the first sizes[0]
 // ranks are partition 1, and so on. map is [rows, row_bytes(cols, bits)], zeroed.
 void random_map(int64_t rows, int64_t cols, const std::vector<int64_t>& sizes, uint64_t seed, uint8_t* map,

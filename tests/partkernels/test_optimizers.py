@@ -1,0 +1,277 @@
+"""Optimisers' steps: each backend against torch.optim, on one partition; all other entries keep their bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from against_dense import BACKENDS, DTYPES, LAYOUTS, TARGETS, Target, assert_within_twice_dense_error, in_layout
+from torch import Tensor
+
+import partkernels as pk
+
+ops = torch.ops.partkernels
+EVERY_TARGET = [Target("reference", "cpu"), *TARGETS]
+BITS = {torch.float32: torch.int32, torch.float64: torch.int64, torch.bfloat16: torch.int16}
+
+
+@dataclass
+class Step:
+    """An optimiser's step: torch's, and ours of the same arguments."""
+
+    optimizer: type[torch.optim.Optimizer]
+    moments: tuple[str, ...] = ()
+    number: int = 1
+    arguments: dict = field(default_factory=dict)
+
+    def tensors(self, target: Target, shape: tuple[int, ...], dtype: torch.dtype, layout="contiguous") -> list[Tensor]:
+        """Parameter, gradient and moments."""
+        tensors = [target.randn(shape) for _ in range(2 + len(self.moments))]
+        if "exp_avg_sq" in self.moments:
+            tensors[-1] = tensors[-1].square() + 0.1  # near 0, its square root would magnify any rounding
+        return [in_layout(tensor.to(dtype), layout) for tensor in tensors]
+
+    def ours(self, tensors: list[Tensor], partition: pk.Partition | None, update: int | None) -> None:
+        if self.optimizer is torch.optim.SGD:
+            parameter, grad, *buffer = tensors
+            pk.sgd_step(parameter, grad, buffer[0] if buffer else None, partition, update, **self.arguments)
+        else:
+            decoupled = self.optimizer is torch.optim.AdamW
+            pk.adam_step(*tensors, partition, update, step=self.number, decoupled=decoupled, **self.arguments)
+
+    def torchs(self, tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+        """The tensors after torch's step over every entry, computed in a dtype."""
+        parameter, grad, *moments = (tensor.to(dtype, copy=True).contiguous() for tensor in tensors)
+        parameter.requires_grad_().grad = grad
+        optimizer = self.optimizer([parameter], **self.arguments)
+        state = dict(zip(self.moments, moments, strict=True))
+        optimizer.state[parameter].update(state, step=torch.tensor(self.number - 1.0))
+        optimizer.step()
+        return [parameter.detach(), grad, *moments]
+
+
+BUFFER, MOMENTS = ("momentum_buffer",), ("exp_avg", "exp_avg_sq")
+DECAY = {"lr": 0.1, "weight_decay": 0.2}
+STEPS = {
+    "sgd": Step(torch.optim.SGD, arguments={"lr": 0.1}),
+    "sgd, decay": Step(torch.optim.SGD, arguments=DECAY),
+    "momentum": Step(torch.optim.SGD, BUFFER, arguments={"lr": 0.1, "momentum": 0.9}),
+    "nesterov, decay": Step(torch.optim.SGD, BUFFER, arguments={**DECAY, "momentum": 0.9, "nesterov": True}),
+    "adam": Step(torch.optim.Adam, MOMENTS, 7, {"lr": 0.01}),
+    "adam, decay": Step(torch.optim.Adam, MOMENTS, 1, {**DECAY, "betas": (0.5, 0.8), "eps": 1e-3}),
+    "adamw": Step(torch.optim.AdamW, MOMENTS, 3, DECAY),
+}
+every_step = pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+SHAPES = [(7,), (1, 1), (5, 300), (3, 16), (40, 2100), (6, 5, 3), (4, 300, 3, 2), (6, 1, 3, 3), (3, 4, 2, 2, 3)]
+
+
+def check(step: Step, tensors: list[Tensor], partition: pk.Partition, update: int, target: Target) -> None:
+    """Our step is torch's at the partition's entries."""
+    before = [tensor.clone() for tensor in tensors]
+    with pk.use_backend(target.backend):
+        step.ours(tensors, partition, update)
+    mask = partition.mask(update)
+    for i, (old, new) in enumerate(zip(before, tensors, strict=True)):
+        assert torch.equal(new[~mask], old[~mask]), "another partition's entries have moved"
+        if i == 1:
+            assert torch.equal(new, old), "the gradient has changed"
+            continue
+        # All entries of torch's step are the yardstick, not just the few of this partition.
+        truth = step.torchs(before, torch.float64)[i]
+        ours = torch.where(mask, new, truth.to(new.dtype))
+        assert_within_twice_dense_error(ours, lambda dtype, i=i: step.torchs(before, dtype)[i])
+
+
+@pytest.mark.parametrize("target", EVERY_TARGET, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@every_step
+def test_a_partition_moves_as_torchs_optimiser_moves_it(step, shape, dtype, target):
+    partition = pk.Partition.random(shape, (0.5, 0.3, 0.2), seed=2).to(target.device)
+    check(step, step.tensors(target, shape, dtype), partition, 2, target)
+
+
+@pytest.mark.parametrize("target", EVERY_TARGET, ids=str)
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 40])
+@pytest.mark.parametrize("shape", [(5, 300), (3, 70, 3, 3)])
+@pytest.mark.parametrize("step", [STEPS["momentum"], STEPS["adamw"]], ids=["momentum", "adamw"])
+def test_every_partition_and_number_of_bits(step, shape, count, target):
+    partition = pk.Partition.random(shape, [1 / count] * count, seed=3).to(target.device)
+    tensors = step.tensors(target, shape, torch.float32)
+    for update in range(1, count + 1):
+        check(step, tensors, partition, update, target)
+
+
+@pytest.mark.parametrize("target", EVERY_TARGET, ids=str)
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout != "expanded"])
+@pytest.mark.parametrize("which", ["all", 0, 1, -1])
+@pytest.mark.parametrize("shape", [(7,), (37, 61), (6, 5, 3), (7, 40, 3, 2), (5, 2, 1, 1), (3, 4, 2, 2, 3)])
+@pytest.mark.parametrize("step", [STEPS["nesterov, decay"], STEPS["adam, decay"]], ids=["sgd", "adam"])
+def test_any_strides(step, shape, which, layout, target):
+    partition = pk.Partition.random(shape, (0.5, 0.3, 0.2), seed=4).to(target.device)
+    tensors = step.tensors(target, shape, torch.float32, layout if which == "all" else "contiguous")
+    if which != "all":
+        tensors[which] = in_layout(tensors[which], layout)
+    check(step, tensors, partition, 1, target)
+
+
+@pytest.mark.parametrize("target", EVERY_TARGET, ids=str)
+@pytest.mark.parametrize("shape", [(), (3,), (5, 300), (0, 4), (4, 3, 5, 5)])
+@every_step
+def test_without_a_partition_every_entry_is_stepped(step, shape, target):
+    tensors = step.tensors(target, shape, torch.float32, "transposed" if len(shape) > 1 else "contiguous")
+    before = [tensor.clone() for tensor in tensors]
+    with pk.use_backend(target.backend):
+        step.ours(tensors, None, None)
+    for i in (0, *range(2, len(tensors))):
+        assert_within_twice_dense_error(tensors[i], lambda dtype, i=i: step.torchs(before, dtype)[i])
+
+
+@pytest.mark.parametrize("target", EVERY_TARGET, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "channels_last"])
+@pytest.mark.parametrize("shape", [(9, 300), (5, 33, 3, 3)])
+@every_step
+def test_other_partitions_keep_every_bit_whatever_it_means(step, shape, layout, dtype, target):
+    partition = pk.Partition.random(shape, (0.5, 0.4, 0.1), seed=5).to(target.device)
+    mask = partition.mask(3)
+    limits = torch.iinfo(BITS[dtype])
+    tensors = step.tensors(target, shape, dtype)
+    for i, tensor in enumerate(tensors):  # infinities and NaNs of all kinds, also in the gradient
+        noise = torch.randint(limits.min, limits.max, shape, dtype=BITS[dtype], device=target.device)
+        nans = torch.full(shape, torch.nan, dtype=dtype, device=target.device).view(BITS[dtype]) | noise
+        noise = torch.where(noise % 2 == 0, noise, nans)
+        tensors[i] = in_layout(torch.where(mask, tensor.view(BITS[dtype]), noise), layout).view(dtype)
+    before = [tensor.clone().view(BITS[dtype]) for tensor in tensors]
+    with pk.use_backend(target.backend):
+        step.ours(tensors, partition, 3)
+    for old, new in zip(before, tensors, strict=True):
+        assert torch.equal(new.view(BITS[dtype])[~mask], old[~mask])
+        assert new[mask].isfinite().all()
+
+
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_an_infinite_parameter_has_a_finite_state_unless_it_decays(decay, backend):
+    parameter, exp_avg, exp_avg_sq = torch.tensor([[torch.inf], [0.0], [0.0]]).unbind()
+    with pk.use_backend(backend):
+        pk.adam_step(parameter, torch.ones(1), exp_avg, exp_avg_sq, None, None, step=1, lr=0.1, weight_decay=decay)
+    assert exp_avg.isfinite().all() == (decay == 0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("shape", [(300, 530), (2, 70_001), (64, 64, 3, 3)])
+def test_results_do_not_depend_on_the_number_of_threads(shape, backend):
+    partition = pk.Partition.random(shape, (0.8, 0.1, 0.1), seed=1)
+    start = STEPS["adam"].tensors(Target(backend, "cpu"), shape, torch.float32)
+    threads, results = torch.get_num_threads(), []
+    try:
+        for n in (1, 2, 5):
+            torch.set_num_threads(n)
+            tensors = [tensor.clone() for tensor in start]
+            with pk.use_backend(backend):
+                STEPS["adam"].ours(tensors, partition, 1)
+            results.append(tensors)
+    finally:
+        torch.set_num_threads(threads)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+@every_step
+def test_autograd_sees_that_what_it_saved_has_changed(step, backend):
+    tensors = step.tensors(Target(backend, "cpu"), (3, 4), torch.float32)
+    parameter = tensors[0].requires_grad_()
+    y = (parameter * parameter).sum()
+    with pk.use_backend(backend):
+        step.ours(tensors, None, None)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+@pytest.mark.parametrize("has_map", [True, False])
+@every_step
+def test_operators_are_well_registered(step, has_map, backend):
+    tensors = step.tensors(Target(backend, "cpu"), (4, 5), torch.float64)
+    partition = pk.Partition.random((4, 5), (0.5, 0.5), seed=2)
+    entries = (partition.map, 2, 2) if has_map else (None, 1, 1)
+    numbers = step.arguments.get("weight_decay", 0.0), True, backend
+    if step.optimizer is torch.optim.SGD:
+        momentum = step.arguments.get("momentum", 0.0)
+        buffer = tensors[2] if momentum else None
+        operator, args = ops.sgd_step, (*tensors[:2], buffer, *entries, 0.1, momentum, *numbers)
+    else:
+        operator, args = ops.adam_step, (*tensors, *entries, step.number, 0.1, 0.9, 0.99, 1e-8, *numbers)
+    assert set(torch.library.opcheck(operator.default, args).values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+@every_step
+def test_compiles_without_a_graph_break(step, backend):
+    partition = pk.Partition.random((4, 2, 3, 3), (0.5, 0.5), seed=2)
+    tensors = step.tensors(Target(backend, "cpu"), (4, 2, 3, 3), torch.float32)
+    twins = [tensor.clone() for tensor in tensors]
+    tensors[0].requires_grad_()
+    torch._dynamo.reset()  # every case is a compilation of the same function, of which there may be eight
+    with pk.use_backend(backend):
+        step.ours(twins, partition, 2)
+        torch.compile(step.ours, fullgraph=True, backend="aot_eager")(tensors, partition, 2)
+    assert all(map(torch.equal, twins, tensors))
+
+
+def test_a_compiled_adam_is_not_compiled_again_for_every_step():
+    compilations = 0
+
+    def counting(graph, _):
+        nonlocal compilations
+        compilations += 1
+        return graph
+
+    @torch.compile(fullgraph=True, backend=counting)
+    def compiled(tensors, step):
+        pk.adam_step(*tensors, None, None, step=step, lr=0.1)
+
+    for step in range(1, 8):
+        compiled(list(torch.zeros(4, 3).unbind()), step)
+    assert compilations <= 3  # 1 is a constant, then 2, then any
+
+
+def error_cases():
+    p = pk.Partition.random((4, 6), (0.5, 0.5), seed=0)
+    w, b = torch.randn(4, 6), torch.zeros(4, 6)
+    row = torch.zeros(6)
+    sgd, adam = {"lr": 0.1}, {"lr": 0.1, "step": 1}
+    momentum = {"lr": 0.1, "momentum": 0.9}
+    yield lambda: pk.sgd_step(w, w, None, p, 0, **sgd), ValueError, r"update=0, but this partition has 2 parts; pass an"
+    yield lambda: pk.sgd_step(w, w, None, p, 3, **sgd), ValueError, r"pass an int in 1\.\.2"
+    yield lambda: pk.sgd_step(w, w, None, p, True, **sgd), ValueError, "update=True"
+    yield lambda: pk.adam_step(w, w, b, b, p, None, **adam), ValueError, "update=None"
+    yield lambda: pk.sgd_step(w.t(), w, None, p, 1, **sgd), ValueError, r"its partition \(4, 6\); make the partition"
+    yield lambda: pk.sgd_step(w, w, None, p.to("meta"), 1, **sgd), ValueError, r"partition\.to\('cpu'\)"
+    yield lambda: pk.sgd_step(w.int(), w, None, p, 1, **sgd), TypeError, "pass a floating-point weight"
+    yield lambda: pk.sgd_step(w.int(), w, None, None, 1, **sgd), TypeError, "pass a floating-point parameter"
+    yield lambda: pk.sgd_step(w, w.t(), None, p, 1, **sgd), ValueError, r"grad has shape \(6, 4\) and the parameter \(4"
+    yield lambda: pk.sgd_step(w, w.double(), None, p, 1, **sgd), ValueError, "grad has dtype torch.float64 and the par"
+    yield lambda: pk.sgd_step(w, w.to("meta"), None, p, 1, **sgd), ValueError, "grad has device meta"
+    yield lambda: pk.sgd_step(w, w.to_sparse(), None, p, 1, **sgd), ValueError, r"as grad\.to_dense\(\) is"
+    yield lambda: pk.sgd_step(w, w, None, p, 1, **momentum), ValueError, r"pass torch\.zeros_like\(parameter\)"
+    yield lambda: pk.sgd_step(w, w, b[0], p, 1, **momentum), ValueError, "momentum_buffer has shape"
+    yield lambda: pk.adam_step(w, w, b, b.half(), p, 1, **adam), ValueError, "exp_avg_sq has dtype"
+    yield lambda: pk.adam_step(w, w, row.expand(4, 6), b, p, 1, **adam), ValueError, r"pass exp_avg\.contiguous\(\)"
+    yield lambda: pk.sgd_step(row.expand(4, 6), w, None, p, 1, **sgd), ValueError, "parameter is expanded"
+    yield lambda: pk.sgd_step(w, w, None, p, 1, lr=-0.1), ValueError, "lr=-0.1; pass a number that is not negative"
+    yield lambda: pk.sgd_step(w, w, None, p, 1, lr=0.1, weight_decay=-1.0), ValueError, "weight_decay=-1.0"
+    yield lambda: pk.sgd_step(w, w, None, p, 1, lr=0.1, momentum=torch.nan), ValueError, "momentum=nan"
+    yield lambda: pk.sgd_step(w, w, b, p, 1, lr=0.1, nesterov=True), ValueError, "pass a positive momentum"
+    yield lambda: pk.adam_step(w, w, b, b, p, 1, lr=0.1, step=0), ValueError, "step=0; pass the number of this partit"
+    yield lambda: pk.adam_step(w, w, b, b, p, 1, **adam, betas=(0.9, 1.0)), ValueError, r"pass two numbers in \[0, 1\)"
+    yield lambda: pk.adam_step(w, w, b, b, p, 1, **adam, eps=-1.0), ValueError, "eps=-1.0"
+
+
+@pytest.mark.parametrize(("call", "error", "message"), list(error_cases()))
+def test_bad_input_raises_and_names_the_cure(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
