@@ -66,6 +66,12 @@ CONV2D = {
     "even kernel, same": Case((2, 3, 6, 5), (4, 3, 4, 2), {"padding": "same"}),
     "unbatched": Case((3, 8, 8), (4, 3, 3, 3), {"stride": 3, "padding": 4}),
     "empty batch": Case((0, 3, 6, 6), (4, 3, 3, 3)),
+    "one channel": Case((3, 1, 12, 37), (5, 1, 4, 3), {"padding": (2, 0)}),
+    "few channels": Case((2, 3, 9, 21), (7, 3, 3, 2), {"padding": (5, 1), "dilation": (2, 3)}),
+    "few channels, large": Case((1, 4, 50, 70), (70, 4, 3, 3), {"padding": 1}),
+    "two channels, cropped": Case((2, 2, 8, 7), (6, 2, 1, 1), {"padding": 2}),
+    "twenty channels": Case((3, 20, 10, 9), (14, 20, 5, 5), {"padding": 2}),
+    "ten channels": Case((3, 10, 10, 9), (14, 10, 3, 3)),
 }
 # Sums of so many terms that the order of adding them decides the error.
 DEEP = {
