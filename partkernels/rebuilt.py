@@ -49,7 +49,7 @@ def _faster_channels_last(work: str, channels: int, groups: int) -> bool:
 def _rebuild(
     weight: Tensor, rows: slice, ins: slice, active: int, partition: tuple, format: torch.memory_format | None = None
 ) -> Tensor:
-    """w_k[rows, ins], in the weight's memory format if no other is given: as PyTorch would convolve the weight itself."""
+    """w_k[rows, ins], in the format given or else the weight's, as PyTorch would convolve the weight itself."""
     size = rows.stop - rows.start, ins.stop - ins.start, *weight.shape[2:]
     out = torch.empty(size, dtype=weight.dtype, memory_format=format or outputs.memory_format(weight))
     _cpu.subnetwork_weight(out, weight, rows.start, ins.start, active, *partition)

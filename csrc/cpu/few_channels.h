@@ -35,6 +35,7 @@ void sum_over_taps(const Acc* planes, int64_t plane, int64_t outs, const std::ve
   constexpr int64_t kWidth = kVectorBytes / sizeof(Acc);
   const auto taps = static_cast<int64_t>(offsets.size());
   V total[Ins][Vectors] = {}, chain[Ins][Vectors] = {};
+  const int64_t most = chain_of<Acc>(outs * taps);
   int64_t terms = 0;
   for (int64_t o = 0; o < outs; ++o) {
     for (int64_t t = 0; t < taps; ++t) {
@@ -45,7 +46,7 @@ void sum_over_taps(const Acc* planes, int64_t plane, int64_t outs, const std::ve
       }
     }
     terms += taps;
-    if (terms >= kChain<Acc> || o + 1 == outs) {  // see kChain
+    if (terms + taps > most || o + 1 == outs) {
       for (int i = 0; i < Ins; ++i) {
         for (int v = 0; v < Vectors; ++v) {
           total[i][v] += chain[i][v];

@@ -48,10 +48,13 @@ constexpr int64_t kPanel = 2 * kVectorBytes / sizeof(Unit);
 constexpr int64_t kTall = kVectorRegisters == 32 ? 12 : 6;
 
 // Units that are multiplied and added one after another; sums of such chains are then added, and then those of blocks.
-// One chain over the whole depth has up to 2.4 times the error of MKL's product at depth 392. Results in bfloat16 are
-// rounded far above that.
+// One chain over the whole depth has up to 2.4 times the error of MKL's product at depth 392, and at depth 42, where
+// oneDNN's convolutions add few terms in a row, even chains of 32 err too much. Results in bfloat16 are rounded far
+// above that.
 template <class Unit>
-constexpr int64_t kChain = std::is_same_v<Unit, Pair> ? kDepth<Unit> : 32;
+constexpr int64_t chain_of(int64_t depth) {
+  return std::is_same_v<Unit, Pair> ? kDepth<Unit> : depth < 128 ? 16 : 32;
+}
 
 // How the left block, of kRows rows, lies in memory: a row after the other, or a unit of depth of all rows after the
 // other. Known to the compiler, since a register tile takes all of the registers that addresses would need.
@@ -102,9 +105,10 @@ void multiply_tile(const Unit* left, const Unit* right, int64_t depth, bool accu
   using V = Vector<Sum<Unit>>;
   constexpr int64_t kWidth = kVectorBytes / sizeof(Unit);
   V total[Rows][2] = {};
-  for (int64_t start = 0; start < depth; start += kChain<Unit>) {
+  const int64_t most = chain_of<Unit>(depth);
+  for (int64_t start = 0; start < depth; start += most) {
     V chain[Rows][2] = {};
-    const int64_t count = std::min(kChain<Unit>, depth - start);
+    const int64_t count = std::min(most, depth - start);
     for (int64_t k = 0; k < count; ++k) {
       const auto first = Operand<Unit>::load(right);
       const auto second = Operand<Unit>::load(right + kWidth);
