@@ -1,4 +1,4 @@
-"""The command line: python -m benchmarks speed|memory|step|optim|all|report|compare."""
+"""The command line: python -m benchmarks speed|memory|step|optim|all|report|bars|compare."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import compare, machine, readme
+from benchmarks import bars, compare, machine, readme
 from benchmarks.estimates import SMALLEST_CHANGE
 from benchmarks.layer import DEFAULTS, Division
 from benchmarks.operators import obstacles
@@ -55,6 +55,10 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--readme", type=Path, help="a file whose benchmark tables are written anew")
     report.set_defaults(run=_report)
 
+    held = commands.add_parser("bars", help="what the kernels for CPUs are held to, and what files of results say")
+    held.add_argument("results", nargs="+", type=Path)
+    held.set_defaults(run=_bars)
+
     both = commands.add_parser("compare", help="what changed from one file of results to another, beyond noise")
     both.add_argument("before", type=Path)
     both.add_argument("after", type=Path)
@@ -93,7 +97,7 @@ def _add_measuring(parser: argparse.ArgumentParser, suite: str) -> None:
     )
     group.add_argument("--dtypes", type=_some_of(DTYPES), help="as in float32,bfloat16")
     group.add_argument("--active", type=_ints, help="live subnetworks, as in 1,2,3")
-    group.add_argument("--works", type=_some_of(WORKS), default=WORKS, help=f"of {','.join(WORKS)}")
+    group.add_argument("--works", type=_some_of(WORKS), help=f"of {','.join(WORKS)}")
     group.add_argument("--compiled", action=argparse.BooleanOptionalAction, help="torch.compile among the peers")
     group = parser.add_argument_group("models (memory, step, optim)")
     group.add_argument("--model", action="append", help="a name as in benchmarks/models.py, or package.module:function")
@@ -263,6 +267,11 @@ def _report(given: argparse.Namespace) -> int:
     if given.readme:
         readme.write(given.readme, results)
         print(f"{given.readme} has its tables.")
+    return 0
+
+
+def _bars(given: argparse.Namespace) -> int:
+    print(bars.table([Results.load(path) for path in given.results]))
     return 0
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import torch
 
 from benchmarks.measure import Plan
-from benchmarks.speed import COMPILED
+from benchmarks.operators import WORKS as OPERATOR_WORKS
+from benchmarks.speed import COMPILED, WORKS
 
 Linear = tuple[int, int, int]  # M, N, K
 # Input, weight, and what is not torch's default of the geometry.
@@ -23,6 +24,7 @@ def same(batch: int, channels: int, size: int, kernel: int = 3, out: int = 0) ->
 MNIST_CNN = (same(200, 1, 28, 5, 20), same(200, 20, 14, 5, 50))
 RESNET_8 = (same(250, 16, 32), same(250, 32, 16), same(250, 64, 8))
 WRN = same(32, 160, 16)
+LINEAR = ((1, 4096, 4096), (8, 4096, 4096), (32, 1024, 1024), (256, 1024, 1024), (256, 4096, 1024), (1024, 1024, 1024))
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class Preset:
     about: one line for --help.
     device: "cpu" or "cuda"; where the suites run by default.
     plan: for speed and optim; step takes fewer rounds, for its calls are long.
-    linear, conv2d, dtypes, actives, compiled: of speed.
+    linear, conv2d, dtypes, actives, works, compiled: of speed; forward_only: dtypes of which only the forward pass of
+        linear layers is measured.
     memory: names in benchmarks.models and batches; arithmetic: names of models too large to make.
     step: models, batches, and samples of the augmentation.
     series: whether step measures growth with width, depth, C and batch as well.
@@ -48,6 +51,8 @@ class Preset:
     optim: tuple[str, ...]
     device: str = "cpu"
     dtypes: tuple[torch.dtype, ...] = (torch.float32,)
+    forward_only: tuple[torch.dtype, ...] = ()
+    works: tuple[str, ...] = WORKS
     actives: tuple[int, ...] = (1, 2, 3)
     compiled: tuple[str, ...] = COMPILED
     arithmetic: tuple[str, ...] = ("transformer-1b",)
@@ -77,14 +82,7 @@ PRESETS = {
     "full": Preset(
         about="forty minutes on two cores: all shapes, every subnetwork, every peer",
         plan=Plan(rounds=7, sample=3e-3, seconds=0.15),
-        linear=(
-            (1, 4096, 4096),
-            (8, 4096, 4096),
-            (32, 1024, 1024),
-            (256, 1024, 1024),
-            (256, 4096, 1024),
-            (1024, 1024, 1024),
-        ),
+        linear=LINEAR,
         conv2d=(*MNIST_CNN, *RESNET_8, WRN),
         memory=(
             ("linear-4096", 64),
@@ -100,6 +98,20 @@ PRESETS = {
         step=(("mnist-cnn", 200, 1), ("resnet-8", 250, 1), ("resnet-14", 250, 1), ("vit-tiny", 32, 1)),
         series=True,
         optim=("linear-2048", "mnist-cnn", "resnet-14"),
+    ),
+    "cpu": Preset(
+        about="ten minutes on two cores: what benchmarks/bars.py holds the kernels for CPUs to",
+        plan=Plan(rounds=7, sample=3e-3, seconds=0.1),
+        linear=LINEAR,
+        conv2d=(*MNIST_CNN, *RESNET_8, WRN),
+        forward_only=(torch.bfloat16,),
+        works=OPERATOR_WORKS,
+        compiled=("linear forward",),
+        memory=(),
+        arithmetic=(),
+        step=(("mnist-cnn", 200, 1),),
+        paper=False,
+        optim=("linear-2048",),
     ),
     "gpu": Preset(
         about="the shapes that a GPU is for; meant to take six minutes on an H200, and not yet run on one",

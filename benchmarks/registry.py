@@ -26,7 +26,7 @@ class Options:
         preset: with whatever the command line changed.
         divisions: how weights are partitioned; models and their memory take the first.
         backends: of ours.
-        works: of speed.
+        works: of speed; the preset's if None.
         input, classes: of a model of the user's.
     """
 
@@ -35,7 +35,7 @@ class Options:
     threads: int = 1
     divisions: tuple[Division, ...] = (THREE,)
     backends: tuple[str, ...] = ("reference",)
-    works: tuple[str, ...] = speed.WORKS
+    works: tuple[str, ...] | None = None
     input: tuple[int, ...] | None = None
     classes: int | None = None
 
@@ -90,9 +90,17 @@ def _speed(options: Options) -> Batch:
         for dtype in preset.dtypes
         for x, weight, geometry in preset.conv2d
     ]
-    workloads = speed.workloads(
-        layers, options.divisions, preset.actives, options.backends, works=options.works, compiled=preset.compiled
-    )
+    forward_only = [
+        Layer((m, k), (n, k), dtype=dtype, device=device) for dtype in preset.forward_only for m, n, k in preset.linear
+    ]
+    works = options.works or preset.works
+    workloads = [
+        workload
+        for some, measured in ((layers, works), (forward_only, ("forward",)))
+        for workload in speed.workloads(
+            some, options.divisions, preset.actives, options.backends, works=measured, compiled=preset.compiled
+        )
+    ]
     return Batch(workloads, kernel_clock(options), preset.plan)
 
 
