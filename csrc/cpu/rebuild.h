@@ -83,6 +83,27 @@ class Rebuilder {
     }
   }
 
+  // out[...] = w_k at the entries that are not live, in a block of whole rows of a weight; the others stay.
+  void overwrite_dead(int64_t row, int64_t rows, const Weight<T>& out, int64_t out_row) const {
+    const int64_t cols = w_.weight.cols();
+    if (w_.active == w_.count) return;
+    for (int64_t col = 0; col < cols; col += kTileCols) {
+      ColumnPart columns;
+      if (draws_) columns = draw_.columns(col);
+      for (int64_t r = 0; r < rows; r += kTileRows) {
+        const Tile tile{row + r, std::min(kTileRows, rows - r), col, std::min(kTileCols, cols - col)};
+        const Keep live = live_(tile);
+        Drawn drawn;
+        if (draws_) draw_(columns, draw_.rows(tile.row), &drawn);
+        for (int64_t q = 0; q < tile.rows; ++q) {
+          for_each_entry_of(~live.row[q], out, out_row + r + q, col, tile.cols,
+                            [&](int64_t j, T* entry) { *entry = draws_ ? narrow<T>(widen(drawn.row[q][j])) : T{}; });
+        }
+      }
+    }
+  }
+  bool overwrites() const { return w_.defaults.kind != DefaultKind::stored; }
+
   // The same for any col, from the whole tiles that a few rows touch.
   void anywhere(int64_t row, int64_t rows, int64_t col, int64_t cols, T* out, int64_t stride) const {
     for (int64_t r = 0; r < rows; r += kTileRows) {

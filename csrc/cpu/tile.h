@@ -40,18 +40,45 @@ bool rows_are_contiguous(const Weight<T>& weight) {
          (weight.y_stride == weight.width * weight.in || weight.height == 1);
 }
 
-// Calls use(j, pointer) for j in [0, n) with the address of the entry (row, col + j) of a weight.
+// Calls use(j, n, pointer) for the runs of entries (row, col + j), (row, col + j + 1), ... that lie in_stride apart.
 template <class T, class Use>
-void for_each_entry(const Weight<T>& weight, int64_t row, int64_t col, int64_t n, const Use& use) {
+void for_each_run(const Weight<T>& weight, int64_t row, int64_t col, int64_t n, const Use& use) {
   T* const base = weight.data + row * weight.row_stride;
   for (int64_t j = 0; j < n;) {
     const int64_t pixel = (col + j) / weight.in;
     const int64_t in = (col + j) % weight.in;
-    T* entry =
-        base + pixel / weight.width * weight.y_stride + pixel % weight.width * weight.x_stride + in * weight.in_stride;
-    const int64_t end = j + weight.in - in < n ? j + weight.in - in : n;
-    for (; j < end; ++j, entry += weight.in_stride) use(j, entry);
+    const int64_t length = std::min(n - j, weight.in - in);
+    use(j, length,
+        base + pixel / weight.width * weight.y_stride + pixel % weight.width * weight.x_stride + in * weight.in_stride);
+    j += length;
   }
+}
+
+// Calls use(j, pointer) for j in [0, n) with the address of the entry (row, col + j) of a weight.
+template <class T, class Use>
+void for_each_entry(const Weight<T>& weight, int64_t row, int64_t col, int64_t n, const Use& use) {
+  for_each_run(weight, row, col, n, [&](int64_t j, int64_t length, T* entry) {
+    for (const int64_t end = j + length; j < end; ++j, entry += weight.in_stride) use(j, entry);
+  });
+}
+
+// The same for the j whose bit is set; n is at most 64.
+template <class T, class Use>
+void for_each_entry_of(uint64_t bits, const Weight<T>& weight, int64_t row, int64_t col, int64_t n, const Use& use) {
+  for_each_run(weight, row, col, n, [&](int64_t first, int64_t length, T* entry) {
+    const uint64_t all = length == 64 ? ~uint64_t{0} : (uint64_t{1} << length) - 1;
+    for (uint64_t left = bits >> first & all; left != 0; left &= left - 1) {
+      const int j = std::countr_zero(left);
+      use(first + j, entry + j * weight.in_stride);
+    }
+  });
+}
+
+// Whether a row's entries fill a stretch of memory, in the same order in both weights.
+template <class A, class B>
+bool rows_lie_alike(const Weight<A>& a, const Weight<B>& b) {
+  return a.in == b.in && a.in_stride == b.in_stride && a.y_stride == b.y_stride && a.x_stride == b.x_stride &&
+         a.in_stride == a.height * a.width && a.y_stride == a.width && a.x_stride == 1;
 }
 
 }  // namespace partkernels::cpu::PARTKERNELS_ISA

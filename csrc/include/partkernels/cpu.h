@@ -108,7 +108,7 @@ template <class T>
 void subnetwork_weight(const Subnetwork<T>& w, int64_t first_row, int64_t first_in, Weight<T> out,
                        const ParallelFor& parallel_for);
 
-// out = grad at the entries of partitions first..last, 0 elsewhere.
+// out = grad at the entries of partitions first..last, 0 elsewhere; they may be the same.
 template <class T>
 void subnetwork_weight_grad(Weight<const T> grad, Owners owners, int first, int last, Weight<T> out,
                             const ParallelFor& parallel_for);
