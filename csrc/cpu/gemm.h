@@ -68,7 +68,27 @@ void gemm(int64_t rows, int64_t cols, int64_t depth, const PackLeft& pack_left, 
       const int64_t first = task / across.count * batch.size;
       const int64_t last = std::min(rows, first + batch.size);
       if (depth == 0) std::memset(space.product, 0, sizeof(space.product));
-      for (int64_t k = 0; k < depth; k += kStep) {
+      // Of few rows the left operand is small, and several blocks of its depth are kept. So the right one, which comes
+      // from memory, is read in longer stretches.
+      constexpr int64_t kKept = kRows / kTall;
+      for (int64_t start = 0; start < depth && rows <= kTall; start += kKept * kStep) {
+        const int64_t end = std::min(depth, start + kKept * kStep);
+        const auto kept = [&](int64_t k) {
+          return space.left +
+                 (k - start) / kStep * kTall * (layout == Layout::row_major ? left_stride<Unit>(layout) : 1);
+        };
+        for (int64_t k = start; k < end; k += kStep) pack_left(first, rows, k, std::min(kStep, end - k), kept(k));
+        for (int64_t c = 0; c < n; c += kTileCols) {
+          const int64_t some = std::min(kTileCols, n - c);
+          for (int64_t k = start; k < end; k += kStep) {
+            const int64_t d = std::min(kStep, end - k);
+            pack_right(k, d, j + c, some, space.right);
+            multiply<Unit, layout>(kept(k), space.right, rows, some, blocks_of(d, kUnitDepth<Unit>), k > 0,
+                                   space.product + c, kCols);
+          }
+        }
+      }
+      for (int64_t k = 0; k < depth && rows > kTall; k += kStep) {
         const int64_t d = std::min(kStep, depth - k);
         pack_right(k, d, j, n, space.right);
         for (int64_t i = first; i < last; i += kRows) {
