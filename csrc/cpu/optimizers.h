@@ -15,8 +15,8 @@ constexpr int64_t kGroup = 16;
 constexpr int64_t kPiece = 2 * kStretch;
 // What a thread should at least have to do.
 constexpr int64_t kEntriesPerTask = 1 << 15;
-// Bytes. The processor's own prefetching stops at the end of a page; this made steps of 2048x2048 weights 5 to 10 %
-// faster (Zen 5), and 4 and 8 KiB did less.
+// Bytes. The processor's own prefetching stops at the end of a page; this made steps of 2048x2048 weights about
+// 10 % faster (Zen 5), and 4 and 8 KiB did less.
 constexpr int64_t kAhead = 2048;
 
 // What the step of a group computes in, and the integer of its size: with lanes of one width, GCC 12 makes one vector
@@ -214,30 +214,50 @@ struct Tensors {
   }
 };
 
-// The bits of a row in another order: from that of the map's columns to Order::taps. A word of `columns` beyond the
-// last is read.
-inline void put_taps_together(const uint64_t* columns, int64_t in, int64_t taps, uint64_t* out) {
-  uint64_t pending = 0;
-  int64_t filled = 0;
-  for (int64_t first = 0; first < in; first += 64) {
-    uint64_t channels[64] = {};  // bit t: the tap t
-    for (int64_t tap = 0; tap < taps; ++tap) {
-      const int64_t col = tap * in + first, shift = col % 64;
-      const uint64_t* const word = columns + col / 64;
-      const uint64_t bits = word[0] >> shift | word[1] << 1 << (63 - shift);
-      for (uint64_t i = 0; i < 64; ++i) channels[i] |= (bits >> i & 1) << tap;
-    }
-    for (int64_t i = 0; i < std::min<int64_t>(64, in - first); ++i) {
-      pending |= channels[i] << filled;
-      filled += taps;
-      if (filled < 64) continue;
-      *out++ = pending;
-      filled -= 64;
-      pending = filled == 0 ? 0 : channels[i] >> (taps - filled);
+// Puts the bits of a row in another order: from that of the map's columns to Order::taps.
+class TapsTogether {
+ public:
+  TapsTogether(int64_t in, int64_t taps) : in_(in), taps_(taps) {
+    while (some_ < 8 && 2 * some_ * taps <= 64) some_ *= 2;
+    for (uint64_t channels = 0; channels < uint64_t{1} << some_; ++channels) {
+      spread_[channels] = 0;
+      for (int64_t i = 0; i < some_; ++i) spread_[channels] |= (channels >> i & 1) << i * taps;
     }
   }
-  if (filled > 0) *out = pending;
-}
+
+  // A word of `columns` beyond the last is read.
+  void operator()(const uint64_t* columns, uint64_t* out) const {
+    const uint64_t low = (uint64_t{1} << some_) - 1;
+    uint64_t pending = 0;
+    int64_t filled = 0;
+    for (int64_t first = 0; first < in_; first += 64) {
+      const int64_t n = std::min<int64_t>(64, in_ - first);
+      uint64_t channels[kMaxTaps];
+      for (int64_t tap = 0; tap < taps_; ++tap) {
+        const int64_t col = tap * in_ + first, shift = col % 64;
+        const uint64_t* const word = columns + col / 64;
+        channels[tap] = (word[0] >> shift | word[1] << 1 << (63 - shift)) & ~uint64_t{0} >> (64 - n);
+      }
+      for (int64_t i = 0; i < n; i += some_) {
+        uint64_t bits = 0;
+        for (int64_t tap = 0; tap < taps_; ++tap) bits |= spread_[channels[tap] >> i & low] << tap;
+        const int64_t count = std::min(some_, n - i) * taps_;
+        pending |= bits << filled;
+        filled += count;
+        if (filled < 64) continue;
+        *out++ = pending;
+        filled -= 64;
+        pending = filled == 0 ? 0 : bits >> (count - filled);
+      }
+    }
+    if (filled > 0) *out = pending;
+  }
+
+ private:
+  int64_t in_, taps_;
+  int64_t some_ = 1;      // channels that are moved at once: 1, 2, 4 or 8, of which all taps fit into a word
+  uint64_t spread_[256];  // of a bit for each of them: the bits a channel's taps apart
+};
 
 // Steps n entries of a row, at most kPiece, that lie anywhere: through buffers.
 template <class T, size_t N, class Step>
@@ -263,6 +283,7 @@ void step_owned(const Tensors<T, N>& tensors, const Owners& owners, int partitio
   const Order order = tensors.order();
   const Keeper keeper(owners, w.cols(), partition, partition);
   const int64_t cols = w.cols();
+  const TapsTogether put_taps_together(w.in, order == Order::taps ? w.height * w.width : 0);
   const int64_t piece = order == Order::taps ? cols : std::min(cols, kPiece);
   if (piece == 0) return;
   const int64_t pieces = (cols + piece - 1) / piece;
@@ -275,7 +296,7 @@ void step_owned(const Tensors<T, N>& tensors, const Owners& owners, int partitio
       if (owners.map != nullptr) {
         if (order == Order::taps) {
           keeper(row, 0, cols, columns.data());
-          put_taps_together(columns.data(), w.in, w.height * w.width, kept.data());
+          put_taps_together(columns.data(), kept.data());
         } else {
           keeper(row, start, n, kept.data());
         }

@@ -202,7 +202,7 @@ class Adam(PartitionedOptimizer):
     def step_entries(self, tensors, state, partition, update, group):
         if "step" not in state:
             state["step"] = torch.zeros(self.count, dtype=torch.int64)
-        step = int(state["step"][update - 1]) + 1
+        step = state["step"].tolist()[update - 1] + 1
         adam_step(
             *tensors,
             partition,

@@ -43,7 +43,10 @@ constexpr Layout kLayouts[] = {
     {130, 530, 1, 1, 530, 1, 0, 0},    // a linear weight
     {9, 20, 3, 2, 120, 6, 2, 1},       // a convolution's: contiguous,
     {9, 300, 3, 2, 1800, 6, 2, 1},     // with many channels,
-    {5, 20, 7, 8, 1120, 56, 8, 1},     // many taps,
+    {9, 70, 2, 4, 560, 8, 4, 1},       // with as many taps as are moved together in 8,
+    {9, 70, 3, 3, 630, 9, 3, 1},       // 4,
+    {9, 70, 5, 5, 1750, 25, 5, 1},     // 2
+    {5, 70, 7, 8, 3920, 56, 8, 1},     // or one of its channels,
     {3, 5, 9, 10, 450, 90, 10, 1},     // and more than fit into a word,
     {9, 20, 3, 2, 130, 1, 40, 20},     // channels_last with gaps between the rows,
     {9, 20, 3, 2, 240, 12, 4, 2},      // and with gaps everywhere
