@@ -38,12 +38,12 @@ class Backend:
     def module(self) -> ModuleType:
         return importlib.import_module(f"partkernels.{self.name}")
 
-    def obstacle(self, device: torch.device, dtype: torch.dtype | None) -> str | None:
+    def obstacle(self, device_type: str, dtype: torch.dtype | None) -> str | None:
         """Why this backend cannot serve such tensors, or None."""
         if self.status() != READY:
             return self.status()
-        if self.devices is not None and device.type not in self.devices:
-            return f"it runs on {', '.join(sorted(self.devices))} and the tensors are on {device.type}"
+        if self.devices is not None and device_type not in self.devices:
+            return f"it runs on {', '.join(sorted(self.devices))} and the tensors are on {device_type}"
         if self.dtypes is not None and dtype is not None and dtype not in self.dtypes:
             return f"it serves {', '.join(sorted(map(str, self.dtypes)))} and the tensors are {dtype}"
         return None
@@ -158,20 +158,25 @@ def choose(name: str, device: torch.device, dtype: torch.dtype | None = None) ->
     Raises:
         RuntimeError: the named backend cannot serve these tensors.
     """
+    return _choose(name, device.type, dtype)
+
+
+@cache  # every call of an operator asks
+def _choose(name: str, device_type: str, dtype: torch.dtype | None) -> ModuleType:
     if name != "auto":
-        reason = _BACKENDS[name].obstacle(device, dtype)
+        reason = _BACKENDS[name].obstacle(device_type, dtype)
         if reason is not None:
             raise RuntimeError(_cannot(name, reason))
         return _BACKENDS[name].module()
     reasons = {}
     for backend in _BACKENDS.values():
-        reason = backend.obstacle(device, dtype)
+        reason = backend.obstacle(device_type, dtype)
         if reason is None:
             break
-        if backend.devices is None or device.type in backend.devices:
+        if backend.devices is None or device_type in backend.devices:
             reasons[backend.name] = reason
     if backend.name == "reference":
-        _warn_of_reference(device.type, "; ".join(f"{other}: {why}" for other, why in reasons.items()))
+        _warn_of_reference(device_type, "; ".join(f"{other}: {why}" for other, why in reasons.items()))
     return backend.module()
 
 
