@@ -12,6 +12,7 @@ From the bottom up:
     results, estimates      a file of samples; medians and their intervals
     figures, summary        what the samples say
     compare, report, readme two files side by side; a page; the README's tables
+    bars                    what the kernels for CPUs are held to
 
 A new kernel needs no line here: as a backend that is ready, it is measured in every case and checked against the
 reference. A new shape goes into presets, a new peer into operators, training or schemes, a new model into models.

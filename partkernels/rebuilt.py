@@ -6,13 +6,15 @@ takes a hundredth of the time. The largest slice that is ever rebuilt has WORKSP
 
 from __future__ import annotations
 
+import threading
+
 import torch
 from torch import Tensor
 
 from partkernels import outputs
 
 _cpu = torch.ops.partkernels_cpu
-_aten = torch.ops.aten
+_convolution_backward = torch.ops.aten.convolution_backward.default
 WORKSPACE = 1 << 20
 # What oneDNN's convolutions like numbers of channels to be multiples of; also a tile of the rebuilding kernel.
 CHANNELS = 64
@@ -51,9 +53,25 @@ def _rebuild(
 ) -> Tensor:
     """w_k[rows, ins], in the format given or else the weight's, as PyTorch would convolve the weight itself."""
     size = rows.stop - rows.start, ins.stop - ins.start, *weight.shape[2:]
-    out = torch.empty(size, dtype=weight.dtype, memory_format=format or outputs.memory_format(weight))
+    out = _in_workspace(size, weight.dtype, format or outputs.memory_format(weight))
     _cpu.subnetwork_weight(out, weight, rows.start, ins.start, active, *partition)
     return out
+
+
+# Kept from call to call: the first touch of fresh memory costs more than rebuilding a weight in it.
+_kept = threading.local()
+
+
+def _in_workspace(size: tuple[int, ...], dtype: torch.dtype, format: torch.memory_format) -> Tensor:
+    """An empty tensor of this size in this thread's workspace; the next one takes its place."""
+    if not hasattr(_kept, "workspace"):
+        with torch.inference_mode(False):
+            _kept.workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device="cpu")
+    out, channels, height, width = size
+    entries = _kept.workspace.view(dtype)[: out * channels * height * width]
+    if format == torch.channels_last:
+        return entries.view(out, height, width, channels).permute(0, 3, 1, 2)
+    return entries.view(size)
 
 
 def _whole(weight: Tensor, dim: int) -> slice:
@@ -63,7 +81,7 @@ def _whole(weight: Tensor, dim: int) -> slice:
 def _backward(grad_output: Tensor, x: Tensor, weight: Tensor, geometry: tuple, which: int) -> Tensor:
     *pairs, groups = geometry
     mask = [which == 0, which == 1, False]
-    return _aten.convolution_backward(grad_output, x, weight, None, *pairs, False, [0, 0], groups, mask)[which]
+    return _convolution_backward(grad_output, x, weight, None, *pairs, False, [0, 0], groups, mask)[which]
 
 
 def conv2d(x, weight, bias, geometry, slices, active, partition):
@@ -73,7 +91,7 @@ def conv2d(x, weight, bias, geometry, slices, active, partition):
 
     def convolve(rows: slice) -> Tensor:
         part = _rebuild(weight, rows, _whole(weight, 1), active, partition, format)
-        return _aten.convolution(x, part, None if bias is None else bias[rows], *pairs, False, [0, 0], groups)
+        return torch.convolution(x, part, None if bias is None else bias[rows], *pairs, False, [0, 0], groups)
 
     if len(slices) == 1:
         return convolve(slices[0]).contiguous(memory_format=outputs.memory_format(x))

@@ -182,7 +182,7 @@ void conv2d(Images<const T> x, const Subnetwork<T>& w, const T* bias, Convolutio
   for (int64_t g = 0; g < conv.groups; ++g) {
     const Group group(w.weight, g, conv.groups);
     gemm<Unit, Layout::depth_major>(
-        pixels(y), group.outs, w.weight.cols(),
+        pixels(y), group.outs, w.weight.cols(), kBatch<Unit>,
         [&](int64_t i, int64_t m, int64_t k, int64_t d, Unit* block) {
           for_unfolded_rows<T>(
               d, m, [&](int64_t r, T* out) { unfold(x, w.weight, group, conv, y, k + r, i, m, out); },
@@ -220,7 +220,7 @@ void conv2d_grad_input(Images<const T> grad_y, const Subnetwork<T>& w, Convoluti
     for (int64_t g = 0; g < conv.groups; ++g) {
       const Group group(w.weight, g, conv.groups);
       gemm<Unit, Layout::depth_major>(
-          pixels(phase.pixels), group.ins, group.outs * readers,
+          pixels(phase.pixels), group.ins, group.outs * readers, kBatch<Unit>,
           [&](int64_t i, int64_t m, int64_t k, int64_t d, Unit* block) {
             for_unfolded_rows<T>(
                 d, m,
@@ -265,7 +265,7 @@ void conv2d_grad_weight(Images<const T> grad_y, Images<const T> x, Convolution c
   for (int64_t g = 0; g < conv.groups; ++g) {
     const Group group(grad_w, g, conv.groups);
     gemm<Unit, Layout::row_major>(
-        group.outs, grad_w.cols(), pixels(grad_y),
+        group.outs, grad_w.cols(), pixels(grad_y), kRows,
         [&](int64_t i, int64_t m, int64_t k, int64_t d, Unit* block) {
           for (int64_t r = 0; r < m; ++r) {
             const T* const channel = grad_y.data + (group.first_out + i + r) * grad_y.channel_stride;

@@ -48,15 +48,16 @@ struct Cut {
 
 // product[rows, cols] = left[rows, depth] right[depth, cols], depth in entries.
 //
-// pack_left(i, m, k, d, block): packs left[i : i + m, k : k + d]; its rows, or in depth_major its units of depth, are
-// left_stride(layout) apart.
-// pack_right(k, d, j, n, block): packs right[k : k + d, j : j + n] in panels. j is a multiple of kTileCols.
-// store(i, m, j, n, block): takes product[i : i + m, j : j + n], rows kCols apart.
+// most: rows of a task. kBatch, so that the right operand is packed as seldom as possible; where packing is cheap,
+// kRows, so that the product stays nearer. pack_left(i, m, k, d, block): packs left[i : i + m, k : k + d]; its rows, or
+// in depth_major its units of depth, are left_stride(layout) apart. pack_right(k, d, j, n, block): packs right[k : k +
+// d, j : j + n] in panels. j is a multiple of kTileCols. store(i, m, j, n, block): takes product[i : i + m, j : j + n],
+// rows kCols apart.
 template <class Unit, Layout layout, class PackLeft, class PackRight, class Store>
-void gemm(int64_t rows, int64_t cols, int64_t depth, const PackLeft& pack_left, const PackRight& pack_right,
-          const Store& store, const ParallelFor& parallel_for) {
+void gemm(int64_t rows, int64_t cols, int64_t depth, int64_t most, const PackLeft& pack_left,
+          const PackRight& pack_right, const Store& store, const ParallelFor& parallel_for) {
   constexpr int64_t kStep = kDepth<Unit> * kUnitDepth<Unit>;
-  const Cut batch(rows, kTall, kBatch<Unit>, 1);
+  const Cut batch(rows, kTall, std::min(most, kBatch<Unit>), 1);
   // Tasks in fours share out evenly to 2 and 4 threads.
   const Cut across(cols, kTileCols, kCols, batch.count % 4 == 0 ? 1 : 4);
 

@@ -47,7 +47,7 @@ void linear(Matrix<const T> x, const Subnetwork<T>& w, const T* bias, Matrix<T> 
   using Unit = typename UnitOf<T>::type;
   const Rebuilder<T> rebuild(w);
   gemm<Unit, Layout::row_major>(
-      x.rows, w.weight.rows, x.cols,
+      x.rows, w.weight.rows, x.cols, kBatch<Unit>,
       [&](int64_t i, int64_t m, int64_t k, int64_t d, Unit* block) { pack_rows(x, i, m, k, d, block); },
       [&](int64_t k, int64_t d, int64_t j, int64_t n, Unit* block) {
         pack_right_transposed<T>(
@@ -71,7 +71,7 @@ void linear_grad_input(Matrix<const T> grad_y, const Subnetwork<T>& w, Matrix<T>
   constexpr int64_t kScratchRows = 16;
   const Rebuilder<T> rebuild(w);
   gemm<Unit, Layout::row_major>(
-      grad_y.rows, w.weight.cols(), grad_y.cols,
+      grad_y.rows, w.weight.cols(), grad_y.cols, kBatch<Unit>,
       [&](int64_t i, int64_t m, int64_t k, int64_t d, Unit* block) { pack_rows(grad_y, i, m, k, d, block); },
       [&](int64_t k, int64_t d, int64_t j, int64_t n, Unit* block) {
         for (int64_t r = 0; r < d; r += kScratchRows) {
@@ -94,7 +94,7 @@ void linear_grad_weight(Matrix<const T> grad_y, Matrix<const T> x, Owners owners
   using Unit = typename UnitOf<T>::type;
   const KeptStore<T> store(owners, update, grad_w);
   gemm<Unit, Layout::depth_major>(
-      grad_y.cols, x.cols, x.rows,
+      grad_y.cols, x.cols, x.rows, 3 * kRows,
       [&](int64_t i, int64_t m, int64_t k, int64_t d, Unit* block) { pack_left_depth(grad_y, k, d, i, m, block); },
       [&](int64_t k, int64_t d, int64_t j, int64_t n, Unit* block) { pack_right_depth(x, k, d, j, n, block); },
       [&](int64_t i, int64_t m, int64_t j, int64_t n, const Sum<Unit>* product) { store(i, m, j, n, product); },

@@ -31,8 +31,8 @@ inline void interleave(const bfloat16* even, const bfloat16* odd, int64_t stride
   for (; i < n; ++i) to[i] = {{even[i * stride], odd == nullptr ? bfloat16{0} : odd[i * stride]}};
 }
 
-// to = the units of depth [k, k + d) of x, whose rows are the depth, at columns [col, col + n): use(unit, pointer to
-// n units to fill).
+// Packs the units of depth [k, k + d) of x, whose rows are the depth, at columns [col, col + n); where(unit) says where
+// its n units go.
 template <class Unit, class T, class Where>
 void pack_depth_rows(const Matrix<const T>& x, int64_t k, int64_t d, int64_t col, int64_t n, const Where& where) {
   const T* from = x.data + k * x.row_stride + col * x.col_stride;

@@ -83,7 +83,7 @@ class Rebuilder {
     }
   }
 
-  // out[...] = w_k at the entries that are not live, in a block of whole rows of a weight; the others stay.
+  // out = w_k at the entries of some rows that are not live; the others stay. Not for stored defaults.
   void overwrite_dead(int64_t row, int64_t rows, const Weight<T>& out, int64_t out_row) const {
     const int64_t cols = w_.weight.cols();
     if (w_.active == w_.count) return;
@@ -102,6 +102,7 @@ class Rebuilder {
       }
     }
   }
+
   bool overwrites() const { return w_.defaults.kind != DefaultKind::stored; }
 
   // The same for any col, from the whole tiles that a few rows touch.

@@ -1,0 +1,87 @@
+"""The table of what the kernels for CPUs are held to: the worst subnetwork counts, and a miss is marked."""
+
+from __future__ import annotations
+
+import pytest
+from test_report import BARE, DIVISION
+
+from benchmarks import bars
+from benchmarks.presets import PRESETS
+from benchmarks.results import Record
+
+PASSES = 6
+
+
+def layer(shape: str, active: int, *, ours: float, where: float, work: str = "forward", dtype: str = "float32") -> list:
+    """Peers of a layer's operator; the dense one takes a second."""
+    operator = "linear" if "," not in shape else "conv2d"
+    case = {"operator": operator, "work": work, "shape": shape, "dtype": dtype, "device": "cpu", **DIVISION}
+    seconds = {"dense": 1.0, "where": where, bars.OURS: ours}
+    return [
+        Record("speed", case | {"active": active}, peer, samples=[[value] * 3] * PASSES, facts={"flops": 3e9})
+        for peer, value in seconds.items()
+    ]
+
+
+def only(records: list[Record]) -> bars.Bar:
+    (bar,) = bars.measured(records)
+    return bar
+
+
+def test_a_layer_is_judged_by_the_subnetwork_that_costs_most():
+    bar = only(layer("256×64×64", 1, ours=0.5, where=2.0) + layer("256×64×64", 3, ours=0.8, where=2.0))
+    assert bar.ratio.value == pytest.approx(0.8)
+    assert bar.faster.value == pytest.approx(2.5)
+    assert bar.rate == pytest.approx(3e9 / 0.8)
+    assert bar.is_met
+
+
+@pytest.mark.parametrize(
+    ("shape", "ours", "where", "is_met"),
+    [
+        ("256×64×64", 0.96, 4.0, False),  # 0.95 of dense
+        ("256×64×64", 0.90, 1.0, False),  # 1.3 times as fast as where
+        ("32×64×64", 0.90, 2.0, False),  # 3 times, up to 32 rows
+        ("8×64×64", 1.09, 4.0, True),  # 1.10 of dense, up to 8 rows
+        ("8×64×64", 1.11, 4.0, False),
+    ],
+)
+def test_bars_depend_on_the_rows(shape, ours, where, is_met):
+    assert only(layer(shape, 1, ours=ours, where=where)).is_met == is_met
+
+
+def test_what_is_held_to_nothing_is_no_row():
+    assert not bars.measured(layer("8×64×64", 1, ours=9.0, where=1.0, work="grad input"))
+    assert not bars.measured(layer("2×3×8×8, 4×3×3×3", 1, ours=9.0, where=1.0, dtype="bfloat16"))
+
+
+def test_an_iteration_is_the_sum_of_both_updates_each_at_its_worst():
+    case = {"model": "MNIST CNN", "batch": 200, "samples": 1, "optimizer": "adam", "device": "cpu", **DIVISION}
+    records = []
+    for active, parameters, hyperparameters in ((1, 0.9, 0.7), (2, 1.0, 0.6)):
+        seconds = {
+            "dense": 1.0,
+            f"{bars.OURS}, parameters": parameters,
+            f"{bars.OURS}, hyperparameters": hyperparameters,
+        }
+        records += [
+            Record("step", case | {"active": active}, peer, samples=[[value] * 3] * PASSES)
+            for peer, value in seconds.items()
+        ]
+    assert only(records).ratio.value == pytest.approx(1.7)
+
+
+def test_the_table_shows_runs_side_by_side_and_marks_what_is_missed():
+    runs = [BARE, BARE]
+    for i, ours in enumerate((0.5, 1.5)):
+        runs[i] = type(BARE)(**{**vars(BARE), "records": layer("256×64×64", 1, ours=ours, where=4.0)})
+    *_, row = bars.table(runs).splitlines()
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[:2] == ["linear forward, float32, 256×64×64", "0.95, 1.3×"]
+    assert cells[2].startswith("0.50") and "missed" not in cells[2]
+    assert cells[5].startswith("1.50") and cells[5].endswith("**missed**")
+
+
+def test_the_preset_has_the_shapes_that_are_held_to_something():
+    preset = PRESETS["cpu"]
+    assert all(bars._bar_of_layer("linear", "float32", "forward", f"{m}×{n}×{k}") for m, n, k in preset.linear)
