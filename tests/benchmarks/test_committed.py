@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import readme
+from benchmarks import bars, readme
 from benchmarks.results import Results
 
 ROOT = Path(__file__).parents[2]
@@ -31,4 +31,11 @@ def test_the_readmes_tables_are_those_of_the_committed_results():
     files = [word for word in command.split() if word.endswith(".json")]
     assert files
     made = readme.tables([Results.load(ROOT / file) for file in files])
+    assert made in text, f"run {command}"
+
+
+def test_the_table_of_the_cpus_kernels_is_that_of_the_committed_results():
+    text = (ROOT / "benchmarks" / "results" / "cpu-kernels.md").read_text()
+    command = next(line for line in text.splitlines() if line.startswith("python -m benchmarks bars"))
+    made = bars.table([Results.load(ROOT / word) for word in command.split() if word.endswith(".json")])
     assert made in text, f"run {command}"
