@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <stdexcept>
+#include <thread>
+#include <vector>
 
 #include "partkernels/cpu.h"
 
@@ -14,6 +16,17 @@
       std::exit(1);                                                                      \
     }                                                                                    \
   } while (false)
+
+// Two ways to run loops.
+inline void in_turn(int64_t count, const partkernels::cpu::Body& body) {
+  for (int64_t i = 0; i < count; ++i) body(i, i + 1);
+}
+
+inline void on_three_threads(int64_t count, const partkernels::cpu::Body& body) {
+  std::vector<std::thread> threads;
+  for (int64_t t = 0; t < 3; ++t) threads.emplace_back([&, t] { body(count * t / 3, count * (t + 1) / 3); });
+  for (std::thread& thread : threads) thread.join();
+}
 
 // Ends the test, and says to ctest that it was skipped, if this processor lacks what PARTKERNELS_CPU_ISA asks for.
 inline void unless_another_processor_is_needed() {

@@ -45,11 +45,6 @@ void defaults_give_the_known_answers() {
   }
 }
 
-// One thread after the other takes single strips, so that strips start anywhere.
-void in_turn(int64_t count, const cpu::Body& body) {
-  for (int64_t i = 0; i < count; ++i) body(i, i + 1);
-}
-
 struct Size {
   int64_t rows, in, height, width;
 

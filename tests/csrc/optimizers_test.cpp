@@ -12,16 +12,6 @@ using namespace partkernels;
 
 namespace {
 
-void in_turn(int64_t count, const cpu::Body& body) {
-  for (int64_t i = 0; i < count; ++i) body(i, i + 1);
-}
-
-void on_three_threads(int64_t count, const cpu::Body& body) {
-  std::vector<std::thread> threads;
-  for (int64_t t = 0; t < 3; ++t) threads.emplace_back([&, t] { body(count * t / 3, count * (t + 1) / 3); });
-  for (std::thread& thread : threads) thread.join();
-}
-
 // Where the entries of a weight lie.
 struct Layout {
   int64_t rows, in, height, width;
