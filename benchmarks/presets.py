@@ -23,7 +23,7 @@ def same(batch: int, channels: int, size: int, kernel: int = 3, out: int = 0) ->
 
 MNIST_CNN = (same(200, 1, 28, 5, 20), same(200, 20, 14, 5, 50))
 RESNET_8 = (same(250, 16, 32), same(250, 32, 16), same(250, 64, 8))
-WRN = same(32, 160, 16)
+CONV2D = (*MNIST_CNN, *RESNET_8, same(32, 160, 16))
 LINEAR = ((1, 4096, 4096), (8, 4096, 4096), (32, 1024, 1024), (256, 1024, 1024), (256, 4096, 1024), (1024, 1024, 1024))
 
 
@@ -83,7 +83,7 @@ PRESETS = {
         about="forty minutes on two cores: all shapes, every subnetwork, every peer",
         plan=Plan(rounds=7, sample=3e-3, seconds=0.15),
         linear=LINEAR,
-        conv2d=(*MNIST_CNN, *RESNET_8, WRN),
+        conv2d=CONV2D,
         memory=(
             ("linear-4096", 64),
             ("conv2d-160", 32),
@@ -103,7 +103,7 @@ PRESETS = {
         about="ten minutes on two cores: what benchmarks/bars.py holds the kernels for CPUs to",
         plan=Plan(rounds=7, sample=3e-3, seconds=0.1),
         linear=LINEAR,
-        conv2d=(*MNIST_CNN, *RESNET_8, WRN),
+        conv2d=CONV2D,
         forward_only=(torch.bfloat16,),
         works=OPERATOR_WORKS,
         compiled=("linear forward",),

@@ -148,7 +148,7 @@ def _warn_of_reference(device_type: str, reason: str) -> None:
     warnings.warn(
         f"partkernels runs on {device_type} through its reference backend, which is slow and materialises weights:"
         f" {reason}. `python -m partkernels` explains; use_backend('reference') silences this.",
-        stacklevel=4,
+        stacklevel=5,
     )
 
 

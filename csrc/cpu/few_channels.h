@@ -61,9 +61,7 @@ void sum_over_taps(const Acc* planes, int64_t plane, int64_t outs, const std::ve
   }
 }
 
-constexpr int64_t kFewChannels = 4;
-
-// w is a dense weight, rebuilt for this, of at most kFewChannels input channels; one group, stride 1.
+// w is a dense weight, rebuilt for this, of at most 4 input channels; one group, stride 1.
 template <class T>
 void few_channels_grad_input(Images<const T> grad_y, Weight<const T> w, Convolution conv, Images<T> grad_x,
                              const ParallelFor& parallel_for) {

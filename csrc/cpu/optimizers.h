@@ -186,12 +186,6 @@ enum class Order {
 // The most taps for Order::taps.
 constexpr int64_t kMaxTaps = 64;
 
-template <class T>
-bool taps_are_contiguous(const Weight<T>& w) {
-  return (w.x_stride == 1 || w.width == 1) && (w.y_stride == w.width || w.height == 1) &&
-         (w.in_stride == w.height * w.width || w.in == 1);
-}
-
 // The tensors of a step.
 template <class T, size_t N>
 struct Tensors {

@@ -47,7 +47,7 @@ void subnetwork_weight(const Subnetwork<T>& w, int64_t first_row, int64_t first_
     });
     return;
   }
-  if (!is_contiguous && rebuild.overwrites() && rows_lie_alike(w.weight, out)) {
+  if (!is_contiguous && rebuild.overwrites() && taps_are_contiguous(w.weight) && taps_are_contiguous(out)) {
     // A contiguous convolution's: it is copied as it lies, which takes half as long as taking its entries in the
     // map's order.
     for_strips(out.rows, out.cols(), parallel_for, [&](int64_t begin, int64_t end) {

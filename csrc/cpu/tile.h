@@ -17,9 +17,6 @@ inline int64_t blocks_of(int64_t size, int64_t block) { return (size + block - 1
 // A tile's rows and columns that exist.
 struct Tile {
   int64_t row, rows, col, cols;
-
-  // Bits of the columns that exist.
-  uint64_t all() const { return cols == kTileCols ? ~uint64_t{0} : (uint64_t{1} << cols) - 1; }
 };
 
 // Calls use(tile) for the tiles of a block, row by row: whatever lies in memory in rows is read as it lies. col is a
@@ -38,6 +35,13 @@ template <class T>
 bool rows_are_contiguous(const Weight<T>& weight) {
   return (weight.in_stride == 1 || weight.in == 1) && (weight.x_stride == weight.in || weight.width == 1) &&
          (weight.y_stride == weight.width * weight.in || weight.height == 1);
+}
+
+// The same for the order of a contiguous convolution's weight: the taps of a channel lie together.
+template <class T>
+bool taps_are_contiguous(const Weight<T>& w) {
+  return (w.x_stride == 1 || w.width == 1) && (w.y_stride == w.width || w.height == 1) &&
+         (w.in_stride == w.height * w.width || w.in == 1);
 }
 
 // Calls use(j, n, pointer) for the runs of entries (row, col + j), (row, col + j + 1), ... that lie in_stride apart.
@@ -72,13 +76,6 @@ void for_each_entry_of(uint64_t bits, const Weight<T>& weight, int64_t row, int6
       use(first + j, entry + j * weight.in_stride);
     }
   });
-}
-
-// Whether a row's entries fill a stretch of memory, in the same order in both weights.
-template <class A, class B>
-bool rows_lie_alike(const Weight<A>& a, const Weight<B>& b) {
-  return a.in == b.in && a.in_stride == b.in_stride && a.y_stride == b.y_stride && a.x_stride == b.x_stride &&
-         a.in_stride == a.height * a.width && a.y_stride == a.width && a.x_stride == 1;
 }
 
 }  // namespace partkernels::cpu::PARTKERNELS_ISA
