@@ -29,7 +29,7 @@ FLAGS = ["-std=c++20", "-O3", "-g0", "-fvisibility=hidden", "-DTORCH_TARGET_VERS
 FLAGS += ["-fno-wrapv"]
 # A loop becomes vectors only if its square roots need not set errno.
 FLAGS += ["-fno-math-errno"]
-SOURCES = [*sorted((ROOT / "csrc/cpu").glob("*.cpp")), ROOT / "csrc/torch/cpu.cpp"]
+SOURCES = sorted(path for folder in ("cpu", "torch") for path in (ROOT / "csrc" / folder).glob("*.cpp"))
 HEADERS = sorted((ROOT / "csrc").rglob("*.h"))
 
 

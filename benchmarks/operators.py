@@ -17,6 +17,7 @@ import partkernels as pk
 from benchmarks.layer import Layer, Tensors
 from benchmarks.measure import Missing, Run
 from partkernels.dispatch import READY, backends
+from partkernels.operators import calls
 from partkernels.testing import Yardstick
 
 WORKS = ("forward", "grad_input", "grad_weight")
@@ -25,7 +26,6 @@ WORKS = ("forward", "grad_input", "grad_weight")
 PEERS_SLACK = 4.0
 # In float64 the truth itself errs: MKL's product 9 times as much as ours, at depth 4096.
 FLOAT64_SLACK = 4.0
-ops = torch.ops.partkernels
 
 
 def peers(names: tuple[str, ...], work: str, active: int) -> dict[str, Callable[[Tensors], Run]]:
@@ -105,15 +105,15 @@ def _ours(tensors: Tensors, work: str, active: int, backend: str) -> Callable[[]
     flat, owners = (*partition.flat(), backend), (partition.map, partition.count, backend)
     if layer.operator == "linear":
         return {
-            "forward": lambda: ops.linear(x, weight, None, active, None, *flat),
-            "grad_input": lambda: ops.linear_grad_input(grad, weight, active, None, *flat),
-            "grad_weight": lambda: ops.linear_grad_weight(grad, x, active, *owners),
+            "forward": lambda: calls["linear"](x, weight, None, active, None, *flat),
+            "grad_input": lambda: calls["linear_grad_input"](grad, weight, active, None, *flat),
+            "grad_weight": lambda: calls["linear_grad_weight"](grad, x, active, *owners),
         }[work]
     geometry = *([n, n] for n in (layer.stride, layer.padding, layer.dilation)), layer.groups
     return {
-        "forward": lambda: ops.conv2d(x, weight, None, *geometry, active, None, *flat),
-        "grad_input": lambda: ops.conv2d_grad_input(grad, weight, layer.x, *geometry, active, None, *flat),
-        "grad_weight": lambda: ops.conv2d_grad_weight(grad, x, layer.weight[2:], *geometry, active, *owners),
+        "forward": lambda: calls["conv2d"](x, weight, None, *geometry, active, None, *flat),
+        "grad_input": lambda: calls["conv2d_grad_input"](grad, weight, layer.x, *geometry, active, None, *flat),
+        "grad_weight": lambda: calls["conv2d_grad_weight"](grad, x, layer.weight[2:], *geometry, active, *owners),
     }[work]
 
 

@@ -24,7 +24,6 @@ _adam = define_in_place(
 )
 
 
-@torch.no_grad()
 def sgd_step(
     parameter: Tensor,
     grad: Tensor,
@@ -79,7 +78,6 @@ def sgd_step(
     _sgd(parameter, grad, momentum_buffer, *entries, lr, momentum, weight_decay, nesterov, dispatch.requested())
 
 
-@torch.no_grad()
 def adam_step(
     parameter: Tensor,
     grad: Tensor,

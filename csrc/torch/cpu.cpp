@@ -1,206 +1,151 @@
 // The CPU operators for PyTorch, through its stable ABI: one binary serves every version from 2.10 on.
 //
-// Each writes into its first argument. Arguments are as partkernels/operators.py lists them; shapes were checked there.
-#include "partkernels/cpu.h"
-
+// Arguments are as partkernels/operators.py lists them, but for the backend; shapes were checked there.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
 
-#include <optional>
-#include <string>
-#include <vector>
-
-#include "partkernels/packed_map.h"
+#include "convolution.h"
+#include "tensors.h"
 
 namespace {
 
 using namespace partkernels;
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-using OptionalTensor = std::optional<Tensor>;
-using Sizes = std::vector<int64_t>;
+using namespace partkernels::binding;
 
-const cpu::ParallelFor kTorchThreads = [](int64_t count, const cpu::Body& body) {
-  torch::stable::parallel_for(0, count, 1, body);
-};
+// `update` says which gradient autograd asks for; the product does not depend on it.
+using Update = std::optional<int64_t>;
 
-// Calls use(T{}) with the C++ type of a dtype.
-template <class Use>
-void with_type(ScalarType dtype, const Use& use) {
-  switch (dtype) {
-    case ScalarType::Float:
-      return use(float{});
-    case ScalarType::Double:
-      return use(double{});
-    case ScalarType::BFloat16:
-      return use(bfloat16{});
-    default:
-      STD_TORCH_CHECK(false, "dtype ", static_cast<int>(dtype), "; expected float32, float64 or bfloat16");
-  }
+Sizes with_last(const Tensor& x, int64_t size) {
+  Sizes sizes = sizes_of(x);
+  sizes.back() = size;
+  return sizes;
 }
 
-template <class T>
-T* data(const Tensor& tensor) {
-  return static_cast<T*>(tensor.data_ptr());
-}
-
-// The leading dimensions of x are one dimension of the matrix; the caller has made sure that they collapse.
-template <class T>
-cpu::Matrix<T> matrix(const Tensor& x) {
-  return {data<T>(x), x.size(0), x.size(1), x.stride(0), x.stride(1)};
-}
-
-template <class T>
-cpu::Images<T> images(const Tensor& x) {
-  return {data<T>(x), x.size(0), x.size(1), x.size(2), x.size(3), x.stride(0), x.stride(1), x.stride(2), x.stride(3)};
-}
-
-template <class T>
-cpu::Weight<T> weight_of(const Tensor& w) {
-  if (w.dim() == 4) {
-    return {data<T>(w), w.size(0), w.size(1), w.size(2), w.size(3), w.stride(0), w.stride(1), w.stride(2), w.stride(3)};
-  }
-  STD_TORCH_CHECK(w.dim() <= 2, "a weight of ", w.dim(), " dimensions; expected 1, 2 or 4");
-  const bool is_vector = w.dim() == 1;
-  return {data<T>(w), w.size(0), is_vector ? 1 : w.size(1), 1, 1, w.stride(0), is_vector ? 0 : w.stride(1), 0, 0};
-}
-
-cpu::Owners owners_of(const Tensor& map, int64_t count) {
-  return {data<const uint8_t>(map), map.stride(0), bits_for(static_cast<int>(count))};
-}
-
-// How a partition crosses the boundary; the order is that of operators.PARTITION.
-struct PartitionArguments {
-  Tensor map;
-  OptionalTensor stored;
-  int64_t count;
-  std::string kind;
-  double step;
-  int64_t seed, stream;
-
-  template <class T>
-  cpu::Subnetwork<T> subnetwork(const Tensor& weight, int64_t active) const {
-    const DefaultKind kind_of = kind == "uniform"  ? DefaultKind::uniform
-                                : kind == "normal" ? DefaultKind::normal
-                                : kind == "stored" ? DefaultKind::stored
-                                                   : DefaultKind::zeros;
-    return {weight_of<const T>(weight),
-            owners_of(map, count),
-            static_cast<int>(count),
-            static_cast<int>(active),
-            {kind_of, static_cast<float>(step), static_cast<uint64_t>(seed), static_cast<uint64_t>(stream)},
-            stored ? weight_of<const T>(*stored) : cpu::Weight<const T>{}};
-  }
-};
-
-template <class T>
-const T* bias_data(const OptionalTensor& bias) {
-  return bias ? data<const T>(*bias) : nullptr;
-}
-
-void linear(Tensor y, Tensor x, Tensor weight, OptionalTensor bias, int64_t active, Tensor map, OptionalTensor stored,
-            int64_t count, std::string kind, double step, int64_t seed, int64_t stream) {
-  const PartitionArguments partition{map, stored, count, kind, step, seed, stream};
+Tensor linear(Tensor x, Tensor weight, OptionalTensor bias, int64_t active, Update, Tensor map, OptionalTensor stored,
+              int64_t count, std::string kind, double step, int64_t seed, int64_t stream) {
+  const Partition partition{map, stored, count, kind, step, seed, stream};
+  const Tensor rows = collapsible(x), y = empty(with_last(x, weight.size(0)), dtype_of(x));
+  const OptionalTensor dense_bias = dense(bias);
   with_type(weight.scalar_type(), [&]<class T>(T) {
-    cpu::linear(matrix<const T>(x), partition.subnetwork<T>(weight, active), bias_data<T>(bias), matrix<T>(y),
+    cpu::linear(matrix<const T>(rows), partition.subnetwork<T>(weight, active), bias_data<T>(dense_bias), matrix<T>(y),
                 kTorchThreads);
   });
+  return y;
 }
 
-void linear_grad_input(Tensor grad_x, Tensor grad_y, Tensor weight, int64_t active, Tensor map, OptionalTensor stored,
-                       int64_t count, std::string kind, double step, int64_t seed, int64_t stream) {
-  const PartitionArguments partition{map, stored, count, kind, step, seed, stream};
+Tensor linear_grad_input(Tensor grad_y, Tensor weight, int64_t active, Update, Tensor map, OptionalTensor stored,
+                         int64_t count, std::string kind, double step, int64_t seed, int64_t stream) {
+  const Partition partition{map, stored, count, kind, step, seed, stream};
+  const Tensor rows = collapsible(grad_y), grad_x = empty(with_last(grad_y, weight.size(1)), dtype_of(grad_y));
   with_type(weight.scalar_type(), [&]<class T>(T) {
-    cpu::linear_grad_input(matrix<const T>(grad_y), partition.subnetwork<T>(weight, active), matrix<T>(grad_x),
+    cpu::linear_grad_input(matrix<const T>(rows), partition.subnetwork<T>(weight, active), matrix<T>(grad_x),
                            kTorchThreads);
   });
+  return grad_x;
 }
 
-void linear_grad_weight(Tensor grad_w, Tensor grad_y, Tensor x, int64_t update, Tensor map, int64_t count) {
+Tensor linear_grad_weight(Tensor grad_y, Tensor x, int64_t update, Tensor map, int64_t count) {
+  const Tensor outs = collapsible(grad_y), ins = collapsible(x);
+  const Tensor grad_w = empty({grad_y.sizes().back(), x.sizes().back()}, dtype_of(x));
   with_type(x.scalar_type(), [&]<class T>(T) {
-    cpu::linear_grad_weight(matrix<const T>(grad_y), matrix<const T>(x), owners_of(map, count),
+    cpu::linear_grad_weight(matrix<const T>(outs), matrix<const T>(ins), owners_of(map, count),
                             static_cast<int>(update), weight_of<T>(grad_w), kTorchThreads);
   });
+  return grad_w;
 }
 
-cpu::Convolution convolution(const Sizes& stride, const Sizes& padding, const Sizes& dilation, int64_t groups) {
-  return {{stride[0], stride[1]}, {padding[0], padding[1]}, {dilation[0], dilation[1]}, groups};
+Tensor conv2d(Tensor x, Tensor weight, OptionalTensor bias, Sizes stride, Sizes padding, Sizes dilation, int64_t groups,
+              int64_t active, Update, Tensor map, OptionalTensor stored, int64_t count, std::string kind, double step,
+              int64_t seed, int64_t stream) {
+  return convolve(x, weight, bias, {stride, padding, dilation, groups}, active,
+                  {map, stored, count, kind, step, seed, stream});
 }
 
-void conv2d(Tensor y, Tensor x, Tensor weight, OptionalTensor bias, Sizes stride, Sizes padding, Sizes dilation,
-            int64_t groups, int64_t active, Tensor map, OptionalTensor stored, int64_t count, std::string kind,
-            double step, int64_t seed, int64_t stream) {
-  const PartitionArguments partition{map, stored, count, kind, step, seed, stream};
+Tensor conv2d_grad_input(Tensor grad_y, Tensor weight, Sizes input_size, Sizes stride, Sizes padding, Sizes dilation,
+                         int64_t groups, int64_t active, Update, Tensor map, OptionalTensor stored, int64_t count,
+                         std::string kind, double step, int64_t seed, int64_t stream) {
+  return convolve_grad_input(grad_y, weight, input_size, {stride, padding, dilation, groups}, active,
+                             {map, stored, count, kind, step, seed, stream});
+}
+
+Tensor conv2d_grad_weight(Tensor grad_y, Tensor x, Sizes kernel_size, Sizes stride, Sizes padding, Sizes dilation,
+                          int64_t groups, int64_t update, Tensor map, int64_t count) {
+  return convolve_grad_weight(grad_y, x, kernel_size, {stride, padding, dilation, groups}, update, map, count);
+}
+
+Tensor subnetwork_weight(Tensor weight, int64_t active, Tensor map, OptionalTensor stored, int64_t count,
+                         std::string kind, double step, int64_t seed, int64_t stream) {
+  const Partition partition{map, stored ? of_4_dimensions(*stored) : stored, count, kind, step, seed, stream};
+  const Tensor out = empty(sizes_of(weight), dtype_of(weight));
+  const Tensor to = of_4_dimensions(out), from = of_4_dimensions(weight);
   with_type(weight.scalar_type(), [&]<class T>(T) {
-    cpu::conv2d(images<const T>(x), partition.subnetwork<T>(weight, active), bias_data<T>(bias),
-                convolution(stride, padding, dilation, groups), images<T>(y), kTorchThreads);
+    cpu::subnetwork_weight(partition.subnetwork<T>(from, active), 0, 0, weight_of<T>(to), kTorchThreads);
   });
+  return out;
 }
 
-void conv2d_grad_input(Tensor grad_x, Tensor grad_y, Tensor weight, Sizes stride, Sizes padding, Sizes dilation,
-                       int64_t groups, int64_t active, Tensor map, OptionalTensor stored, int64_t count,
-                       std::string kind, double step, int64_t seed, int64_t stream) {
-  const PartitionArguments partition{map, stored, count, kind, step, seed, stream};
-  with_type(weight.scalar_type(), [&]<class T>(T) {
-    cpu::conv2d_grad_input(images<const T>(grad_y), partition.subnetwork<T>(weight, active),
-                           convolution(stride, padding, dilation, groups), images<T>(grad_x), kTorchThreads);
-  });
-}
-
-void few_channels_grad_input(Tensor grad_x, Tensor grad_y, Tensor weight, Sizes stride, Sizes padding, Sizes dilation,
-                             int64_t groups) {
-  with_type(weight.scalar_type(), [&]<class T>(T) {
-    cpu::few_channels_grad_input(images<const T>(grad_y), weight_of<const T>(weight),
-                                 convolution(stride, padding, dilation, groups), images<T>(grad_x), kTorchThreads);
-  });
-}
-
-void conv2d_grad_weight(Tensor grad_w, Tensor grad_y, Tensor x, Sizes stride, Sizes padding, Sizes dilation,
-                        int64_t groups, int64_t update, Tensor map, int64_t count) {
-  with_type(x.scalar_type(), [&]<class T>(T) {
-    cpu::conv2d_grad_weight(images<const T>(grad_y), images<const T>(x), convolution(stride, padding, dilation, groups),
-                            owners_of(map, count), static_cast<int>(update), weight_of<T>(grad_w), kTorchThreads);
-  });
-}
-
-void subnetwork_weight(Tensor out, Tensor weight, int64_t first_row, int64_t first_in, int64_t active, Tensor map,
-                       OptionalTensor stored, int64_t count, std::string kind, double step, int64_t seed,
-                       int64_t stream) {
-  const PartitionArguments partition{map, stored, count, kind, step, seed, stream};
-  with_type(weight.scalar_type(), [&]<class T>(T) {
-    cpu::subnetwork_weight(partition.subnetwork<T>(weight, active), first_row, first_in, weight_of<T>(out),
-                           kTorchThreads);
-  });
-}
-
-void subnetwork_weight_grad(Tensor out, Tensor grad, int64_t first, int64_t last, Tensor map, int64_t count) {
+Tensor subnetwork_weight_grad(Tensor grad, int64_t first, int64_t last, Tensor map, int64_t count) {
+  const Tensor out = empty(sizes_of(grad), dtype_of(grad));
+  const Tensor to = of_4_dimensions(out), from = of_4_dimensions(grad);
   with_type(grad.scalar_type(), [&]<class T>(T) {
-    cpu::subnetwork_weight_grad(weight_of<const T>(grad), owners_of(map, count), static_cast<int>(first),
-                                static_cast<int>(last), weight_of<T>(out), kTorchThreads);
+    cpu::subnetwork_weight_grad(weight_of<const T>(from), owners_of(map, count), static_cast<int>(first),
+                                static_cast<int>(last), weight_of<T>(to), kTorchThreads);
   });
+  return out;
 }
 
-// Without a map, every entry is stepped.
-cpu::Owners owners_of(const OptionalTensor& map, int64_t count) { return map ? owners_of(*map, count) : cpu::Owners{}; }
+// The entries that a step of an optimiser meets. Without a map these are all, and where every tensor is dense, one row.
+class Stepped {
+ public:
+  Stepped(const OptionalTensor& map, int64_t count, std::initializer_list<const Tensor*> tensors)
+      : owners_(map ? owners_of(*map, count) : cpu::Owners{}), one_row_(!map) {
+    for (const Tensor* tensor : tensors) one_row_ = one_row_ && (tensor == nullptr || tensor->is_contiguous());
+  }
 
-void sgd_step(Tensor parameter, OptionalTensor momentum_buffer, Tensor grad, OptionalTensor map, int64_t count,
+  const cpu::Owners& owners() const { return owners_; }
+
+  Tensor view(const Tensor& tensor) const {
+    return one_row_ ? borrowed(tensor.data_ptr(), {1, tensor.numel()}, {tensor.numel(), 1}, dtype_of(tensor))
+                    : of_4_dimensions(tensor);
+  }
+
+  // Where no view in 4 dimensions has a tensor's strides, it was a copy.
+  static void write_back(Tensor tensor, const Tensor& view) {
+    if (view.data_ptr() != tensor.data_ptr()) {
+      torch::stable::copy_(tensor, torch::stable::reshape(view, tensor.sizes()));
+    }
+  }
+
+ private:
+  cpu::Owners owners_;
+  bool one_row_;
+};
+
+void sgd_step(Tensor parameter, Tensor grad, OptionalTensor momentum_buffer, OptionalTensor map, int64_t count,
               int64_t update, double lr, double momentum, double weight_decay, bool nesterov) {
+  const Stepped stepped(map, count, {&parameter, &grad, momentum_buffer ? &*momentum_buffer : nullptr});
+  const Tensor w = stepped.view(parameter), g = stepped.view(grad);
+  const OptionalTensor buffer = momentum_buffer ? OptionalTensor(stepped.view(*momentum_buffer)) : std::nullopt;
   with_type(parameter.scalar_type(), [&]<class T>(T) {
-    cpu::sgd_step(weight_of<T>(parameter), weight_of<const T>(grad),
-                  momentum_buffer ? weight_of<T>(*momentum_buffer) : cpu::Weight<T>{}, owners_of(map, count),
-                  static_cast<int>(update), {lr, momentum, weight_decay, nesterov}, kTorchThreads);
+    cpu::sgd_step(weight_of<T>(w), weight_of<const T>(g), buffer ? weight_of<T>(*buffer) : cpu::Weight<T>{},
+                  stepped.owners(), static_cast<int>(update), {lr, momentum, weight_decay, nesterov}, kTorchThreads);
   });
+  Stepped::write_back(parameter, w);
+  if (buffer) Stepped::write_back(*momentum_buffer, *buffer);
 }
 
-void adam_step(Tensor parameter, Tensor exp_avg, Tensor exp_avg_sq, Tensor grad, OptionalTensor map, int64_t count,
+void adam_step(Tensor parameter, Tensor grad, Tensor exp_avg, Tensor exp_avg_sq, OptionalTensor map, int64_t count,
                int64_t update, int64_t step, double lr, double beta1, double beta2, double eps, double weight_decay,
                bool decoupled) {
+  const Stepped stepped(map, count, {&parameter, &grad, &exp_avg, &exp_avg_sq});
+  const Tensor w = stepped.view(parameter), g = stepped.view(grad);
+  const Tensor m = stepped.view(exp_avg), v = stepped.view(exp_avg_sq);
   with_type(parameter.scalar_type(), [&]<class T>(T) {
-    cpu::adam_step(weight_of<T>(parameter), weight_of<const T>(grad), weight_of<T>(exp_avg), weight_of<T>(exp_avg_sq),
-                   owners_of(map, count), static_cast<int>(update),
-                   {lr, beta1, beta2, eps, weight_decay, decoupled, step}, kTorchThreads);
+    cpu::adam_step(weight_of<T>(w), weight_of<const T>(g), weight_of<T>(m), weight_of<T>(v), stepped.owners(),
+                   static_cast<int>(update), {lr, beta1, beta2, eps, weight_decay, decoupled, step}, kTorchThreads);
   });
+  Stepped::write_back(parameter, w);
+  Stepped::write_back(exp_avg, m);
+  Stepped::write_back(exp_avg_sq, v);
 }
 
 void random_map(Tensor map, int64_t cols, Sizes sizes, int64_t seed) {
@@ -209,38 +154,36 @@ void random_map(Tensor map, int64_t cols, Sizes sizes, int64_t seed) {
 
 std::string instruction_set() { return cpu::instruction_set(); }
 
-#define PARTKERNELS_PARTITION "Tensor map, Tensor? stored, int count, str kind, float step, int seed, int stream) -> ()"
-#define PARTKERNELS_OWNERS "Tensor map, int count) -> ()"
+#define PARTKERNELS_SUBNETWORK "int active, int? update, " PARTKERNELS_PARTITION
+#define PARTKERNELS_PARTITION \
+  "Tensor map, Tensor? stored, int count, str kind, float step, int seed, int stream) -> Tensor"
+#define PARTKERNELS_OWNERS "Tensor map, int count) -> Tensor"
 #define PARTKERNELS_STEPPED "Tensor? map, int count, int update, "
-#define PARTKERNELS_GEOMETRY "int[] stride, int[] padding, int[] dilation, int groups, "
+#define PARTKERNELS_GEOMETRY "int[2] stride, int[2] padding, int[2] dilation, int groups, "
 
 STABLE_TORCH_LIBRARY(partkernels_cpu, m) {
-  m.def("linear(Tensor(a!) y, Tensor x, Tensor weight, Tensor? bias, int active, " PARTKERNELS_PARTITION);
-  m.def("linear_grad_input(Tensor(a!) grad_x, Tensor grad_y, Tensor weight, int active, " PARTKERNELS_PARTITION);
-  m.def("linear_grad_weight(Tensor(a!) grad_w, Tensor grad_y, Tensor x, int update, " PARTKERNELS_OWNERS);
-  m.def("conv2d(Tensor(a!) y, Tensor x, Tensor weight, Tensor? bias, " PARTKERNELS_GEOMETRY
-        "int active, " PARTKERNELS_PARTITION);
-  m.def("conv2d_grad_input(Tensor(a!) grad_x, Tensor grad_y, Tensor weight, " PARTKERNELS_GEOMETRY
-        "int active, " PARTKERNELS_PARTITION);
-  m.def(
-      "few_channels_grad_input(Tensor(a!) grad_x, Tensor grad_y, Tensor weight, int[] stride, int[] padding, "
-      "int[] dilation, int groups) -> ()");
-  m.def("conv2d_grad_weight(Tensor(a!) grad_w, Tensor grad_y, Tensor x, " PARTKERNELS_GEOMETRY
+  m.def("linear(Tensor x, Tensor weight, Tensor? bias, " PARTKERNELS_SUBNETWORK);
+  m.def("linear_grad_input(Tensor grad_output, Tensor weight, " PARTKERNELS_SUBNETWORK);
+  m.def("linear_grad_weight(Tensor grad_output, Tensor x, int update, " PARTKERNELS_OWNERS);
+  m.def("conv2d(Tensor x, Tensor weight, Tensor? bias, " PARTKERNELS_GEOMETRY PARTKERNELS_SUBNETWORK);
+  m.def("conv2d_grad_input(Tensor grad_output, Tensor weight, SymInt[4] input_size, " PARTKERNELS_GEOMETRY
+            PARTKERNELS_SUBNETWORK);
+  m.def("conv2d_grad_weight(Tensor grad_output, Tensor x, int[2] kernel_size, " PARTKERNELS_GEOMETRY
         "int update, " PARTKERNELS_OWNERS);
-  m.def(
-      "subnetwork_weight(Tensor(a!) out, Tensor weight, int first_row, int first_in, int "
-      "active, " PARTKERNELS_PARTITION);
-  m.def("subnetwork_weight_grad(Tensor(a!) out, Tensor grad, int first, int last, " PARTKERNELS_OWNERS);
-  m.def("sgd_step(Tensor(a!) parameter, Tensor(b!)? momentum_buffer, Tensor grad, " PARTKERNELS_STEPPED
+  m.def("subnetwork_weight(Tensor weight, int active, " PARTKERNELS_PARTITION);
+  m.def("subnetwork_weight_grad(Tensor grad, int first, int last, " PARTKERNELS_OWNERS);
+  m.def("sgd_step(Tensor(a!) parameter, Tensor grad, Tensor(b!)? momentum_buffer, " PARTKERNELS_STEPPED
         "float lr, float momentum, float weight_decay, bool nesterov) -> ()");
-  m.def("adam_step(Tensor(a!) parameter, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, Tensor grad, " PARTKERNELS_STEPPED
-        "int step, float lr, float beta1, float beta2, float eps, float weight_decay, bool decoupled) -> ()");
+  m.def("adam_step(Tensor(a!) parameter, Tensor grad, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, " PARTKERNELS_STEPPED
+        "SymInt step, float lr, float beta1, float beta2, float eps, float weight_decay, bool decoupled) -> ()");
   m.def("random_map(Tensor(a!) map, int cols, int[] sizes, int seed) -> ()");
   m.def("instruction_set() -> str");
+  m.def("limit_workspace(int bytes) -> int");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(partkernels_cpu, CompositeExplicitAutograd, m) {
   m.impl("instruction_set", TORCH_BOX(&instruction_set));
+  m.impl("limit_workspace", TORCH_BOX(&limit_workspace));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(partkernels_cpu, CPU, m) {
@@ -249,7 +192,6 @@ STABLE_TORCH_LIBRARY_IMPL(partkernels_cpu, CPU, m) {
   m.impl("linear_grad_weight", TORCH_BOX(&linear_grad_weight));
   m.impl("conv2d", TORCH_BOX(&conv2d));
   m.impl("conv2d_grad_input", TORCH_BOX(&conv2d_grad_input));
-  m.impl("few_channels_grad_input", TORCH_BOX(&few_channels_grad_input));
   m.impl("conv2d_grad_weight", TORCH_BOX(&conv2d_grad_weight));
   m.impl("subnetwork_weight", TORCH_BOX(&subnetwork_weight));
   m.impl("subnetwork_weight_grad", TORCH_BOX(&subnetwork_weight_grad));

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from against_dense import BACKENDS, DTYPES, LAYOUTS, TARGETS, Target, assert_within_twice_dense_error, in_layout
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import partkernels as pk
 from partkernels.testing import poisoned_memory
@@ -142,11 +143,14 @@ def test_errors_of_deep_products_grow_no_faster_than_dense_pytorchs(case, target
 @pytest.mark.parametrize("workspace", [0, 10_000])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CONV2D.values(), ids=CONV2D)
-def test_convolutions_whose_weight_does_not_fit_the_workspace(case, dtype, workspace, monkeypatch):
+def test_convolutions_whose_weight_does_not_fit_the_workspace(case, dtype, workspace):
     # 0 bytes: our own convolutions; 10 000: larger weights are rebuilt slice by slice.
-    monkeypatch.setattr("partkernels.rebuilt.WORKSPACE", workspace)
-    for layout in ("contiguous", "channels_last"):
-        check(case, dtype, "uniform", 3, 2, 2, layout, layout, layout, Target("cpu", "cpu"))
+    before = torch.ops.partkernels_cpu.limit_workspace(workspace)
+    try:
+        for layout in ("contiguous", "channels_last"):
+            check(case, dtype, "uniform", 3, 2, 2, layout, layout, layout, Target("cpu", "cpu"))
+    finally:
+        torch.ops.partkernels_cpu.limit_workspace(before)
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=str)
@@ -265,6 +269,42 @@ def test_operators_are_well_registered(name, backend):
     args = operator_calls(backend)[name]
     results = torch.library.opcheck(getattr(ops, name).default, args)
     assert set(results.values()) == {"SUCCESS"}
+
+
+class Seen(TorchDispatchMode):
+    """The operators that are dispatched, by namespace and name."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
+class Subclass(Tensor):
+    pass
+
+
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="the cpu backend was not built")
+def test_where_no_gradient_is_wanted_the_backend_is_called_at_once():
+    partition = pk.Partition.random((4, 3), (0.5, 0.5), seed=0)
+    x, weight = torch.ones(2, 3), torch.ones(4, 3, requires_grad=True)
+
+    def seen(x, weight):
+        with Seen() as mode:
+            pk.linear(x, weight, partition, 1, update=1)
+        return mode.names
+
+    assert seen(x, weight.detach()) == ["partkernels_cpu::linear"]
+    with torch.no_grad():
+        assert seen(x, weight) == ["partkernels_cpu::linear"]
+    # Where the operator has a meaning of its own: autograd's, a subclass's, autocast's.
+    assert seen(x, weight)[0] == "partkernels::linear"
+    assert seen(x.as_subclass(Subclass), weight.detach())[0] == "partkernels::linear"
+    with torch.autocast("cpu", torch.bfloat16):
+        assert "partkernels::linear" in seen(x, weight.detach())
 
 
 def updatable(name: str, args: tuple) -> list[bool]:

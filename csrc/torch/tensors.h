@@ -1,0 +1,185 @@
+// PyTorch's tensors as the kernels see them: pointers, sizes and strides.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "partkernels/cpu.h"
+#include "partkernels/packed_map.h"
+
+namespace partkernels::binding {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+using Sizes = std::vector<int64_t>;
+
+inline const cpu::ParallelFor kTorchThreads = [](int64_t count, const cpu::Body& body) {
+  torch::stable::parallel_for(0, count, 1, body);
+};
+
+// Calls use(T{}) with the C++ type of a dtype.
+template <class Use>
+void with_type(ScalarType dtype, const Use& use) {
+  switch (dtype) {
+    case ScalarType::Float:
+      return use(float{});
+    case ScalarType::Double:
+      return use(double{});
+    case ScalarType::BFloat16:
+      return use(bfloat16{});
+    default:
+      STD_TORCH_CHECK(false, "dtype ", static_cast<int>(dtype), "; expected float32, float64 or bfloat16");
+  }
+}
+
+template <class T>
+T* data(const Tensor& tensor) {
+  return static_cast<T*>(tensor.data_ptr());
+}
+
+inline Sizes sizes_of(const Tensor& tensor) { return {tensor.sizes().begin(), tensor.sizes().end()}; }
+
+inline int32_t dtype_of(const Tensor& tensor) {
+  int32_t dtype;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
+  return dtype;
+}
+
+// The strides of a dense tensor; in channels_last, of one of 4 dimensions.
+inline Sizes dense_strides(const Sizes& sizes, bool channels_last = false) {
+  if (channels_last) return {sizes[1] * sizes[2] * sizes[3], 1, sizes[1] * sizes[3], sizes[1]};
+  Sizes strides(sizes.size());
+  int64_t stride = 1;
+  for (size_t d = sizes.size(); d-- > 0; stride *= std::max<int64_t>(sizes[d], 1)) strides[d] = stride;
+  return strides;
+}
+
+// A new tensor of this dtype; its entries mean nothing.
+inline Tensor empty(const Sizes& sizes, int32_t dtype, bool channels_last = false) {
+  const Sizes strides = dense_strides(sizes, channels_last);
+  AtenTensorHandle handle;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(),
+                                                         strides.data(), dtype, aoti_torch_device_type_cpu(), 0,
+                                                         &handle));
+  return Tensor(handle);
+}
+
+// Memory that somebody else owns, as a tensor.
+inline Tensor borrowed(void* data, const Sizes& sizes, const Sizes& strides, int32_t dtype) {
+  AtenTensorHandle handle;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_create_tensor_from_blob(data, static_cast<int64_t>(sizes.size()),
+                                                                   sizes.data(), strides.data(), 0, dtype,
+                                                                   aoti_torch_device_type_cpu(), 0, &handle));
+  return Tensor(handle);
+}
+
+// The tensor itself if it is contiguous, else a copy.
+inline Tensor dense(const Tensor& tensor) {
+  return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+}
+
+inline OptionalTensor dense(const OptionalTensor& tensor) { return tensor ? dense(*tensor) : tensor; }
+
+// Dense in the order batch, height, width, channels; perhaps in the usual order as well.
+inline bool is_channels_last(const Tensor& images) {
+  int64_t stride = 1;
+  for (const int d : {1, 3, 2, 0}) {
+    if (images.size(d) == 1) continue;
+    if (images.stride(d) != stride) return false;
+    stride *= images.size(d);
+  }
+  return true;
+}
+
+// What an image-like output takes from an input, as in torch's own convolution.
+inline bool prefers_channels_last(const Tensor& images) { return !images.is_contiguous() && is_channels_last(images); }
+
+inline Tensor in_format(const Tensor& images, bool channels_last) {
+  if (!channels_last) return dense(images);
+  return is_channels_last(images) ? images
+                                  : torch::stable::contiguous(images, torch::headeronly::MemoryFormat::ChannelsLast);
+}
+
+// x [..., features]: itself if its leading dimensions collapse into one, else a copy.
+inline Tensor collapsible(const Tensor& x) {
+  int64_t expected = -1;
+  for (int64_t d = x.dim() - 1; d-- > 0;) {
+    if (x.size(d) == 1) continue;
+    if (expected != -1 && x.stride(d) != expected) return torch::stable::contiguous(x);
+    expected = x.stride(d) * x.size(d);
+  }
+  return x;
+}
+
+// A collapsible x [..., features].
+template <class T>
+cpu::Matrix<T> matrix(const Tensor& x) {
+  const int64_t last = x.dim() - 1;
+  int64_t rows = 1, row_stride = 0;
+  for (int64_t d = last; d-- > 0;) {
+    if (x.size(d) != 1 && rows == 1) row_stride = x.stride(d);
+    rows *= x.size(d);
+  }
+  return {data<T>(x), rows, x.size(last), row_stride, x.stride(last)};
+}
+
+template <class T>
+cpu::Images<T> images(const Tensor& x) {
+  return {data<T>(x), x.size(0), x.size(1), x.size(2), x.size(3), x.stride(0), x.stride(1), x.stride(2), x.stride(3)};
+}
+
+// A weight of any number of dimensions with at most 4, its columns in their order: a view, if there is one.
+inline Tensor of_4_dimensions(const Tensor& w) {
+  if (w.dim() <= 4) return w;
+  int64_t height = 1;
+  for (int64_t d = 2; d + 1 < w.dim(); ++d) height *= w.size(d);
+  return torch::stable::reshape(w, Sizes{w.size(0), w.size(1), height, w.size(w.dim() - 1)});
+}
+
+// At most 4 dimensions; a vector has a column.
+template <class T>
+cpu::Weight<T> weight_of(const Tensor& w) {
+  const auto size = [&](int64_t d) { return d < w.dim() ? w.size(d) : 1; };
+  const auto stride = [&](int64_t d) { return d < w.dim() ? w.stride(d) : 0; };
+  return {data<T>(w), size(0), size(1), size(2), size(3), stride(0), stride(1), stride(2), stride(3)};
+}
+
+inline cpu::Owners owners_of(const Tensor& map, int64_t count) {
+  return {data<const uint8_t>(map), map.stride(0), bits_for(static_cast<int>(count))};
+}
+
+template <class T>
+const T* bias_data(const OptionalTensor& bias) {
+  return bias ? data<const T>(*bias) : nullptr;
+}
+
+// How a partition crosses the boundary; the order is that of operators.PARTITION.
+struct Partition {
+  Tensor map;
+  OptionalTensor stored;
+  int64_t count;
+  std::string kind;
+  double step;
+  int64_t seed, stream;
+
+  template <class T>
+  cpu::Subnetwork<T> subnetwork(const Tensor& weight, int64_t active) const {
+    const DefaultKind kind_of = kind == "uniform"  ? DefaultKind::uniform
+                                : kind == "normal" ? DefaultKind::normal
+                                : kind == "stored" ? DefaultKind::stored
+                                                   : DefaultKind::zeros;
+    return {weight_of<const T>(weight),
+            owners_of(map, count),
+            static_cast<int>(count),
+            static_cast<int>(active),
+            {kind_of, static_cast<float>(step), static_cast<uint64_t>(seed), static_cast<uint64_t>(stream)},
+            stored ? weight_of<const T>(*stored) : cpu::Weight<const T>{}};
+  }
+};
+
+}  // namespace partkernels::binding
