@@ -195,6 +195,7 @@ void conv2d(Images<const T> x, const Subnetwork<T>& w, const T* bias, Convolutio
               n, d,
               [&](int64_t c, int64_t rows, T* out, int64_t stride) {
                 rebuild(group.first_out + j + c, rows, k, d, out, stride);
+                return Rows<T>{out, stride};
               },
               block);
         },
@@ -285,6 +286,7 @@ void conv2d_grad_weight(Images<const T> grad_y, Images<const T> x, Convolution c
                 for (int64_t r = 0; r < rows; ++r) {
                   unfold(x, grad_w, group, conv, grad_y, j + c + r, k, d, out + r * stride);
                 }
+                return Rows<T>{out, stride};
               },
               block);
         },

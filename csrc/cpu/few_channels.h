@@ -35,7 +35,7 @@ void sum_over_taps(const Acc* planes, int64_t plane, int64_t outs, const std::ve
   constexpr int64_t kWidth = kVectorBytes / sizeof(Acc);
   const auto taps = static_cast<int64_t>(offsets.size());
   V total[Ins][Vectors] = {}, chain[Ins][Vectors] = {};
-  const int64_t most = chain_of<Acc>(outs * taps);
+  const int64_t most = chain_of(outs * taps);
   int64_t terms = 0;
   for (int64_t o = 0; o < outs; ++o) {
     for (int64_t t = 0; t < taps; ++t) {

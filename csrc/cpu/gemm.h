@@ -49,10 +49,9 @@ struct Cut {
 // product[rows, cols] = left[rows, depth] right[depth, cols], depth in entries.
 //
 // most: rows of a task. kBatch, so that the right operand is packed as seldom as possible; where packing is cheap,
-// kRows, so that the product stays nearer. pack_left(i, m, k, d, block): packs left[i : i + m, k : k + d]; its rows, or
-// in depth_major its units of depth, are left_stride(layout) apart. pack_right(k, d, j, n, block): packs right[k : k +
-// d, j : j + n] in panels. j is a multiple of kTileCols. store(i, m, j, n, block): takes product[i : i + m, j : j + n],
-// rows kCols apart.
+// kRows, so that the product stays nearer. pack_left(i, m, k, d, block): packs left[i : i + m, k : k + d] in the
+// layout. pack_right(k, d, j, n, block): packs right[k : k + d, j : j + n] in panels. j is a multiple of kTileCols.
+// store(i, m, j, n, block): takes product[i : i + m, j : j + n], rows kCols apart.
 template <class Unit, Layout layout, class PackLeft, class PackRight, class Store>
 void gemm(int64_t rows, int64_t cols, int64_t depth, int64_t most, const PackLeft& pack_left,
           const PackRight& pack_right, const Store& store, const ParallelFor& parallel_for) {
@@ -69,34 +68,36 @@ void gemm(int64_t rows, int64_t cols, int64_t depth, int64_t most, const PackLef
       const int64_t first = task / across.count * batch.size;
       const int64_t last = std::min(rows, first + batch.size);
       if (depth == 0) std::memset(space.product, 0, sizeof(space.product));
-      // Of few rows the left operand is small, and several blocks of its depth are kept. So the right one, which comes
-      // from memory, is read in longer stretches.
-      constexpr int64_t kKept = kRows / kTall;
-      for (int64_t start = 0; start < depth && rows <= kTall; start += kKept * kStep) {
-        const int64_t end = std::min(depth, start + kKept * kStep);
-        const auto kept = [&](int64_t k) {
-          return space.left +
-                 (k - start) / kStep * kTall * (layout == Layout::row_major ? left_stride<Unit>(layout) : 1);
-        };
-        for (int64_t k = start; k < end; k += kStep) pack_left(first, rows, k, std::min(kStep, end - k), kept(k));
-        for (int64_t c = 0; c < n; c += kTileCols) {
-          const int64_t some = std::min(kTileCols, n - c);
-          for (int64_t k = start; k < end; k += kStep) {
-            const int64_t d = std::min(kStep, end - k);
-            pack_right(k, d, j + c, some, space.right);
-            multiply<Unit, layout>(kept(k), space.right, rows, some, blocks_of(d, kUnitDepth<Unit>), k > 0,
-                                   space.product + c, kCols);
+      if (rows <= kTall) {
+        // The left operand is small, and several blocks of its depth are kept. So the right one, which comes from
+        // memory, is read in longer stretches.
+        constexpr int64_t kBlock = kTall * left_row_stride<Unit, layout>;
+        constexpr int64_t kStretch = kRows / kTall * kStep;
+        for (int64_t start = 0; start < depth; start += kStretch) {
+          const int64_t stop = std::min(depth, start + kStretch);
+          for (int64_t k = start; k < stop; k += kStep) {
+            pack_left(first, rows, k, std::min(kStep, stop - k), space.left + (k - start) / kStep * kBlock);
+          }
+          for (int64_t c = 0; c < n; c += kTileCols) {
+            const int64_t some = std::min(kTileCols, n - c);
+            for (int64_t k = start; k < stop; k += kStep) {
+              const int64_t d = std::min(kStep, stop - k);
+              pack_right(k, d, j + c, some, space.right);
+              multiply<Unit, layout>(space.left + (k - start) / kStep * kBlock, space.right, rows, some,
+                                     blocks_of(d, kUnitDepth<Unit>), k > 0, space.product + c, kCols);
+            }
           }
         }
-      }
-      for (int64_t k = 0; k < depth && rows > kTall; k += kStep) {
-        const int64_t d = std::min(kStep, depth - k);
-        pack_right(k, d, j, n, space.right);
-        for (int64_t i = first; i < last; i += kRows) {
-          const int64_t m = std::min(kRows, last - i);
-          pack_left(i, m, k, d, space.left);
-          multiply<Unit, layout>(space.left, space.right, m, n, blocks_of(d, kUnitDepth<Unit>), k > 0,
-                                 space.product + (i - first) * kCols, kCols);
+      } else {
+        for (int64_t k = 0; k < depth; k += kStep) {
+          const int64_t d = std::min(kStep, depth - k);
+          pack_right(k, d, j, n, space.right);
+          for (int64_t i = first; i < last; i += kRows) {
+            const int64_t m = std::min(kRows, last - i);
+            pack_left(i, m, k, d, space.left);
+            multiply<Unit, layout>(space.left, space.right, m, n, blocks_of(d, kUnitDepth<Unit>), k > 0,
+                                   space.product + (i - first) * kCols, kCols);
+          }
         }
       }
       store(first, last - first, j, n, space.product);

@@ -60,6 +60,41 @@ class Keeper {
     return {owners_.row(row) + start, std::min(kTileCols * owners_.bits / 8, row_bytes_ - start)};
   }
 
+  bool keeps(uint8_t id) const { return static_cast<uint8_t>(id - low_) <= span_; }
+
+#if defined(PARTKERNELS_AVX512_BF16)
+  Keep decode(const Part parts[kTileRows]) const {
+    const __m512i low = _mm512_set1_epi8(static_cast<char>(low_)), span = _mm512_set1_epi8(static_cast<char>(span_));
+    Keep keep;
+    for (int r = 0; r < kTileRows; ++r) {
+      keep.row[r] = _mm512_cmple_epu8_mask(_mm512_sub_epi8(ids(parts[r]), low), span);
+    }
+    return keep;
+  }
+
+  // A byte an id. The bits of eight ids are copied to a word, and each of its bytes is shifted by as much as it needs.
+  // Rows are padded to 16 bytes, so that only larger parts are cut off.
+  __m512i ids(const Part& part) const {
+    const auto exist = static_cast<__mmask64>(~uint64_t{0} >> (64 - part.bytes));
+    switch (owners_.bits) {
+      case 1:
+        return apart(_mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(part.ids))),
+                     0x0706050403020100, 1);
+      case 2:
+        return apart(_mm512_cvtepu16_epi64(_mm_loadu_si128(reinterpret_cast<const __m128i*>(part.ids))),
+                     0x0E0C0A0806040200, 3);
+      case 4:
+        return apart(_mm512_cvtepu32_epi64(_mm256_maskz_loadu_epi8(static_cast<__mmask32>(exist), part.ids)),
+                     0x1C1814100C080400, 15);
+      default:
+        return _mm512_maskz_loadu_epi8(exist, part.ids);
+    }
+  }
+
+  static __m512i apart(__m512i words, int64_t shifts, char largest) {
+    return _mm512_and_si512(_mm512_multishift_epi64_epi8(_mm512_set1_epi64(shifts), words), _mm512_set1_epi8(largest));
+  }
+#else
   Keep decode(const Part parts[kTileRows]) const {
     Keep keep;
     // Rows are padded to 16 bytes, so that only larger parts are cut off.
@@ -87,8 +122,6 @@ class Keeper {
     std::memcpy(&word, bytes, sizeof(word));
     return word;
   }
-
-  bool keeps(uint8_t id) const { return static_cast<uint8_t>(id - low_) <= span_; }
 
   // Bit by bit, which ? a : b.
   template <class Words>
@@ -157,6 +190,8 @@ class Keeper {
     }
     std::memcpy(keep, eighths, sizeof(eighths));
   }
+
+#endif
 
   Owners owners_;
   int64_t row_bytes_;

@@ -2,6 +2,7 @@
 // packed, and rebuilt, once for hundreds of rows of x.
 #pragma once
 
+#include "few_rows.h"
 #include "kept_store.h"
 #include "pack.h"
 #include "rebuild.h"
@@ -45,6 +46,12 @@ void store_rows(const Matrix<T>& y, int64_t row, int64_t rows, int64_t col, int6
 template <class T>
 void linear(Matrix<const T> x, const Subnetwork<T>& w, const T* bias, Matrix<T> y, const ParallelFor& parallel_for) {
   using Unit = typename UnitOf<T>::type;
+  if constexpr (std::is_same_v<Unit, T> || std::is_same_v<Unit, Pair>) {
+    if (x.rows <= kFewRows) {
+      linear_of_few_rows(x, w, bias, y, parallel_for);
+      return;
+    }
+  }
   const Rebuilder<T> rebuild(w);
   gemm<Unit, Layout::row_major>(
       x.rows, w.weight.rows, x.cols, kBatch<Unit>,
@@ -53,7 +60,7 @@ void linear(Matrix<const T> x, const Subnetwork<T>& w, const T* bias, Matrix<T> 
         pack_right_transposed<T>(
             n, d,
             [&](int64_t c, int64_t rows, T* out, int64_t stride) {
-              rebuild(j + c, rows, k, d, out, stride, c + rows < n ? Offset{rows, 0} : Offset{-c, d});
+              return rebuild.rows_of(j + c, rows, k, d, out, stride, c + rows < n ? Offset{rows, 0} : Offset{-c, d});
             },
             block);
       },

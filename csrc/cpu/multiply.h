@@ -47,14 +47,14 @@ constexpr int64_t kPanel = 2 * kVectorBytes / sizeof(Unit);
 // Rows of a register tile: with two vectors each, their sums leave room for the operands.
 constexpr int64_t kTall = kVectorRegisters == 32 ? 12 : 6;
 
-// Units that are multiplied and added one after another; sums of such chains are then added, and then those of blocks.
-// One chain over the whole depth has up to 2.4 times the error of MKL's product at depth 392, and at depth 42, where
-// oneDNN's convolutions add few terms in a row, even chains of 32 err too much. Results in bfloat16 are rounded far
-// above that.
+// Whether a block's products are added one after another. Results in bfloat16 are rounded far above what that errs.
 template <class Unit>
-constexpr int64_t chain_of(int64_t depth) {
-  return std::is_same_v<Unit, Pair> ? kDepth<Unit> : depth < 128 ? 16 : 32;
-}
+constexpr bool kInOneChain = std::is_same_v<Unit, Pair>;
+
+// Otherwise the length of a chain of them; sums of chains are then added, and then those of blocks. One chain over the
+// whole depth has up to 2.4 times the error of MKL's product at depth 392, and at depth 42, where oneDNN's convolutions
+// add few terms in a row, even chains of 32 err too much.
+constexpr int64_t chain_of(int64_t depth) { return depth < 128 ? 16 : 32; }
 
 // How the left block, of kRows rows, lies in memory: a row after the other, or a unit of depth of all rows after the
 // other. Known to the compiler, since a register tile takes all of the registers that addresses would need.
@@ -62,10 +62,11 @@ enum class Layout { row_major, depth_major };
 
 constexpr int64_t kRows = 96;
 
-template <class Unit>
-constexpr int64_t left_stride(Layout layout) {
-  return layout == Layout::row_major ? kDepth<Unit> : kRows;
-}
+// How far apart two rows, and two units of depth, lie in it.
+template <class Unit, Layout layout>
+constexpr int64_t left_row_stride = layout == Layout::row_major ? kDepth<Unit> : 1;
+template <Layout layout>
+constexpr int64_t left_depth_stride = layout == Layout::row_major ? 1 : kRows;
 
 // A vector that may lie at any multiple of its entries' size.
 template <class T>
@@ -76,11 +77,13 @@ struct VectorOf {
 template <class T>
 using Vector = typename VectorOf<T>::type;
 
+// A vector of units, and what multiplies two of them unit by unit.
 template <class Unit>
 struct Operand {
   using type = Vector<Unit>;
   static type load(const Unit* from) { return *reinterpret_cast<const type*>(from); }
-  static void add_product(const Unit& left, const type& right, Vector<Unit>& sum) { sum += left * right; }
+  static type same(const Unit& entry) { return entry - type{}; }
+  static void add_product(const type& left, const type& right, Vector<Unit>& sum) { sum += left * right; }
 };
 
 #if defined(PARTKERNELS_AVX512_BF16)
@@ -88,10 +91,13 @@ template <>
 struct Operand<Pair> {
   using type = __m512bh;
   static type load(const Pair* from) { return (__m512bh)_mm512_loadu_si512(from); }
-  static void add_product(const Pair& left, const type& right, Vector<float>& sum) {
+  static type same(const Pair& entry) {
     int bits;
-    std::memcpy(&bits, &left, sizeof(bits));
-    sum = (Vector<float>)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(bits), right);
+    std::memcpy(&bits, &entry, sizeof(bits));
+    return (__m512bh)_mm512_set1_epi32(bits);
+  }
+  static void add_product(const type& left, const type& right, Vector<float>& sum) {
+    sum = (Vector<float>)_mm512_dpbf16_ps((__m512)sum, left, right);
   }
 };
 #endif
@@ -100,28 +106,36 @@ struct Operand<Pair> {
 template <class Unit, Layout layout, int Rows>
 void multiply_tile(const Unit* left, const Unit* right, int64_t depth, bool accumulate, Sum<Unit>* sum,
                    int64_t sum_stride) {
-  constexpr int64_t kRowStride = layout == Layout::row_major ? left_stride<Unit>(layout) : 1;
-  constexpr int64_t kDepthStride = layout == Layout::row_major ? 1 : left_stride<Unit>(layout);
   using V = Vector<Sum<Unit>>;
   constexpr int64_t kWidth = kVectorBytes / sizeof(Unit);
-  V total[Rows][2] = {};
-  const int64_t most = chain_of<Unit>(depth);
-  for (int64_t start = 0; start < depth; start += most) {
-    V chain[Rows][2] = {};
-    const int64_t count = std::min(most, depth - start);
+  using Sums = V[Rows][2];
+  for (int r = 0; r < Rows; ++r) {
+    for (int v = 0; v < 2; ++v) __builtin_prefetch(sum + r * sum_stride + v * kWidth, 1);
+  }
+  const auto add_products = [&](int64_t count, Sums& chain) __attribute__((always_inline)) {
     for (int64_t k = 0; k < count; ++k) {
       const auto first = Operand<Unit>::load(right);
       const auto second = Operand<Unit>::load(right + kWidth);
       for (int r = 0; r < Rows; ++r) {
-        const Unit& entry = left[r * kRowStride];
+        const auto entry = Operand<Unit>::same(left[r * left_row_stride<Unit, layout>]);
         Operand<Unit>::add_product(entry, first, chain[r][0]);
         Operand<Unit>::add_product(entry, second, chain[r][1]);
       }
-      left += kDepthStride;
+      left += left_depth_stride<layout>;
       right += kPanel<Unit>;
     }
-    for (int r = 0; r < Rows; ++r) {
-      for (int v = 0; v < 2; ++v) total[r][v] += chain[r][v];
+  };
+  Sums total = {};
+  if constexpr (kInOneChain<Unit>) {
+    add_products(depth, total);
+  } else {
+    const int64_t most = chain_of(depth);
+    for (int64_t start = 0; start < depth; start += most) {
+      Sums chain = {};
+      add_products(std::min(most, depth - start), chain);
+      for (int r = 0; r < Rows; ++r) {
+        for (int v = 0; v < 2; ++v) total[r][v] += chain[r][v];
+      }
     }
   }
   for (int r = 0; r < Rows; ++r) {
@@ -151,7 +165,7 @@ void multiply(const Unit* left, const Unit* right, int64_t rows, int64_t cols, i
               Sum<Unit>* product, int64_t product_stride) {
   for (int64_t j = 0; j < cols; j += kPanel<Unit>) {
     for (int64_t i = 0; i < rows; i += kTall) {
-      const Unit* const part = left + i * (layout == Layout::row_major ? left_stride<Unit>(layout) : 1);
+      const Unit* const part = left + i * left_row_stride<Unit, layout>;
       multiply_rows<Unit, layout>(std::min(kTall, rows - i), part, right + j * kDepth<Unit>, depth, accumulate,
                                   product + i * product_stride + j, product_stride);
     }

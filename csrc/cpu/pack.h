@@ -139,8 +139,9 @@ void transpose_into_panels(const Unit* from, int64_t from_stride, int64_t first,
   }
 }
 
-// A right block from the rows of its transpose, which are made a few at a time: make(c, rows, out, stride) writes
-// columns c .. c + rows of the block, d entries each, as rows `stride` apart.
+// A right block from the rows of its transpose, which are made a few at a time: make(c, rows, out, stride) says where
+// columns c .. c + rows of the block are, d entries each: written to `out`, in rows `stride` apart, or elsewhere, if
+// there are words of 4 bytes, up to a multiple of 32 entries.
 template <class T, class Make>
 void pack_right_transposed(int64_t cols, int64_t d, const Make& make, typename UnitOf<T>::type* block) {
   using Unit = typename UnitOf<T>::type;
@@ -149,18 +150,18 @@ void pack_right_transposed(int64_t cols, int64_t d, const Make& make, typename U
   constexpr int64_t kStride = kDepth<Unit> * kUnitDepth<Unit> + 16;
   for (int64_t c = 0; c < cols; c += kSome) {
     const int64_t rows = std::min(kSome, cols - c);
-    alignas(64) T made[kSome][kStride];
-    make(c, rows, made[0], kStride);
+    alignas(64) T out[kSome][kStride];
+    const Rows<T> made = make(c, rows, out[0], kStride);
     if constexpr (std::is_same_v<Unit, Pair>) {
       if (d % 2 == 1) {
-        for (int64_t r = 0; r < rows; ++r) made[r][d] = bfloat16{0};
+        for (int64_t r = 0; r < rows; ++r) out[r][d] = bfloat16{0};
       }
-      transpose_into_panels(reinterpret_cast<const Pair*>(made[0]), kStride / 2, c, rows, (d + 1) / 2, block);
+      transpose_into_panels(reinterpret_cast<const Pair*>(made.data), made.stride / 2, c, rows, (d + 1) / 2, block);
     } else if constexpr (std::is_same_v<Unit, T>) {
-      transpose_into_panels(made[0], kStride, c, rows, d, block);
+      transpose_into_panels(made.data, made.stride, c, rows, d, block);
     } else {
       alignas(64) Unit widened[kSome][kStride];
-      for (int64_t r = 0; r < rows; ++r) copy(made[r], 1, d, widened[r]);
+      for (int64_t r = 0; r < rows; ++r) copy(made.data + r * made.stride, 1, d, widened[r]);
       transpose_into_panels(widened[0], kStride, c, rows, d, block);
     }
   }

@@ -47,13 +47,11 @@ void select(uint64_t live, const T* weight, const Dead* dead, int64_t n, T* out)
   }
 }
 
-// The same where all are live.
+// The same where all are live, for a whole tile's row: a loop that is unrolled, and no call.
 template <class T>
-void copy_row(const T* weight, int64_t n, T* out) {
-  if (n == kTileCols) {
-    std::memcpy(out, weight, kTileCols * sizeof(T));
-  } else {
-    std::copy_n(weight, n, out);
+void copy_row(const T* weight, T* out) {
+  for (int64_t j = 0; j < kTileCols; j += kVectorBytes / sizeof(T)) {
+    std::memcpy(out + j, weight + j, kVectorBytes);
   }
 }
 
@@ -67,10 +65,11 @@ class Rebuilder {
  public:
   explicit Rebuilder(const Subnetwork<T>& w)
       : w_(w),
+        all_live_(w.active == w.count),
+        is_stored_(w.defaults.kind == DefaultKind::stored),
+        draws_(!all_live_ && (w.defaults.kind == DefaultKind::uniform || w.defaults.kind == DefaultKind::normal)),
         is_contiguous_(rows_are_contiguous(w.weight)),
-        stored_is_contiguous_(w.defaults.kind == DefaultKind::stored && rows_are_contiguous(w.stored)),
-        draws_(w.active < w.count &&
-               (w.defaults.kind == DefaultKind::uniform || w.defaults.kind == DefaultKind::normal)),
+        stored_is_contiguous_(is_stored_ && rows_are_contiguous(w.stored)),
         live_(w.owners, w.weight.cols(), 1, w.active),
         draw_(w.defaults) {}
 
@@ -78,32 +77,60 @@ class Rebuilder {
   // columns further on is fetched meanwhile.
   void operator()(int64_t row, int64_t rows, int64_t col, int64_t cols, T* out, int64_t stride,
                   Offset next = {0, 0}) const {
-    for (int64_t start = 0; start < cols; start += kStrip) {
-      strip(row, rows, col + start, std::min(kStrip, cols - start), out + start, stride, next);
+    // What can be made of whole tiles of rows as they lie: nearly all of a layer of common size.
+    const bool lie = is_contiguous_ && (all_live_ || !is_stored_ || stored_is_contiguous_);
+    const int64_t whole_rows = lie ? rows / kTileRows * kTileRows : 0;
+    const int64_t whole_cols = lie ? cols / kTileCols * kTileCols : 0;
+    for_each_strip(col, whole_cols, [&](int64_t start, int64_t some, const ColumnPart* columns) {
+      T* const to = out + (start - col);
+      switch (source()) {
+        case Source::live:
+          return whole_tiles<Source::live>(row, whole_rows, start, some, columns, to, stride, next);
+        case Source::live_or_zero:
+          return whole_tiles<Source::live_or_zero>(row, whole_rows, start, some, columns, to, stride, next);
+        case Source::live_or_drawn:
+          return whole_tiles<Source::live_or_drawn>(row, whole_rows, start, some, columns, to, stride, next);
+        case Source::live_or_stored:
+          return whole_tiles<Source::live_or_stored>(row, whole_rows, start, some, columns, to, stride, next);
+      }
+    });
+    if (whole_cols < cols) some_tiles(row, whole_rows, col + whole_cols, cols - whole_cols, out + whole_cols, stride);
+    if (whole_rows < rows)
+      some_tiles(row + whole_rows, rows - whole_rows, col, cols, out + whole_rows * stride, stride);
+  }
+
+  // The same, but where all is live and the weight's rows lie as they are needed, they are where they are; `out` is
+  // where they are put otherwise. Either way there are words of 4 bytes, up to a multiple of 32 entries.
+  Rows<T> rows_of(int64_t row, int64_t rows, int64_t col, int64_t cols, T* out, int64_t stride, Offset next) const {
+    const Rows<T> there{w_.weight.data + row * w_.weight.row_stride + col, w_.weight.row_stride};
+    const bool has_words = reinterpret_cast<uintptr_t>(there.data) % 4 == 0 && there.stride * sizeof(T) % 4 == 0;
+    if (!all_live_ || !is_contiguous_ || cols % 32 != 0 || !has_words) {
+      (*this)(row, rows, col, cols, out, stride, next);
+      return {out, stride};
     }
+    const T* const fetched = there.data + next.rows * there.stride + next.cols;
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < cols; c += 64 / sizeof(T)) __builtin_prefetch(fetched + r * there.stride + c);
+    }
+    return there;
   }
 
   // out = w_k at the entries of some rows that are not live; the others stay. Not for stored defaults.
   void overwrite_dead(int64_t row, int64_t rows, const Weight<T>& out, int64_t out_row) const {
-    const int64_t cols = w_.weight.cols();
-    if (w_.active == w_.count) return;
-    for (int64_t col = 0; col < cols; col += kTileCols) {
-      ColumnPart columns;
-      if (draws_) columns = draw_.columns(col);
-      for (int64_t r = 0; r < rows; r += kTileRows) {
-        const Tile tile{row + r, std::min(kTileRows, rows - r), col, std::min(kTileCols, cols - col)};
-        const Keep live = live_(tile);
-        Drawn drawn;
-        if (draws_) draw_(columns, draw_.rows(tile.row), &drawn);
-        for (int64_t q = 0; q < tile.rows; ++q) {
-          for_each_entry_of(~live.row[q], out, out_row + r + q, col, tile.cols,
-                            [&](int64_t j, T* entry) { *entry = draws_ ? narrow<T>(widen(drawn.row[q][j])) : T{}; });
-        }
-      }
-    }
+    if (all_live_) return;
+    for_each_drawn_tile(
+        row, rows, 0, w_.weight.cols(), [&](const Tile& tile, const ColumnPart& columns, const RowsPart& part) {
+          const Keep live = live_(tile);
+          Drawn drawn;
+          if (draws_) draw_(columns, part, &drawn);
+          for (int64_t r = 0; r < tile.rows; ++r) {
+            for_each_entry_of(~live.row[r], out, out_row + (tile.row - row) + r, tile.col, tile.cols,
+                              [&](int64_t j, T* entry) { *entry = draws_ ? narrow<T>(widen(drawn.row[r][j])) : T{}; });
+          }
+        });
   }
 
-  bool overwrites() const { return w_.defaults.kind != DefaultKind::stored; }
+  bool overwrites() const { return !is_stored_; }
 
   // The same for any col, from the whole tiles that a few rows touch.
   void anywhere(int64_t row, int64_t rows, int64_t col, int64_t cols, T* out, int64_t stride) const {
@@ -121,80 +148,132 @@ class Rebuilder {
   }
 
  private:
+  using RowsPart = Drawer::Rows;
+  static constexpr bfloat16 kZeros[kTileCols] = {};
   static constexpr int64_t kStrip = 512;
 
-  void strip(int64_t row, int64_t rows, int64_t col, int64_t cols, T* out, int64_t stride, Offset next) const {
-    ColumnPart columns[kStrip / kTileCols];
-    if (draws_) {
-      for (int64_t c = 0; c < cols; c += kTileCols) columns[c / kTileCols] = draw_.columns(col + c);
+  // Calls use(start, cols, columns) for strips of columns, with what the tiles of each share of their draws.
+  template <class Use>
+  void for_each_strip(int64_t col, int64_t cols, const Use& use) const {
+    for (int64_t start = col; start < col + cols; start += kStrip) {
+      const int64_t some = std::min(kStrip, col + cols - start);
+      ColumnPart columns[kStrip / kTileCols];
+      if (draws_) {
+        for (int64_t c = 0; c < some; c += kTileCols) columns[c / kTileCols] = draw_.columns(start + c);
+      }
+      use(start, some, columns);
     }
+  }
+
+  // Calls use(tile, columns, rows) for the tiles of a block.
+  template <class Use>
+  void for_each_drawn_tile(int64_t row, int64_t rows, int64_t col, int64_t cols, const Use& use) const {
+    for_each_strip(col, cols, [&](int64_t start, int64_t some, const ColumnPart* columns) {
+      for (int64_t r = 0; r < rows; r += kTileRows) {
+        RowsPart part;
+        if (draws_) part = draw_.rows(row + r);
+        for (int64_t c = 0; c < some; c += kTileCols) {
+          use(Tile{row + r, std::min(kTileRows, rows - r), start + c, std::min(kTileCols, some - c)},
+              columns[c / kTileCols], part);
+        }
+      }
+    });
+  }
+
+  // What the entries of a block are.
+  enum class Source { live, live_or_zero, live_or_drawn, live_or_stored };
+
+  Source source() const {
+    if (all_live_) return Source::live;
+    if (is_stored_) return Source::live_or_stored;
+    return draws_ ? Source::live_or_drawn : Source::live_or_zero;
+  }
+
+  // A function of its own for each source, with copies of what it reads again and again: so all stays in registers.
+  template <Source source>
+  __attribute__((noinline)) void whole_tiles(int64_t row, int64_t rows, int64_t col, int64_t cols,
+                                             const ColumnPart* columns, T* out, int64_t stride, Offset next) const {
+    const Keeper live = live_;
+    const Drawer draw = draw_;
+    const Owners owners = w_.owners;
+    const int64_t row_stride = w_.weight.row_stride;
     for (int64_t r = 0; r < rows; r += kTileRows) {
-      Drawer::Rows drawn_rows;
-      if (draws_) drawn_rows = draw_.rows(row + r);
+      const T* const weight = w_.weight.data + (row + r) * row_stride + col;
+      const T* const next_weight = weight + next.rows * row_stride + next.cols;
+      const uint8_t* const next_map = owners.row(row + r + next.rows) + (col + next.cols) * owners.bits / 8;
+      RowsPart part;
+      if (source == Source::live_or_drawn) part = draw.rows(row + r);
       for (int64_t c = 0; c < cols; c += kTileCols) {
-        const Tile tile{row + r, std::min(kTileRows, rows - r), col + c, std::min(kTileCols, cols - c)};
-        if (next.rows != 0 || next.cols != 0) fetch(tile, next);
-        rebuild(tile, columns[c / kTileCols], drawn_rows, out + r * stride + c, stride);
+        for (int64_t q = 0; q < kTileRows; ++q) {
+          fetch(next_weight + q * row_stride + c);
+          if (source != Source::live) __builtin_prefetch(next_map + q * owners.row_bytes + c * owners.bits / 8);
+        }
+        Keep keep;
+        if (source != Source::live) keep = live(Tile{row + r, kTileRows, col + c, kTileCols});
+        Drawn drawn;
+        if (source == Source::live_or_drawn) draw(columns[c / kTileCols], part, &drawn);
+        for (int64_t q = 0; q < kTileRows; ++q) {
+          const T* const entries = weight + q * row_stride + c;
+          T* const to = out + (r + q) * stride + c;
+          if constexpr (source == Source::live) {
+            copy_row(entries, to);
+          } else if constexpr (source == Source::live_or_zero) {
+            select(keep.row[q], entries, kZeros, kTileCols, to);
+          } else if constexpr (source == Source::live_or_drawn) {
+            select(keep.row[q], entries, drawn.row[q], kTileCols, to);
+          } else {
+            const T* const stored = w_.stored.data + (row + r + q) * w_.stored.row_stride + col + c;
+            fetch(stored + next.rows * w_.stored.row_stride + next.cols);
+            select(keep.row[q], entries, stored, kTileCols, to);
+          }
+        }
       }
     }
   }
 
-  // Tells the memory that a tile `next` rows and columns further on will be read. Inlined, since GCC takes a function
-  // that does nothing else for one without effect, and drops the call.
-  __attribute__((always_inline)) void fetch(const Tile& tile, Offset next) const {
+  // Tells the memory that a tile's row will be read. Inlined, since GCC takes a function that does nothing else for one
+  // without effect, and drops the call.
+  __attribute__((always_inline)) static void fetch(const T* entries) {
+    for (int64_t j = 0; j < kTileCols; j += 64 / sizeof(T)) __builtin_prefetch(entries + j);
+  }
+
+  void some_tiles(int64_t row, int64_t rows, int64_t col, int64_t cols, T* out, int64_t stride) const {
+    for_each_drawn_tile(row, rows, col, cols, [&](const Tile& tile, const ColumnPart& columns, const RowsPart& part) {
+      T gathered[kTileRows][kTileCols], gathered_stored[kTileRows][kTileCols];
+      T* const to = out + (tile.row - row) * stride + (tile.col - col);
+      gather(w_.weight, tile, gathered);
+      if (all_live_) {
+        for (int64_t r = 0; r < tile.rows; ++r) std::copy_n(gathered[r], tile.cols, to + r * stride);
+        return;
+      }
+      const Keep live = live_(tile);
+      Drawn drawn = {};
+      if (draws_) draw_(columns, part, &drawn);
+      if (is_stored_) gather(w_.stored, tile, gathered_stored);
+      for (int64_t r = 0; r < tile.rows; ++r) {
+        if (is_stored_) {
+          select(live.row[r], gathered[r], gathered_stored[r], tile.cols, to + r * stride);
+        } else {
+          select(live.row[r], gathered[r], drawn.row[r], tile.cols, to + r * stride);
+        }
+      }
+    });
+  }
+
+  static void gather(const Weight<const T>& weight, const Tile& tile, T to[kTileRows][kTileCols]) {
     for (int64_t r = 0; r < tile.rows; ++r) {
-      const int64_t row = tile.row + r + next.rows;
-      const int64_t col = tile.col + next.cols;
-      if (is_contiguous_) {
-        const T* const entries = w_.weight.data + row * w_.weight.row_stride + col;
-        for (int64_t j = 0; j < kTileCols; j += 64 / sizeof(T)) __builtin_prefetch(entries + j);
-      }
-      if (w_.active < w_.count && col * w_.owners.bits % 512 == 0) {
-        __builtin_prefetch(w_.owners.row(row) + col * w_.owners.bits / 8);
-      }
-    }
-  }
-
-  void rebuild(const Tile& tile, const ColumnPart& columns, const Drawer::Rows& rows, T* out, int64_t stride) const {
-    T loaded[kTileRows][kTileCols];
-    const T* weight[kTileRows];
-    rows_of(w_.weight, is_contiguous_, tile, loaded, weight);
-    if (w_.active == w_.count) {
-      for (int64_t r = 0; r < tile.rows; ++r) copy_row(weight[r], tile.cols, out + r * stride);
-      return;
-    }
-    const Keep live = live_(tile);
-    if (draws_) {
-      Drawn drawn;
-      draw_(columns, rows, &drawn);
-      for (int64_t r = 0; r < tile.rows; ++r) select(live.row[r], weight[r], drawn.row[r], tile.cols, out + r * stride);
-    } else if (w_.defaults.kind == DefaultKind::zeros) {
-      static constexpr bfloat16 kZeros[kTileCols] = {};
-      for (int64_t r = 0; r < tile.rows; ++r) select(live.row[r], weight[r], kZeros, tile.cols, out + r * stride);
-    } else {
-      T kept[kTileRows][kTileCols];
-      const T* stored[kTileRows];
-      rows_of(w_.stored, stored_is_contiguous_, tile, kept, stored);
-      for (int64_t r = 0; r < tile.rows; ++r) select(live.row[r], weight[r], stored[r], tile.cols, out + r * stride);
-    }
-  }
-
-  // Where a tile's rows are: in the weight itself, or gathered into `gathered`.
-  static void rows_of(const Weight<const T>& weight, bool is_contiguous, const Tile& tile,
-                      T gathered[kTileRows][kTileCols], const T* rows[kTileRows]) {
-    for (int64_t r = 0; r < tile.rows; ++r) {
-      if (is_contiguous) {
-        rows[r] = weight.data + (tile.row + r) * weight.row_stride + tile.col;
-      } else {
-        for_each_entry(weight, tile.row + r, tile.col, tile.cols,
-                       [&](int64_t j, const T* entry) { gathered[r][j] = *entry; });
-        rows[r] = gathered[r];
-      }
+      for_each_run(weight, tile.row + r, tile.col, tile.cols, [&](int64_t j, int64_t n, const T* from) {
+        if (weight.in_stride == 1) {
+          std::copy_n(from, n, to[r] + j);
+        } else {
+          for (int64_t i = 0; i < n; ++i) to[r][j + i] = from[i * weight.in_stride];
+        }
+      });
     }
   }
 
   const Subnetwork<T>& w_;
-  bool is_contiguous_, stored_is_contiguous_, draws_;
+  bool all_live_, is_stored_, draws_, is_contiguous_, stored_is_contiguous_;
   Keeper live_;
   Drawer draw_;
 };

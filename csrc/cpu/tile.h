@@ -19,6 +19,13 @@ struct Tile {
   int64_t row, rows, col, cols;
 };
 
+// Rows of a block, wherever they are.
+template <class T>
+struct Rows {
+  const T* data;
+  int64_t stride;
+};
+
 // Calls use(tile) for the tiles of a block, row by row: whatever lies in memory in rows is read as it lies. col is a
 // multiple of kTileCols.
 template <class Use>

@@ -56,6 +56,7 @@ LINEAR = {
     "three dimensions": Case((3, 7, 65), (130, 65)),
     "empty batch": Case((0, 9), (4, 9)),
     "small batch": Case((2, 1030), (100, 1030)),
+    "a tile's rows": Case((12, 1030), (100, 1030)),
 }
 CONV2D = {
     "one": Case((1, 1, 1, 1), (1, 1, 1, 1)),
@@ -77,6 +78,7 @@ CONV2D = {
 # Sums of so many terms that the order of adding them decides the error.
 DEEP = {
     "forward": Case((20, 16400), (30, 16400)),
+    "forward, few rows": Case((7, 16400), (90, 16400)),
     "grad_input": Case((20, 30), (16400, 30)),
     "grad_weight": Case((16400, 20), (30, 20)),
     "conv2d": Case((2, 1825, 4, 3), (20, 1825, 3, 3), {"padding": 1}),
