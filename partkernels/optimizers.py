@@ -164,13 +164,16 @@ def _check_like(name: str, tensor: Tensor, parameter: Tensor) -> None:
     """Raises ValueError unless a tensor is like the parameter, but for its strides."""
     if tensor.layout != torch.strided:
         raise ValueError(f"{name} is {tensor.layout}; pass a dense tensor, as {name}.to_dense() is.")
-    for what in ("shape", "dtype", "device"):
-        given, expected = getattr(tensor, what), getattr(parameter, what)
-        if given != expected:
-            given, expected = (tuple(given), tuple(expected)) if what == "shape" else (given, expected)
-            raise ValueError(
-                f"{name} has {what} {given} and the parameter {expected}; pass a tensor like the parameter."
-            )
+    if tensor.shape != parameter.shape:
+        _raise_unlike(name, "shape", tuple(tensor.shape), tuple(parameter.shape))
+    if tensor.dtype != parameter.dtype:
+        _raise_unlike(name, "dtype", tensor.dtype, parameter.dtype)
+    if tensor.device != parameter.device:
+        _raise_unlike(name, "device", tensor.device, parameter.device)
+
+
+def _raise_unlike(name: str, what: str, given: object, expected: object) -> None:
+    raise ValueError(f"{name} has {what} {given} and the parameter {expected}; pass a tensor like the parameter.")
 
 
 def _check_written(*, parameter: Tensor, **state: Tensor | None) -> None:
