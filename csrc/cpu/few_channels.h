@@ -2,7 +2,7 @@
 // update of a hyperparameter of the input passes. Vectors run over pixels, so that none of their lanes is idle.
 #pragma once
 
-#include "pack.h"
+#include "images.h"
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
 
@@ -26,18 +26,18 @@ struct Padded {
   }
 };
 
-// sums[i * stride + p] = the sum over channels o and taps t of weights[(i * outs + o) * taps + t] times
+// sums[i * stride + p] += the sum over channels o in [0, some) and taps t of weights[(i * outs + o) * taps + t] times
 // planes[o * plane + p + offsets[t]], for Ins channels i and the Vectors vectors of pixels p.
 template <class Acc, int Ins, int Vectors>
-void sum_over_taps(const Acc* planes, int64_t plane, int64_t outs, const std::vector<int64_t>& offsets,
-                   const Acc* weights, Acc* sums, int64_t stride) {
+void sum_over_taps(const Acc* planes, int64_t plane, int64_t some, const std::vector<int64_t>& offsets,
+                   const Acc* weights, int64_t outs, Acc* sums, int64_t stride) {
   using V = Vector<Acc>;
   constexpr int64_t kWidth = kVectorBytes / sizeof(Acc);
   const auto taps = static_cast<int64_t>(offsets.size());
   V total[Ins][Vectors] = {}, chain[Ins][Vectors] = {};
   const int64_t most = chain_of(outs * taps);
   int64_t terms = 0;
-  for (int64_t o = 0; o < outs; ++o) {
+  for (int64_t o = 0; o < some; ++o) {
     for (int64_t t = 0; t < taps; ++t) {
       const Acc* const from = planes + o * plane + offsets[t];
       for (int v = 0; v < Vectors; ++v) {
@@ -46,7 +46,7 @@ void sum_over_taps(const Acc* planes, int64_t plane, int64_t outs, const std::ve
       }
     }
     terms += taps;
-    if (terms + taps > most || o + 1 == outs) {
+    if (terms + taps > most || o + 1 == some) {
       for (int i = 0; i < Ins; ++i) {
         for (int v = 0; v < Vectors; ++v) {
           total[i][v] += chain[i][v];
@@ -57,7 +57,7 @@ void sum_over_taps(const Acc* planes, int64_t plane, int64_t outs, const std::ve
     }
   }
   for (int i = 0; i < Ins; ++i) {
-    for (int v = 0; v < Vectors; ++v) *reinterpret_cast<V*>(sums + i * stride + v * kWidth) = total[i][v];
+    for (int v = 0; v < Vectors; ++v) *reinterpret_cast<V*>(sums + i * stride + v * kWidth) += total[i][v];
   }
 }
 
@@ -77,53 +77,46 @@ void few_channels_grad_input(Images<const T> grad_y, Weight<const T> w, Convolut
 
   // A tile of pixels has as many vectors as leave room for two sums of each.
   constexpr int64_t kWidth = kVectorBytes / sizeof(Acc);
-  const int64_t tile = 3 * kVectorRegisters / 8 / ins * kWidth;
-  const auto sum = [&](auto* planes, int64_t plane, Acc* sums, int64_t stride) {
-    constexpr int kMost = 3 * kVectorRegisters / 8;
-    switch (ins) {
-      case 1:
-        return sum_over_taps<Acc, 1, kMost>(planes, plane, outs, padded.offsets, weights.data(), sums, stride);
-      case 2:
-        return sum_over_taps<Acc, 2, kMost / 2>(planes, plane, outs, padded.offsets, weights.data(), sums, stride);
-      case 3:
-        return sum_over_taps<Acc, 3, kMost / 3>(planes, plane, outs, padded.offsets, weights.data(), sums, stride);
-      default:
-        return sum_over_taps<Acc, 4, kMost / 4>(planes, plane, outs, padded.offsets, weights.data(), sums, stride);
-    }
-  };
+  constexpr int kMost = 3 * kVectorRegisters / 8;
+  const int64_t tile = kMost / ins * kWidth;
+  const auto sum = ins == 1   ? sum_over_taps<Acc, 1, kMost>
+                   : ins == 2 ? sum_over_taps<Acc, 2, kMost / 2>
+                   : ins == 3 ? sum_over_taps<Acc, 3, kMost / 3>
+                              : sum_over_taps<Acc, 4, kMost / 4>;
 
-  // A strip of rows of an image is a task; its planes fit the second-level cache.
+  // A strip of rows of an image is a task. Its planes fit the second-level cache: those of all output channels, or
+  // where already one row is too long for that, of some of them at a time.
   const int64_t reach = (w.height - 1) * conv.dilation[0];
-  const int64_t rows_that_fit = kPaddedBytes / static_cast<int64_t>(sizeof(Acc)) / (outs * padded.width) - reach;
-  const int64_t strip = std::clamp<int64_t>(rows_that_fit, 1, std::max<int64_t>(1, grad_x.height));
+  const int64_t fit = kPaddedBytes / static_cast<int64_t>(sizeof(Acc)) / padded.width;  // padded rows
+  const int64_t strip = std::clamp<int64_t>(fit / outs - reach, 1, std::max<int64_t>(1, grad_x.height));
+  const int64_t some = std::clamp<int64_t>(fit / (strip + reach), 1, outs);
   const int64_t strips = blocks_of(grad_x.height, strip);
   parallel_for(grad_x.batch * strips, [&](int64_t begin, int64_t end) {
     const int64_t plane = (strip + reach) * padded.width + tile + padded.width;
     const int64_t length = blocks_of(strip * padded.width, tile) * tile;
     thread_local std::vector<Acc> planes, sums;  // kept from call to call
-    planes.resize(outs * plane);
-    sums.resize(ins * length);
+    planes.resize(some * plane);
     for (int64_t task = begin; task < end; ++task) {
       const int64_t image = task / strips, first = task % strips * strip;
       const int64_t rows = std::min(strip, grad_x.height - first);
-      for (int64_t o = 0; o < outs; ++o) {
-        const T* const channel = grad_y.data + image * grad_y.batch_stride + o * grad_y.channel_stride;
-        for (int64_t r = 0; r < rows + reach; ++r) {
-          Acc* const to = planes.data() + o * plane + r * padded.width;
-          const int64_t row = first + r - padded.top;
-          const int64_t before = std::clamp<int64_t>(padded.left, 0, padded.width);
-          const int64_t after = std::clamp<int64_t>(padded.left + grad_y.width, before, padded.width);
-          if (row < 0 || row >= grad_y.height) {
-            std::fill(to, to + padded.width, Acc{0});
-            continue;
+      sums.assign(ins * length, Acc{0});
+      for (int64_t out = 0; out < outs; out += some) {
+        const int64_t channels = std::min(some, outs - out);
+        for (int64_t o = 0; o < channels; ++o) {
+          const T* const channel = grad_y.data + image * grad_y.batch_stride + (out + o) * grad_y.channel_stride;
+          for (int64_t r = 0; r < rows + reach; ++r) {
+            const int64_t row = first + r - padded.top;
+            const bool exists = 0 <= row && row < grad_y.height;
+            copy_padded(channel + row * grad_y.row_stride - padded.left * grad_y.col_stride, grad_y.col_stride,
+                        exists ? inside(-padded.left, 1, grad_y.width, padded.width) : Range{0, 0}, padded.width,
+                        planes.data() + o * plane + r * padded.width);
           }
-          const T* const from = channel + row * grad_y.row_stride - padded.left * grad_y.col_stride;
-          std::fill(to, to + before, Acc{0});
-          copy(from + before * grad_y.col_stride, grad_y.col_stride, after - before, to + before);
-          std::fill(to + after, to + padded.width, Acc{0});
+        }
+        for (int64_t p = 0; p < rows * padded.width; p += tile) {
+          sum(planes.data() + p, plane, channels, padded.offsets, weights.data() + out * taps, outs, sums.data() + p,
+              length);
         }
       }
-      for (int64_t p = 0; p < rows * padded.width; p += tile) sum(planes.data() + p, plane, sums.data() + p, length);
       for (int64_t i = 0; i < ins; ++i) {
         for (int64_t r = 0; r < rows; ++r) {
           const Acc* const from = sums.data() + i * length + r * padded.width;

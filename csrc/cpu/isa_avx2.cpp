@@ -5,16 +5,8 @@
 #define PARTKERNELS_ISA avx2
 #define PARTKERNELS_AVX2
 #include "isa_operators.h"
-#endif
 
 namespace partkernels::cpu {
-
-const Operators* avx2_operators() {
-#if defined(PARTKERNELS_X86_TARGETS)
-  return &avx2::kOperators;
-#else
-  return nullptr;
-#endif
-}
-
+const Operators& avx2_operators() { return avx2::kOperators; }
 }  // namespace partkernels::cpu
+#endif

@@ -6,16 +6,8 @@
 #define PARTKERNELS_AVX2
 #define PARTKERNELS_AVX512
 #include "isa_operators.h"
-#endif
 
 namespace partkernels::cpu {
-
-const Operators* avx512_operators() {
-#if defined(PARTKERNELS_X86_TARGETS)
-  return &avx512::kOperators;
-#else
-  return nullptr;
-#endif
-}
-
+const Operators& avx512_operators() { return avx512::kOperators; }
 }  // namespace partkernels::cpu
+#endif

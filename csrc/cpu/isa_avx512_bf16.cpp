@@ -7,16 +7,8 @@
 #define PARTKERNELS_AVX512
 #define PARTKERNELS_AVX512_BF16
 #include "isa_operators.h"
-#endif
 
 namespace partkernels::cpu {
-
-const Operators* avx512_bf16_operators() {
-#if defined(PARTKERNELS_X86_TARGETS)
-  return &avx512_bf16::kOperators;
-#else
-  return nullptr;
-#endif
-}
-
+const Operators& avx512_bf16_operators() { return avx512_bf16::kOperators; }
 }  // namespace partkernels::cpu
+#endif

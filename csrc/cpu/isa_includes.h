@@ -23,7 +23,6 @@
 #include "partkernels/packed_map.h"
 #include "partkernels/philox.h"
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define PARTKERNELS_X86_TARGETS
+#if defined(PARTKERNELS_X86_TARGETS)
 #include <immintrin.h>
 #endif

@@ -4,5 +4,5 @@
 #include "isa_operators.h"
 
 namespace partkernels::cpu {
-const Operators* portable_operators() { return &portable::kOperators; }
+const Operators& portable_operators() { return portable::kOperators; }
 }  // namespace partkernels::cpu

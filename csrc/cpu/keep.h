@@ -4,6 +4,7 @@
 #include "isa.h"
 #include "partkernels/packed_map.h"
 #include "tile.h"
+#include "vectors.h"
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
 
@@ -203,21 +204,10 @@ class Keeper {
 template <class T>
 void copy_kept(uint64_t keep, const Accumulator<T>* from, int64_t n, T* to) {
 #if defined(PARTKERNELS_AVX512)
-  if constexpr (std::is_same_v<T, float>) {
+  if constexpr (kStores16<T>) {
     for (int64_t j = 0; j < n; j += 16) {
-      const auto exists = static_cast<__mmask16>(n - j < 16 ? (1u << (n - j)) - 1 : 0xFFFF);
-      _mm512_mask_storeu_ps(to + j, exists,
-                            _mm512_maskz_loadu_ps(exists & static_cast<__mmask16>(keep >> j), from + j));
-    }
-    return;
-  }
-#endif
-#if defined(PARTKERNELS_AVX512_BF16)
-  if constexpr (std::is_same_v<T, bfloat16>) {
-    for (int64_t j = 0; j < n; j += 16) {
-      const auto exists = static_cast<__mmask16>(n - j < 16 ? (1u << (n - j)) - 1 : 0xFFFF);
-      const __m512 kept = _mm512_maskz_loadu_ps(exists & static_cast<__mmask16>(keep >> j), from + j);
-      _mm256_mask_storeu_epi16(to + j, exists, (__m256i)_mm512_cvtneps_pbh(kept));
+      const auto exist = static_cast<__mmask16>(n - j < 16 ? (1u << (n - j)) - 1 : 0xFFFF);
+      store16(_mm512_maskz_loadu_ps(exist & static_cast<__mmask16>(keep >> j), from + j), exist, to + j);
     }
     return;
   }

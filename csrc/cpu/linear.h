@@ -13,11 +13,10 @@ namespace partkernels::cpu::PARTKERNELS_ISA {
 template <class T>
 void add_and_narrow(const Accumulator<T>* from, const Accumulator<T>* shift, int64_t n, T* to) {
   int64_t i = 0;
-#if defined(PARTKERNELS_AVX512_BF16)
-  if constexpr (std::is_same_v<T, bfloat16>) {
+#if defined(PARTKERNELS_AVX512)
+  if constexpr (kStores16<T>) {
     for (; i + 16 <= n; i += 16) {
-      const __m512 sum = _mm512_add_ps(_mm512_loadu_ps(from + i), _mm512_loadu_ps(shift + i));
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), (__m256i)_mm512_cvtneps_pbh(sum));
+      store16(_mm512_add_ps(_mm512_loadu_ps(from + i), _mm512_loadu_ps(shift + i)), 0xFFFF, to + i);
     }
   }
 #endif

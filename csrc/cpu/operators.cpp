@@ -1,7 +1,6 @@
 // The choice of an instruction set: the best that the processor has, or what PARTKERNELS_CPU_ISA asks for.
 #include "operators.h"
 
-#include <array>
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
@@ -11,11 +10,11 @@ namespace {
 
 struct InstructionSet {
   const char* name;
-  const Operators* (*operators)();
+  const Operators& (*operators)();
   bool (*runs)();
 };
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#if defined(PARTKERNELS_X86_TARGETS)
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -24,25 +23,23 @@ bool has_avx512() {
 bool has_avx512_bf16() {
   return has_avx512() && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16");
 }
-#else
-bool has_avx2() { return false; }
-bool has_avx512() { return false; }
-bool has_avx512_bf16() { return false; }
 #endif
 
 // The best one first.
-constexpr std::array<InstructionSet, 4> kInstructionSets = {{
+constexpr InstructionSet kInstructionSets[] = {
+#if defined(PARTKERNELS_X86_TARGETS)
     {"avx512_bf16", avx512_bf16_operators, has_avx512_bf16},
     {"avx512", avx512_operators, has_avx512},
     {"avx2", avx2_operators, has_avx2},
+#endif
     {"portable", portable_operators, [] { return true; }},
-}};
+};
 
 const InstructionSet& choose() {
   const char* const asked = std::getenv("PARTKERNELS_CPU_ISA");
   std::string here;
   for (const InstructionSet& set : kInstructionSets) {
-    if (set.operators() == nullptr || !set.runs()) continue;
+    if (!set.runs()) continue;
     if (asked == nullptr || *asked == '\0' || set.name == std::string(asked)) return set;
     here += std::string(here.empty() ? "" : ", ") + set.name;
   }
@@ -59,7 +56,7 @@ const InstructionSet& chosen() {
 
 template <class T>
 const OperatorsOn<T>& operators() {
-  static const Operators& all = *chosen().operators();
+  static const Operators& all = chosen().operators();
   if constexpr (std::is_same_v<T, float>) {
     return all.on_float;
   } else if constexpr (std::is_same_v<T, double>) {
@@ -140,7 +137,7 @@ void adam_step(Weight<T> parameter, Weight<const T> grad, Weight<T> exp_avg, Wei
 
 void random_map(int64_t rows, int64_t cols, const std::vector<int64_t>& sizes, uint64_t seed, uint8_t* map,
                 const ParallelFor& parallel_for) {
-  chosen().operators()->random_map(rows, cols, sizes, seed, map, parallel_for);
+  chosen().operators().random_map(rows, cols, sizes, seed, map, parallel_for);
 }
 
 #define PARTKERNELS_INSTANTIATE(T)                                                                                     \

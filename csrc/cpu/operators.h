@@ -3,6 +3,11 @@
 
 #include "partkernels/cpu.h"
 
+// Whether the compiler can make functions for instruction sets beyond its own target.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define PARTKERNELS_X86_TARGETS
+#endif
+
 namespace partkernels::cpu {
 
 template <class T>
@@ -27,10 +32,11 @@ struct Operators {
   decltype(&cpu::random_map) random_map;
 };
 
-// Null where the compiler cannot make them.
-const Operators* portable_operators();
-const Operators* avx2_operators();
-const Operators* avx512_operators();
-const Operators* avx512_bf16_operators();
+const Operators& portable_operators();
+#if defined(PARTKERNELS_X86_TARGETS)
+const Operators& avx2_operators();
+const Operators& avx512_operators();
+const Operators& avx512_bf16_operators();
+#endif
 
 }  // namespace partkernels::cpu

@@ -112,7 +112,7 @@ struct AdamStep {
 };
 
 inline void widen_group(const bfloat16* group, float* wide) {
-  for (int64_t j = 0; j < kGroup; ++j) wide[j] = std::bit_cast<float>(uint32_t{group[j].bits} << 16);
+  for (int64_t j = 0; j < kGroup; ++j) wide[j] = to_float(group[j]);
 }
 
 // Selects once more: a NaN on its way through float32 does not keep its bits.

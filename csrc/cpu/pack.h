@@ -5,13 +5,20 @@
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
 
-// to[i] = from[i * stride] in the unit's type, for i in [0, n).
-template <class Unit, class T>
-void copy(const T* from, int64_t stride, int64_t n, Unit* to) {
+// to[i] = from[i * stride] in T or its accumulator, for i in [0, n).
+template <class To, class T>
+void copy(const T* from, int64_t stride, int64_t n, To* to) {
+  const auto value = [](T entry) -> To {
+    if constexpr (std::is_same_v<To, T>) {
+      return entry;
+    } else {
+      return widen(entry);
+    }
+  };
   if (stride == 1) {
-    for (int64_t i = 0; i < n; ++i) to[i] = widen(from[i]);
+    for (int64_t i = 0; i < n; ++i) to[i] = value(from[i]);
   } else {
-    for (int64_t i = 0; i < n; ++i) to[i] = widen(from[i * stride]);
+    for (int64_t i = 0; i < n; ++i) to[i] = value(from[i * stride]);
   }
 }
 

@@ -5,20 +5,16 @@
 #include "draw.h"
 #include "keep.h"
 #include "tile.h"
+#include "vectors.h"
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
 
 #if defined(PARTKERNELS_AVX512)
-inline __m512 widen16(const bfloat16* from) {
-  const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
-}
-
 // A row of a whole tile.
 inline void select_row(uint64_t live, const float* weight, const bfloat16* dead, float* out) {
   for (int j = 0; j < kTileCols; j += 16) {
     const auto mask = static_cast<__mmask16>(live >> j);
-    _mm512_storeu_ps(out + j, _mm512_mask_loadu_ps(widen16(dead + j), mask, weight + j));
+    _mm512_storeu_ps(out + j, _mm512_mask_loadu_ps(load16(dead + j), mask, weight + j));
   }
 }
 

@@ -71,6 +71,7 @@ CONV2D = {
     "one channel": Case((3, 1, 12, 37), (5, 1, 4, 3), {"padding": (2, 0)}),
     "few channels": Case((2, 3, 9, 21), (7, 3, 3, 2), {"padding": (5, 1), "dilation": (2, 3)}),
     "few channels, large": Case((1, 4, 50, 70), (70, 4, 3, 3), {"padding": 1}),
+    "one channel, wide": Case((1, 1, 3, 9000), (40, 1, 3, 3), {"padding": 1}),
     "two channels, cropped": Case((2, 2, 8, 7), (6, 2, 1, 1), {"padding": 2}),
     "twenty channels": Case((3, 20, 10, 9), (14, 20, 5, 5), {"padding": 2}),
     "ten channels": Case((3, 10, 10, 9), (14, 10, 3, 3)),
