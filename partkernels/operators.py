@@ -87,13 +87,15 @@ def _call(name: str, kernel: Callable) -> Callable:
     tensors = [i for i, argument in enumerate(operator._schema.arguments) if "Tensor" in str(argument.type)]
 
     def call(*args):
-        if torch.compiler.is_compiling() or (name in _autocast and torch.is_autocast_enabled(args[0].device.type)):
+        if torch.compiler.is_compiling():
             return operator(*args)
         is_grad_enabled = torch.is_grad_enabled()
         for i in tensors:
             tensor = args[i]
             if tensor is not None and (type(tensor) not in _PLAIN or (is_grad_enabled and tensor.requires_grad)):
                 return operator(*args)
+        if name in _autocast and torch.is_autocast_enabled(args[0].device.type):
+            return operator(*args)
         return kernel(*args)
 
     return call

@@ -72,7 +72,7 @@ Tensor rebuild(const Tensor& weight, Range rows, Range ins, bool channels_last, 
   Tensor out = borrowed(workspace(), sizes, dense_strides(sizes, channels_last), dtype_of(weight));
   with_type(weight.scalar_type(), [&]<class T>(T) {
     cpu::subnetwork_weight(partition.subnetwork<T>(weight, active), rows.begin, ins.begin, weight_of<T>(out),
-                           kTorchThreads);
+                           threads_for(out.numel()));
   });
   return out;
 }
@@ -239,7 +239,7 @@ Tensor convolve_grad_weight(const Tensor& grad_y, const Tensor& x, const Sizes& 
   const Tensor grad_w = whole.is_contiguous() ? whole : empty(sizes, dtype_of(x));
   with_type(x.scalar_type(), [&]<class T>(T) {
     cpu::subnetwork_weight_grad(weight_of<const T>(whole), owners, updated, updated, weight_of<T>(grad_w),
-                                kTorchThreads);
+                                threads_for(whole.numel()));
   });
   return grad_w;
 }

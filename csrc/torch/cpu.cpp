@@ -78,7 +78,7 @@ Tensor subnetwork_weight(Tensor weight, int64_t active, Tensor map, OptionalTens
   const Tensor out = empty(sizes_of(weight), dtype_of(weight));
   const Tensor to = of_4_dimensions(out), from = of_4_dimensions(weight);
   with_type(weight.scalar_type(), [&]<class T>(T) {
-    cpu::subnetwork_weight(partition.subnetwork<T>(from, active), 0, 0, weight_of<T>(to), kTorchThreads);
+    cpu::subnetwork_weight(partition.subnetwork<T>(from, active), 0, 0, weight_of<T>(to), threads_for(out.numel()));
   });
   return out;
 }
@@ -88,7 +88,7 @@ Tensor subnetwork_weight_grad(Tensor grad, int64_t first, int64_t last, Tensor m
   const Tensor to = of_4_dimensions(out), from = of_4_dimensions(grad);
   with_type(grad.scalar_type(), [&]<class T>(T) {
     cpu::subnetwork_weight_grad(weight_of<const T>(from), owners_of(map, count), static_cast<int>(first),
-                                static_cast<int>(last), weight_of<T>(to), kTorchThreads);
+                                static_cast<int>(last), weight_of<T>(to), threads_for(out.numel()));
   });
   return out;
 }
@@ -127,7 +127,8 @@ void sgd_step(Tensor parameter, Tensor grad, OptionalTensor momentum_buffer, Opt
   const OptionalTensor buffer = momentum_buffer ? OptionalTensor(stepped.view(*momentum_buffer)) : std::nullopt;
   with_type(parameter.scalar_type(), [&]<class T>(T) {
     cpu::sgd_step(weight_of<T>(w), weight_of<const T>(g), buffer ? weight_of<T>(*buffer) : cpu::Weight<T>{},
-                  stepped.owners(), static_cast<int>(update), {lr, momentum, weight_decay, nesterov}, kTorchThreads);
+                  stepped.owners(), static_cast<int>(update), {lr, momentum, weight_decay, nesterov},
+                  threads_for(w.numel()));
   });
   Stepped::write_back(parameter, w);
   if (buffer) Stepped::write_back(*momentum_buffer, *buffer);
@@ -141,7 +142,8 @@ void adam_step(Tensor parameter, Tensor grad, Tensor exp_avg, Tensor exp_avg_sq,
   const Tensor m = stepped.view(exp_avg), v = stepped.view(exp_avg_sq);
   with_type(parameter.scalar_type(), [&]<class T>(T) {
     cpu::adam_step(weight_of<T>(w), weight_of<const T>(g), weight_of<T>(m), weight_of<T>(v), stepped.owners(),
-                   static_cast<int>(update), {lr, beta1, beta2, eps, weight_decay, decoupled, step}, kTorchThreads);
+                   static_cast<int>(update), {lr, beta1, beta2, eps, weight_decay, decoupled, step},
+                   threads_for(w.numel()));
   });
   Stepped::write_back(parameter, w);
   Stepped::write_back(exp_avg, m);

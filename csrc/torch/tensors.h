@@ -22,6 +22,12 @@ inline const cpu::ParallelFor kTorchThreads = [](int64_t count, const cpu::Body&
   torch::stable::parallel_for(0, count, 1, body);
 };
 
+// For a pass over so many entries of a weight: of few, waking another thread costs more than it saves.
+inline const cpu::ParallelFor& threads_for(int64_t entries) {
+  static const cpu::ParallelFor here = [](int64_t count, const cpu::Body& body) { body(0, count); };
+  return entries < (1 << 15) ? here : kTorchThreads;
+}
+
 // Calls use(T{}) with the C++ type of a dtype.
 template <class Use>
 void with_type(ScalarType dtype, const Use& use) {
