@@ -92,7 +92,9 @@ def _call(name: str, kernel: Callable) -> Callable:
         is_grad_enabled = torch.is_grad_enabled()
         for i in tensors:
             tensor = args[i]
-            if tensor is not None and (type(tensor) not in _PLAIN or (is_grad_enabled and tensor.requires_grad)):
+            if tensor is None:
+                continue
+            if type(tensor) not in _PLAIN or tensor.is_meta or (is_grad_enabled and tensor.requires_grad):
                 return operator(*args)
         if name in _autocast and torch.is_autocast_enabled(args[0].device.type):
             return operator(*args)
@@ -101,7 +103,7 @@ def _call(name: str, kernel: Callable) -> Callable:
     return call
 
 
-# Other types may be subclasses with a meaning of their own for each operator.
+# Others are subclasses, which may give an operator a meaning of their own.
 _PLAIN = Tensor, torch.nn.Parameter
 _autocast: set[str] = set()
 

@@ -2,7 +2,7 @@
 // is read once, in its own order, and never packed.
 #pragma once
 
-#include "gemm.h"
+#include "pack.h"
 #include "rebuild.h"
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
@@ -14,19 +14,21 @@ constexpr int64_t kRebuiltRows = 8;
 constexpr int64_t kSharing = 4;
 static_assert(kRebuiltRows % kSharing == 0 && kSharing == kTileRows);
 
-// sums[r * kFewRows + i] += the products of w's row r and x's row i, lane by lane, for kSharing rows r and Few rows i,
-// and whole vectors of [0, n) entries.
+// sums[r * kFewRows + i] += the products of w's row r and x's row i, lane by lane, for Few rows i, the first `exist` of
+// kSharing rows r, and whole vectors of [0, n) entries. Sums of rows that don't exist become anything.
 template <class Unit, int Few, class T>
-void add_lanes(const T* w, int64_t w_stride, const T* x, int64_t x_stride, int64_t n, Vector<Sum<Unit>>* sums) {
+void add_lanes(const Rows<T>& w, int64_t exist, const Rows<T>& x, int64_t n, Vector<Sum<Unit>>* sums) {
   constexpr int64_t kEntries = kVectorBytes / sizeof(T);
   const auto units = [](const T* from) { return reinterpret_cast<const Unit*>(from); };
+  const T* rows[kSharing];
+  for (int64_t r = 0; r < kSharing; ++r) rows[r] = w.data + std::min(r, exist - 1) * w.stride;
   Vector<Sum<Unit>> sum[kSharing][Few] = {};
   for (int64_t c = 0; c + kEntries <= n; c += kEntries) {
-    typename Operand<Unit>::type rows[kSharing];
-    for (int r = 0; r < kSharing; ++r) rows[r] = Operand<Unit>::load(units(w + r * w_stride + c));
+    typename Operand<Unit>::type of_rows[kSharing];
+    for (int r = 0; r < kSharing; ++r) of_rows[r] = Operand<Unit>::load(units(rows[r] + c));
     for (int i = 0; i < Few; ++i) {
-      const auto entries = Operand<Unit>::load(units(x + i * x_stride + c));
-      for (int r = 0; r < kSharing; ++r) Operand<Unit>::add_product(rows[r], entries, sum[r][i]);
+      const auto entries = Operand<Unit>::load(units(x.data + i * x.stride + c));
+      for (int r = 0; r < kSharing; ++r) Operand<Unit>::add_product(of_rows[r], entries, sum[r][i]);
     }
   }
   for (int r = 0; r < kSharing; ++r) {
@@ -36,13 +38,33 @@ void add_lanes(const T* w, int64_t w_stride, const T* x, int64_t x_stride, int64
 
 // The same for any number of rows up to 6, which is as many as there are registers for.
 template <class Unit, class T, int Few = 6>
-void add_lanes_of(int64_t few, const T* w, int64_t w_stride, const T* x, int64_t x_stride, int64_t n,
-                  Vector<Sum<Unit>>* sums) {
+void add_lanes_of(int64_t few, const Rows<T>& w, int64_t exist, const Rows<T>& x, int64_t n, Vector<Sum<Unit>>* sums) {
   if constexpr (Few > 0) {
     if (few == Few) {
-      add_lanes<Unit, Few>(w, w_stride, x, x_stride, n, sums);
+      add_lanes<Unit, Few>(w, exist, x, n, sums);
     } else {
-      add_lanes_of<Unit, T, Few - 1>(few, w, w_stride, x, x_stride, n, sums);
+      add_lanes_of<Unit, T, Few - 1>(few, w, exist, x, n, sums);
+    }
+  }
+}
+
+// The same for all of w's `rows`, all of x's `few`, and all of [0, n).
+template <class Unit, class T>
+void add_products(const Rows<T>& w, int64_t rows, const Rows<T>& x, int64_t few, int64_t n, Vector<Sum<Unit>>* sums) {
+  constexpr int64_t kEntries = kVectorBytes / sizeof(T);
+  const int64_t whole = n / kEntries * kEntries, some = blocks_of(few, blocks_of(few, 6));
+  for (int64_t r = 0; r < rows; r += kSharing) {
+    const Rows<T> shared{w.data + r * w.stride, w.stride};
+    for (int64_t i = 0; i < few; i += some) {
+      add_lanes_of<Unit>(std::min(some, few - i), shared, std::min(kSharing, rows - r),
+                         Rows<T>{x.data + i * x.stride, x.stride}, whole, sums + r * kFewRows + i);
+    }
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t i = 0; i < few; ++i) {
+      for (int64_t c = whole; c < n; ++c) {
+        sums[r * kFewRows + i][0] += widen(w.data[r * w.stride + c]) * widen(x.data[i * x.stride + c]);
+      }
     }
   }
 }
@@ -68,65 +90,50 @@ void linear_of_few_rows(const Matrix<const T>& x, const Subnetwork<T>& w, const 
                         const ParallelFor& parallel_for) {
   using Unit = typename UnitOf<T>::type;
   using V = Vector<Sum<Unit>>;
-  constexpr int64_t kEntries = kVectorBytes / sizeof(T);
-  constexpr int64_t kStrip = 32 * kVectorBytes / sizeof(Sum<Unit>);  // chains of 32 float entries, or 16 pairs
-  constexpr int64_t kBlock = 64;
-  constexpr int64_t kDepthBlock = 16384 / sizeof(T), kStride = kDepthBlock + kEntries;
-  static_assert(kFewRows * kStride * sizeof(T) <= sizeof(Workspace<Unit>::right));
+  constexpr int64_t kBlock = 64;  // outputs of a task
+  // Of x, so much of the depth is packed at once, and the weight rebuilt: chains of 32 entries of float, or 16 pairs.
+  constexpr int64_t kPacked = 16384 / sizeof(T), kStrip = 32 * kVectorBytes / sizeof(Sum<Unit>);
+  // Rows a power of two apart would share sets of the cache.
+  constexpr int64_t kApart = kVectorBytes / sizeof(T), kPackedStride = kPacked + kApart, kStripStride = kStrip + kApart;
+  static_assert(kFewRows * kPackedStride * sizeof(T) <= sizeof(Workspace<Unit>::right));
   static_assert(kBlock * kFewRows * sizeof(V) <= sizeof(Workspace<Unit>::product));
   const Rebuilder<T> rebuild(w);
-  const int64_t outs = w.weight.rows, depth = x.cols;
-  const int64_t groups = blocks_of(x.rows, 6), some = groups == 0 ? 0 : blocks_of(x.rows, groups);
+  const int64_t few = x.rows, depth = x.cols;
 
-  parallel_for(blocks_of(outs, kBlock), [&](int64_t begin, int64_t end) {
+  // Adds what the depth [start, stop), which is packed, gives to some outputs.
+  const auto add_outputs = [&](int64_t out, int64_t rows, int64_t start, int64_t stop, const T* packed, V* sums) {
+    for (int64_t k = start; k < stop; k += kStrip) {
+      const int64_t d = std::min(kStrip, stop - k);
+      alignas(64) T rebuilt[kRebuiltRows][kStripStride];
+      const Offset next = k + kStrip < stop ? Offset{0, kStrip} : Offset{kRebuiltRows, start - k};
+      const Rows<T> made = rebuild.rows_of(out, rows, k, d, rebuilt[0], kStripStride, next);
+      add_products<Unit>(made, rows, Rows<T>{packed + (k - start), kPackedStride}, few, d, sums);
+    }
+  };
+
+  parallel_for(blocks_of(w.weight.rows, kBlock), [&](int64_t begin, int64_t end) {
     Workspace<Unit>& space = workspace<Unit>();
     T* const packed = reinterpret_cast<T*>(space.right);
     V* const sums = reinterpret_cast<V*>(space.product);
     int64_t packed_from = -1;
-    for (int64_t task = begin; task < end; ++task) {
-      const int64_t first = task * kBlock, last = std::min(outs, first + kBlock);
+    for (int64_t first = begin * kBlock; first < std::min(w.weight.rows, end * kBlock); first += kBlock) {
+      const int64_t last = std::min(w.weight.rows, first + kBlock);
       std::fill_n(sums, kBlock * kFewRows, V{});
-      for (int64_t start = 0; start < depth; start += kDepthBlock) {
-        const int64_t stop = std::min(depth, start + kDepthBlock);
-        if (packed_from != start) {
-          for (int64_t i = 0; i < x.rows; ++i) {
-            for (int64_t k = start; k < stop; ++k)
-              packed[i * kStride + k - start] = x.data[i * x.row_stride + k * x.col_stride];
-          }
-          packed_from = start;
+      for (int64_t start = 0; start < depth; start += kPacked) {
+        const int64_t stop = std::min(depth, start + kPacked);
+        for (int64_t i = 0; i < few && packed_from != start; ++i) {
+          copy(x.data + i * x.row_stride + start * x.col_stride, x.col_stride, stop - start,
+               packed + i * kPackedStride);
         }
+        packed_from = start;
         for (int64_t o = first; o < last; o += kRebuiltRows) {
-          const int64_t rows = std::min(kRebuiltRows, last - o);
-          V* const of_rows = sums + (o - first) * kFewRows;
-          for (int64_t k = start; k < stop; k += kStrip) {
-            const int64_t d = std::min(kStrip, stop - k), whole = d / kEntries * kEntries;
-            alignas(64) T out[kRebuiltRows][kStrip + kEntries];
-            const Rows<T> made =
-                rebuild.rows_of(o, rows, k, d, out[0], kStrip + kEntries,
-                                k + kStrip < stop ? Offset{0, kStrip} : Offset{kRebuiltRows, start - k});
-            const T* const entries = packed + (k - start);
-            for (int64_t r = 0; r < rows; r += kSharing) {
-              for (int64_t i = 0; i < x.rows; i += some) {
-                add_lanes_of<Unit>(std::min(some, x.rows - i), made.data + r * made.stride, made.stride,
-                                   entries + i * kStride, kStride, whole, of_rows + r * kFewRows + i);
-              }
-            }
-            for (int64_t r = 0; r < rows; ++r) {
-              for (int64_t i = 0; i < x.rows; ++i) {
-                for (int64_t c = whole; c < d; ++c) {
-                  of_rows[r * kFewRows + i][0] +=
-                      widen(made.data[r * made.stride + c]) * widen(entries[i * kStride + c]);
-                }
-              }
-            }
-          }
+          add_outputs(o, std::min(kRebuiltRows, last - o), start, stop, packed, sums + (o - first) * kFewRows);
         }
       }
-      for (int64_t i = 0; i < x.rows; ++i) {
+      for (int64_t i = 0; i < few; ++i) {
         for (int64_t o = first; o < last; ++o) {
-          const auto shift = bias ? widen(bias[o]) : 0;
-          y.data[i * y.row_stride + o * y.col_stride] =
-              narrow<T>(sum_of_lanes(sums[(o - first) * kFewRows + i]) + shift);
+          const auto sum = sum_of_lanes(sums[(o - first) * kFewRows + i]) + (bias ? widen(bias[o]) : 0);
+          y.data[i * y.row_stride + o * y.col_stride] = narrow<T>(sum);
         }
       }
     }

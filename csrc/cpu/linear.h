@@ -46,7 +46,7 @@ template <class T>
 void linear(Matrix<const T> x, const Subnetwork<T>& w, const T* bias, Matrix<T> y, const ParallelFor& parallel_for) {
   using Unit = typename UnitOf<T>::type;
   if constexpr (std::is_same_v<Unit, T> || std::is_same_v<Unit, Pair>) {
-    if (x.rows <= kFewRows) {
+    if (0 < x.rows && x.rows <= kFewRows) {
       linear_of_few_rows(x, w, bias, y, parallel_for);
       return;
     }

@@ -91,8 +91,9 @@ class Rebuilder {
       }
     });
     if (whole_cols < cols) some_tiles(row, whole_rows, col + whole_cols, cols - whole_cols, out + whole_cols, stride);
-    if (whole_rows < rows)
+    if (whole_rows < rows) {
       some_tiles(row + whole_rows, rows - whole_rows, col, cols, out + whole_rows * stride, stride);
+    }
   }
 
   // The same, but where all is live and the weight's rows lie as they are needed, they are where they are; `out` is

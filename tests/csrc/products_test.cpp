@@ -94,7 +94,7 @@ T in_type(double value) {
 
 // The three products of a layer, bit by bit.
 template <class T>
-std::vector<T> products(int64_t batch, int64_t in, int64_t out, const cpu::ParallelFor& parallel_for) {
+std::vector<T> products(int64_t batch, int64_t in, int64_t out, int active, const cpu::ParallelFor& parallel_for) {
   std::vector<T> x(batch * in), w(out * in), grad_y(batch * out), results(batch * out + batch * in + out * in);
   for (size_t i = 0; i < x.size(); ++i) x[i] = in_type<T>(std::sin(static_cast<double>(i)));
   for (size_t i = 0; i < w.size(); ++i) w[i] = in_type<T>(std::cos(static_cast<double>(i)));
@@ -103,7 +103,7 @@ std::vector<T> products(int64_t batch, int64_t in, int64_t out, const cpu::Paral
   cpu::random_map(out, in, {out * in - out * in / 3 - 1, out * in / 3, 1}, 3, map.data(), parallel_for);
   const cpu::Owners owners{map.data(), row_bytes(in, 2), 2};
   const Defaults defaults{DefaultKind::uniform, 0.001f, 1, 0};
-  const cpu::Subnetwork<T> subnetwork{{w.data(), out, in, 1, 1, in, 1, 0, 0}, owners, 3, 1, defaults, {}};
+  const cpu::Subnetwork<T> subnetwork{{w.data(), out, in, 1, 1, in, 1, 0, 0}, owners, 3, active, defaults, {}};
   T *const y = results.data(), *const grad_x = y + batch * out, *const grad_w = grad_x + batch * in;
   cpu::linear<T>({x.data(), batch, in, in, 1}, subnetwork, nullptr, {y, batch, out, out, 1}, parallel_for);
   cpu::linear_grad_input<T>({grad_y.data(), batch, out, out, 1}, subnetwork, {grad_x, batch, in, in, 1}, parallel_for);
@@ -120,13 +120,15 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
 template <class T>
 void results_depend_neither_on_threads_nor_on_others_who_call() {
   for (const int64_t batch : {5, 401}) {
-    const std::vector<T> expected = products<T>(batch, 530, 197, in_turn);
-    CHECK(same_bits(products<T>(batch, 530, 197, on_three_threads), expected));
-    std::vector<T> together[2];
-    std::thread other([&] { together[1] = products<T>(batch, 530, 197, in_turn); });
-    together[0] = products<T>(batch, 530, 197, on_three_threads);
-    other.join();
-    CHECK(same_bits(together[0], expected) && same_bits(together[1], expected));
+    for (const int active : {1, 3}) {
+      const std::vector<T> expected = products<T>(batch, 544, 197, active, in_turn);
+      CHECK(same_bits(products<T>(batch, 544, 197, active, on_three_threads), expected));
+      std::vector<T> together[2];
+      std::thread other([&] { together[1] = products<T>(batch, 544, 197, active, in_turn); });
+      together[0] = products<T>(batch, 544, 197, active, on_three_threads);
+      other.join();
+      CHECK(same_bits(together[0], expected) && same_bits(together[1], expected));
+    }
   }
 }
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import partkernels as pk
+from partkernels.operators import calls
 from partkernels.testing import poisoned_memory
 
 ops = torch.ops.partkernels
@@ -308,6 +309,14 @@ def test_where_no_gradient_is_wanted_the_backend_is_called_at_once():
     assert seen(x.as_subclass(Subclass), weight.detach())[0] == "partkernels::linear"
     with torch.autocast("cpu", torch.bfloat16):
         assert "partkernels::linear" in seen(x, weight.detach())
+
+
+def test_meta_tensors_have_the_operators_shapes_and_no_backend():
+    partition = pk.Partition.random((4, 3), (0.5, 0.5), seed=0)
+    flat = [arg.to("meta") if isinstance(arg, Tensor) else arg for arg in partition.flat()]
+    x, weight = torch.empty(2, 3, device="meta"), torch.empty(4, 3, device="meta")
+    y = calls["linear"](x, weight, None, 1, None, *flat, "auto")
+    assert y.is_meta and y.shape == (2, 4)
 
 
 def updatable(name: str, args: tuple) -> list[bool]:
