@@ -14,21 +14,19 @@ constexpr int64_t kRebuiltRows = 8;
 constexpr int64_t kSharing = 4;
 static_assert(kRebuiltRows % kSharing == 0 && kSharing == kTileRows);
 
-// sums[r * kFewRows + i] += the products of w's row r and x's row i, lane by lane, for Few rows i, the first `exist` of
-// kSharing rows r, and whole vectors of [0, n) entries. Sums of rows that don't exist become anything.
+// sums[r * kFewRows + i] += the products of w's row r and x's row i, lane by lane, for kSharing rows r and Few rows i,
+// and whole vectors of [0, n) entries.
 template <class Unit, int Few, class T>
-void add_lanes(const Rows<T>& w, int64_t exist, const Rows<T>& x, int64_t n, Vector<Sum<Unit>>* sums) {
+void add_lanes(const T* w, int64_t w_stride, const T* x, int64_t x_stride, int64_t n, Vector<Sum<Unit>>* sums) {
   constexpr int64_t kEntries = kVectorBytes / sizeof(T);
   const auto units = [](const T* from) { return reinterpret_cast<const Unit*>(from); };
-  const T* rows[kSharing];
-  for (int64_t r = 0; r < kSharing; ++r) rows[r] = w.data + std::min(r, exist - 1) * w.stride;
   Vector<Sum<Unit>> sum[kSharing][Few] = {};
   for (int64_t c = 0; c + kEntries <= n; c += kEntries) {
-    typename Operand<Unit>::type of_rows[kSharing];
-    for (int r = 0; r < kSharing; ++r) of_rows[r] = Operand<Unit>::load(units(rows[r] + c));
+    typename Operand<Unit>::type rows[kSharing];
+    for (int r = 0; r < kSharing; ++r) rows[r] = Operand<Unit>::load(units(w + r * w_stride + c));
     for (int i = 0; i < Few; ++i) {
-      const auto entries = Operand<Unit>::load(units(x.data + i * x.stride + c));
-      for (int r = 0; r < kSharing; ++r) Operand<Unit>::add_product(of_rows[r], entries, sum[r][i]);
+      const auto entries = Operand<Unit>::load(units(x + i * x_stride + c));
+      for (int r = 0; r < kSharing; ++r) Operand<Unit>::add_product(rows[r], entries, sum[r][i]);
     }
   }
   for (int r = 0; r < kSharing; ++r) {
@@ -38,26 +36,27 @@ void add_lanes(const Rows<T>& w, int64_t exist, const Rows<T>& x, int64_t n, Vec
 
 // The same for any number of rows up to 6, which is as many as there are registers for.
 template <class Unit, class T, int Few = 6>
-void add_lanes_of(int64_t few, const Rows<T>& w, int64_t exist, const Rows<T>& x, int64_t n, Vector<Sum<Unit>>* sums) {
+void add_lanes_of(int64_t few, const T* w, int64_t w_stride, const T* x, int64_t x_stride, int64_t n,
+                  Vector<Sum<Unit>>* sums) {
   if constexpr (Few > 0) {
     if (few == Few) {
-      add_lanes<Unit, Few>(w, exist, x, n, sums);
+      add_lanes<Unit, Few>(w, w_stride, x, x_stride, n, sums);
     } else {
-      add_lanes_of<Unit, T, Few - 1>(few, w, exist, x, n, sums);
+      add_lanes_of<Unit, T, Few - 1>(few, w, w_stride, x, x_stride, n, sums);
     }
   }
 }
 
-// The same for all of w's `rows`, all of x's `few`, and all of [0, n).
+// The same for `rows` rows of w, all `few` of x, and all of [0, n). Rows of w up to a multiple of kSharing are read,
+// and their sums become anything.
 template <class Unit, class T>
 void add_products(const Rows<T>& w, int64_t rows, const Rows<T>& x, int64_t few, int64_t n, Vector<Sum<Unit>>* sums) {
   constexpr int64_t kEntries = kVectorBytes / sizeof(T);
   const int64_t whole = n / kEntries * kEntries, some = blocks_of(few, blocks_of(few, 6));
   for (int64_t r = 0; r < rows; r += kSharing) {
-    const Rows<T> shared{w.data + r * w.stride, w.stride};
     for (int64_t i = 0; i < few; i += some) {
-      add_lanes_of<Unit>(std::min(some, few - i), shared, std::min(kSharing, rows - r),
-                         Rows<T>{x.data + i * x.stride, x.stride}, whole, sums + r * kFewRows + i);
+      add_lanes_of<Unit>(std::min(some, few - i), w.data + r * w.stride, w.stride, x.data + i * x.stride, x.stride,
+                         whole, sums + r * kFewRows + i);
     }
   }
   for (int64_t r = 0; r < rows; ++r) {
@@ -104,7 +103,7 @@ void linear_of_few_rows(const Matrix<const T>& x, const Subnetwork<T>& w, const 
   const auto add_outputs = [&](int64_t out, int64_t rows, int64_t start, int64_t stop, const T* packed, V* sums) {
     for (int64_t k = start; k < stop; k += kStrip) {
       const int64_t d = std::min(kStrip, stop - k);
-      alignas(64) T rebuilt[kRebuiltRows][kStripStride];
+      alignas(64) T rebuilt[kRebuiltRows][kStripStride];  // has as many rows as are read
       const Offset next = k + kStrip < stop ? Offset{0, kStrip} : Offset{kRebuiltRows, start - k};
       const Rows<T> made = rebuild.rows_of(out, rows, k, d, rebuilt[0], kStripStride, next);
       add_products<Unit>(made, rows, Rows<T>{packed + (k - start), kPackedStride}, few, d, sums);

@@ -97,11 +97,12 @@ class Rebuilder {
   }
 
   // The same, but where all is live and the weight's rows lie as they are needed, they are where they are; `out` is
-  // where they are put otherwise. Either way there are words of 4 bytes, up to a multiple of 32 entries.
+  // where they are put otherwise. Either way there are words of 4 bytes, up to a multiple of 32 entries; rows of the
+  // weight itself are whole tiles.
   Rows<T> rows_of(int64_t row, int64_t rows, int64_t col, int64_t cols, T* out, int64_t stride, Offset next) const {
     const Rows<T> there{w_.weight.data + row * w_.weight.row_stride + col, w_.weight.row_stride};
     const bool has_words = reinterpret_cast<uintptr_t>(there.data) % 4 == 0 && there.stride * sizeof(T) % 4 == 0;
-    if (!all_live_ || !is_contiguous_ || cols % 32 != 0 || !has_words) {
+    if (!all_live_ || !is_contiguous_ || rows % kTileRows != 0 || cols % 32 != 0 || !has_words) {
       (*this)(row, rows, col, cols, out, stride, next);
       return {out, stride};
     }
