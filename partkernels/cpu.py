@@ -7,6 +7,8 @@ MiB. The convolutions of csrc/cpu serve the few cases that are left.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -14,16 +16,12 @@ from partkernels import packed_map
 
 _cpu = torch.ops.partkernels_cpu
 
-linear = _cpu.linear.default
-linear_grad_input = _cpu.linear_grad_input.default
-linear_grad_weight = _cpu.linear_grad_weight.default
-conv2d = _cpu.conv2d.default
-conv2d_grad_input = _cpu.conv2d_grad_input.default
-conv2d_grad_weight = _cpu.conv2d_grad_weight.default
-subnetwork_weight = _cpu.subnetwork_weight.default
-subnetwork_weight_grad = _cpu.subnetwork_weight_grad.default
-sgd_step = _cpu.sgd_step.default
-adam_step = _cpu.adam_step.default
+
+def __getattr__(name: str) -> Callable:
+    """The operator of csrc/torch/cpu.cpp of this name, looked up when first asked for: the library is loaded then."""
+    operator = getattr(_cpu, name).default
+    globals()[name] = operator
+    return operator
 
 
 def random_map(rows: int, cols: int, sizes: list[int], seed: int) -> Tensor:
@@ -38,5 +36,5 @@ def drawn(kind, step, seed, stream, shape, dtype, device):
     # The weight of a subnetwork of which no entry is live: every row has the same map, of partition 2 alone.
     weight = torch.empty(1, 1, dtype=torch.bfloat16, device=device).expand(rows, cols)  # what every default is
     dead = torch.full((1, packed_map.row_bytes(cols, bits=1)), 0xFF, dtype=torch.uint8, device=device).expand(rows, -1)
-    matrix = subnetwork_weight(weight, 1, dead, None, 2, kind, step, seed, stream)
+    matrix = _cpu.subnetwork_weight(weight, 1, dead, None, 2, kind, step, seed, stream)
     return packed_map.from_matrix(matrix, shape).to(dtype).contiguous()
