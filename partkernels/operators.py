@@ -22,14 +22,16 @@ PARTITION = "Tensor map, Tensor? stored, int count, str kind, float step, int se
 # What a weight's gradient needs of it: its owners, not its defaults.
 OWNERS = "Tensor map, int count"
 
-
 # Each operator as our own code calls it.
 calls: dict[str, Callable] = {}
 
 
 def define(name: str, arguments: str) -> Callable[..., Tensor]:
     """Registers partkernels::name with these arguments and a trailing backend; returns the way to call it."""
-    return _define(name, f"{arguments}, str backend) -> Tensor", _kernel(name), getattr(outputs, name))
+    kernel = _kernel(name)
+    _register(f"{name}({arguments}, str backend) -> Tensor", kernel, getattr(outputs, name))
+    calls[name] = _call(name, kernel)
+    return calls[name]
 
 
 def define_in_place(name: str, arguments: str) -> Callable[..., None]:
@@ -44,8 +46,9 @@ def define_in_place(name: str, arguments: str) -> Callable[..., None]:
         # Backends write behind autograd's back; it must know that what it saved has changed.
         increment_version([args[i] for i in written if args[i] is not None and not args[i].is_inference()])
 
-    call = _define(name, f"{arguments}, str backend) -> ()", kernel_that_is_seen, lambda *_: None)
+    _register(f"{name}({arguments}, str backend) -> ()", kernel_that_is_seen, lambda *_: None)
     written = [i for i, argument in enumerate(_operator(name)._schema.arguments) if argument.is_write]
+    call = _call(name, kernel_that_is_seen)
 
     def call_without_grad(*args):
         if torch.is_grad_enabled():
@@ -53,15 +56,14 @@ def define_in_place(name: str, arguments: str) -> Callable[..., None]:
                 return call(*args)
         return call(*args)
 
+    calls[name] = call_without_grad
     return call_without_grad
 
 
-def _define(name: str, rest_of_schema: str, kernel: Callable, fake: Callable) -> Callable:
-    _library.define(f"{name}({rest_of_schema}", tags=(torch.Tag.pt2_compliant_tag,))
+def _register(schema: str, kernel: Callable, fake: Callable) -> None:
+    name = _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     _library.impl(name, kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"partkernels::{name}", fake, lib=_library)
-    calls[name] = _call(name, kernel)
-    return calls[name]
 
 
 def _operator(name: str) -> torch._ops.OpOverload:
