@@ -2,6 +2,8 @@
 PYTHON ?= python3
 # A bare `torch` would fetch gigabytes of CUDA libraries on Linux.
 TORCH ?= torch==2.13.0
+# The tests' own: the table of compiled kernels is this version's. PyTorch for CUDA brings the one that it needs.
+TRITON ?= triton==3.7.1
 SEEDS ?= 0
 # Of the benchmarks: quick, full or tiny, and where results and page go.
 PRESET ?= quick
@@ -84,5 +86,5 @@ $(VENV)/bench: $(VENV)/torch $(SOURCES)
 	touch $@
 
 $(VENV)/test: $(VENV)/torch $(SOURCES)
-	$(INSTALL) '.[test]'
+	$(INSTALL) '.[test]' $(TRITON)
 	touch $@

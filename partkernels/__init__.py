@@ -8,6 +8,7 @@ from partkernels._version import __version__
 from partkernels.conv2d import conv2d
 from partkernels.defaults import Defaults, Normal, Stored, Uniform, Zeros
 from partkernels.dispatch import backends, use_backend
+from partkernels.explain import explain
 from partkernels.linear import linear
 from partkernels.operators import InputError
 from partkernels.optimizers import adam_step, sgd_step
@@ -26,6 +27,7 @@ __all__ = [
     "adam_step",
     "backends",
     "conv2d",
+    "explain",
     "linear",
     "sgd_step",
     "subnetwork_weight",

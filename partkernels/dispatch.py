@@ -6,6 +6,7 @@ A backend is a module with a function for each operator (see operators). This is
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -28,12 +29,14 @@ class Backend:
     Attributes:
         status: READY, or why it cannot run here and the cure.
         devices, dtypes: what it serves; None for everything.
+        automatic: 'auto' may choose it.
     """
 
     name: str
     status: Callable[[], str]
     devices: frozenset[str] | None = None
     dtypes: frozenset[torch.dtype] | None = None
+    automatic: bool = True
 
     def module(self) -> ModuleType:
         return importlib.import_module(f"partkernels.{self.name}")
@@ -68,12 +71,39 @@ def _absent() -> str:
     return "not in this version"
 
 
+_INTERPRETED = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
+
+
+def triton_device() -> str:
+    """The type of device that the Triton backend serves: 'cuda', or 'cpu' where TRITON_INTERPRET=1."""
+    return "cpu" if _INTERPRETED else "cuda"
+
+
+@cache
+def _triton_status() -> str:
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed: pip install triton"
+    if _INTERPRETED:
+        return READY
+    if not torch.cuda.is_available():
+        return "no GPU, or PyTorch was built without CUDA; on a CPU, TRITON_INTERPRET=1 runs the kernels slowly"
+    if torch.version.hip is None and torch.cuda.get_device_capability() < (8, 0):
+        return f"{torch.cuda.get_device_name()} is older than compute capability 8.0: use the reference backend"
+    return READY
+
+
 # In the order in which 'auto' prefers them.
 _BACKENDS = {
     backend.name: backend
     for backend in (
         Backend("cuda", _absent, devices=frozenset({"cuda"})),
-        Backend("triton", _absent, devices=frozenset({"cuda"})),
+        Backend(
+            "triton",
+            _triton_status,
+            devices=frozenset({triton_device()}),
+            dtypes=frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64}),
+            automatic=not _INTERPRETED,
+        ),
         Backend(
             "cpu",
             _cpu_status,
@@ -170,6 +200,8 @@ def _choose(name: str, device_type: str, dtype: torch.dtype | None) -> ModuleTyp
         return _BACKENDS[name].module()
     reasons = {}
     for backend in _BACKENDS.values():
+        if not backend.automatic:
+            continue
         reason = backend.obstacle(device_type, dtype)
         if reason is None:
             break
@@ -178,6 +210,38 @@ def _choose(name: str, device_type: str, dtype: torch.dtype | None) -> ModuleTyp
     if backend.name == "reference":
         _warn_of_reference(device_type, "; ".join(f"{other}: {why}" for other, why in reasons.items()))
     return backend.module()
+
+
+_notes: list[str] | None = None
+
+
+@contextmanager
+def noting() -> Iterator[list[str]]:
+    """What ran inside, a line for each operator: see explain."""
+    global _notes
+    previous, _notes = _notes, []
+    try:
+        yield _notes
+    finally:
+        _notes = previous
+
+
+def note(operator: str, module: ModuleType, name: str, tensor: torch.Tensor) -> None:
+    """Notes which backend runs an operator for such tensors, and why: `name` was asked for."""
+    if _notes is not None:
+        backend = module.__name__.removeprefix("partkernels.")
+        why = (
+            "asked for"
+            if name != "auto"
+            else (f"automatic: of the backends that serve {tensor.dtype} on {tensor.device.type}, the first")
+        )
+        _notes.append(f"{operator}: {backend} ({why})")
+
+
+def note_plan(plan: str) -> None:
+    """Adds to the note of the operator that is running how its backend computes it."""
+    if _notes:
+        _notes[-1] += f"; {plan}"
 
 
 def host() -> ModuleType:

@@ -74,7 +74,9 @@ def _kernel(name: str) -> Callable:
     """Calls the function of this name of the backend that the last argument asks for."""
 
     def kernel(*args):
-        return getattr(dispatch.choose(args[-1], args[0].device, args[0].dtype), name)(*args[:-1])
+        backend = dispatch.choose(args[-1], args[0].device, args[0].dtype)
+        dispatch.note(name, backend, args[-1], args[0])
+        return getattr(backend, name)(*args[:-1])
 
     return kernel
 

@@ -2,37 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from partkernels.dispatch import READY, backends
+import partkernels as pk
+from partkernels import dispatch
+from partkernels.dispatch import READY
 from partkernels.testing import Yardstick
+from partkernels.triton.plans import use_plan
 
 
 @dataclass(frozen=True)
 class Target:
-    """A backend and a device that it serves."""
+    """A backend and a device that it serves; of a backend with several plans, one of them."""
 
     backend: str
     device: str
+    plan: str | None = None
 
     def randn(self, shape: Sequence[int]) -> Tensor:
         return torch.randn(shape, device=self.device)
 
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        with pk.use_backend(self.backend), use_plan(self.plan) if self.plan else nullcontext():
+            yield
+
     def __str__(self) -> str:
-        return f"{self.backend} on {self.device}"
+        return f"{self.backend} on {self.device}" + (f", {self.plan}" if self.plan else "")
 
 
-_READY = [name for name, status in backends().items() if status == READY]
+_READY = [name for name, status in pk.backends().items() if status == READY]
 # Every backend that runs on the host, besides the reference.
 BACKENDS = [name for name in _READY if name == "cpu"]
 # Everything that is held against dense PyTorch: also, where there is a GPU, whatever runs there.
 TARGETS = [Target(name, "cpu") for name in BACKENDS]
 if torch.cuda.is_available():
-    TARGETS += [Target(name, "cuda") for name in _READY if name != "cpu"]
+    TARGETS += [Target(name, "cuda") for name in _READY if name not in ("cpu", "triton")]
+# Without a GPU its kernels are interpreted.
+TRITON = [Target("triton", dispatch.triton_device(), plan) for plan in ("fused", "rebuild") if "triton" in _READY]
+TARGETS += TRITON
+# On a device's own arithmetic, at its own speed: the interpreter's sums are NumPy's, and take seconds.
+COMPILED = [target for target in TARGETS if not (target.backend == "triton" and target.device == "cpu")]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 LAYOUTS = ["contiguous", "transposed", "sliced", "expanded", "channels_last"]
 

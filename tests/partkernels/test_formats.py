@@ -106,7 +106,7 @@ def test_every_backend_regenerates_the_same_bits(target, dtype, shape, kind):
     defaults = kind(0.37, seed=2**62 + 3, stream=2**40 + 1)
     partition = pk.Partition.from_ids(torch.full(shape, 2, dtype=torch.uint8), defaults=defaults)
     weight = torch.full(shape, torch.nan, dtype=dtype, device=target.device)
-    with pk.use_backend(target.backend):
+    with target.use():
         dead = pk.subnetwork_weight(weight, partition.to(target.device), active=1).cpu()
     with pk.use_backend("reference"):
         assert torch.equal(dead, defaults.values(shape, dtype))

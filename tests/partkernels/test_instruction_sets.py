@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="the cpu backend w
 
 def in_a_process(name: str, *arguments: str) -> subprocess.CompletedProcess:
     # The instruction set is chosen once in a process.
-    environment = os.environ | {"PARTKERNELS_CPU_ISA": name}
+    environment = os.environ | {"PARTKERNELS_CPU_ISA": name, "TRITON_INTERPRET": "0"}
     command = [sys.executable, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parents[2])
 

@@ -8,7 +8,17 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 import torch.nn.functional as F
-from against_dense import BACKENDS, DTYPES, LAYOUTS, TARGETS, Target, assert_within_twice_dense_error, in_layout
+from against_dense import (
+    BACKENDS,
+    COMPILED,
+    DTYPES,
+    LAYOUTS,
+    TARGETS,
+    TRITON,
+    Target,
+    assert_within_twice_dense_error,
+    in_layout,
+)
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -72,11 +82,15 @@ CONV2D = {
     "one channel": Case((3, 1, 12, 37), (5, 1, 4, 3), {"padding": (2, 0)}),
     "few channels": Case((2, 3, 9, 21), (7, 3, 3, 2), {"padding": (5, 1), "dilation": (2, 3)}),
     "few channels, large": Case((1, 4, 50, 70), (70, 4, 3, 3), {"padding": 1}),
-    "one channel, wide": Case((1, 1, 3, 9000), (40, 1, 3, 3), {"padding": 1}),
+    "sixty-four channels": Case(
+        (3, 64, 7, 5), (70, 64, 3, 2), {"padding": (2, 1), "stride": (2, 1), "dilation": (1, 2)}
+    ),
+    "sixty-four channels a group": Case((2, 128, 5, 6), (10, 64, 2, 3), {"groups": 2, "padding": 1}),
     "two channels, cropped": Case((2, 2, 8, 7), (6, 2, 1, 1), {"padding": 2}),
     "twenty channels": Case((3, 20, 10, 9), (14, 20, 5, 5), {"padding": 2}),
     "ten channels": Case((3, 10, 10, 9), (14, 10, 3, 3)),
 }
+WIDE = Case((1, 1, 3, 9000), (40, 1, 3, 3), {"padding": 1})
 # Sums of so many terms that the order of adding them decides the error.
 DEEP = {
     "forward": Case((20, 16400), (30, 16400)),
@@ -103,7 +117,7 @@ def check(case: Case, dtype, kind, count, active, update, x_layout, weight_layou
         subnetwork = pk.subnetwork_weight(weight, partition, active)
     weight.requires_grad_()
 
-    with pk.use_backend(target.backend), poisoned_memory():
+    with target.use(), poisoned_memory():
         y = case.ours(x, weight, partition, active, update, bias)
         grad = in_layout(target.randn(y.shape).to(dtype), grad_layout)
         ours = torch.autograd.grad(y, (x, weight, bias) if update else (x, bias), grad)
@@ -136,7 +150,13 @@ def test_backends_compute_what_dense_pytorch_computes(case, dtype, target):
     check(case, dtype, "uniform", 3, 2, 2, "contiguous", "contiguous", "contiguous", target)
 
 
-@pytest.mark.parametrize("target", TARGETS, ids=str)
+@pytest.mark.parametrize("target", COMPILED, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_images_wider_than_a_workspace(dtype, target):
+    check(WIDE, dtype, "uniform", 3, 2, 2, "contiguous", "contiguous", "contiguous", target)
+
+
+@pytest.mark.parametrize("target", COMPILED, ids=str)
 @pytest.mark.parametrize("case", DEEP.values(), ids=DEEP)
 def test_errors_of_deep_products_grow_no_faster_than_dense_pytorchs(case, target):
     # Not in float64: there MKL's own product, which is called the truth, was seen to err 9 times as much as ours.
@@ -173,11 +193,18 @@ def test_the_gradient_of_a_sum_has_stride_0_everywhere(case, target):
     partition = pk.Partition.random(case.weight, (0.5, 0.3, 0.2), seed=3).to(target.device)
     x, weight = (target.randn(shape).mul(2).round().requires_grad_() for shape in (case.x, case.weight))
     results = []
-    for name in ("reference", target.backend):
-        with pk.use_backend(name), poisoned_memory():
+    for one in (Target("reference", target.device), target):
+        with one.use(), poisoned_memory():
             y = case.ours(x, weight, partition, active=2, update=1)
             results.append((y, *torch.autograd.grad(y.sum(), (x, weight))))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("target", TRITON, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", [LINEAR["three dimensions"], CONV2D["sixty-four channels"], CONV2D["groups"]])
+def test_float16_where_a_backend_has_it(case, kind, target):
+    check(case, torch.float16, kind, 3, 2, 1, "contiguous", "contiguous", "contiguous", target)
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=str)
@@ -199,7 +226,7 @@ def test_subnetwork_weight_has_the_bits_of_the_reference(kind, shape, layout, dt
     weight = in_layout(target.randn(shape).to(dtype), layout).detach().requires_grad_()
     grad = in_layout(target.randn(shape).to(dtype), layout)
     for active in (1, 2, 3):
-        with poisoned_memory(), pk.use_backend(target.backend):
+        with poisoned_memory(), target.use():
             ours = pk.subnetwork_weight(weight, partition, active)
             ours_grad = torch.autograd.grad(ours, weight, grad)[0]
         live = partition.ids() <= active
@@ -214,7 +241,7 @@ def test_dead_entries_never_reach_the_result(case, target):
     weight = target.randn(case.weight)
     poisoned = torch.where(partition.mask(2), torch.nan, weight)
     x = target.randn(case.x).requires_grad_()
-    with pk.use_backend(target.backend):
+    with target.use():
         results = [case.ours(x, w, partition, active=1) for w in (weight, poisoned)]
         grads = [torch.autograd.grad(y.sum(), x)[0] for y in results]
     assert torch.equal(*results) and torch.equal(*grads)

@@ -69,7 +69,7 @@ SHAPES = [(7,), (1, 1), (5, 300), (3, 16), (40, 2100), (6, 5, 3), (4, 300, 3, 2)
 def check(step: Step, tensors: list[Tensor], partition: pk.Partition, update: int, target: Target) -> None:
     """Our step is torch's at the partition's entries."""
     before = [tensor.clone() for tensor in tensors]
-    with pk.use_backend(target.backend):
+    with target.use():
         step.ours(tensors, partition, update)
     mask = partition.mask(update)
     for i, (old, new) in enumerate(zip(before, tensors, strict=True)):
@@ -122,7 +122,7 @@ def test_any_strides(step, shape, which, layout, target):
 def test_without_a_partition_every_entry_is_stepped(step, shape, target):
     tensors = step.tensors(target, shape, torch.float32, "transposed" if len(shape) > 1 else "contiguous")
     before = [tensor.clone() for tensor in tensors]
-    with pk.use_backend(target.backend):
+    with target.use():
         step.ours(tensors, None, None)
     for i in (0, *range(2, len(tensors))):
         assert_within_twice_dense_error(tensors[i], lambda dtype, i=i: step.torchs(before, dtype)[i])
@@ -144,7 +144,7 @@ def test_other_partitions_keep_every_bit_whatever_it_means(step, shape, layout, 
         noise = torch.where(noise % 2 == 0, noise, nans)
         tensors[i] = in_layout(torch.where(mask, tensor.view(BITS[dtype]), noise), layout).view(dtype)
     before = [tensor.clone().view(BITS[dtype]) for tensor in tensors]
-    with pk.use_backend(target.backend):
+    with target.use():
         step.ours(tensors, partition, 3)
     for old, new in zip(before, tensors, strict=True):
         assert torch.equal(new.view(BITS[dtype])[~mask], old[~mask])

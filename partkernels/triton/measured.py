@@ -1,0 +1,102 @@
+"""Which plan was fastest where it was measured: files shipped with the library, and one of this machine's own.
+
+A file holds one GPU's measurements: a list of {product, sizes, config (null: rebuild), microseconds by plan}. What was
+measured for sizes within a factor of two serves; nothing is measured unless `tuning` asks for it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+SHIPPED = Path(__file__).parent / "measured"
+
+
+class Found(NamedTuple):
+    """config is None for 'rebuild'."""
+
+    config: tuple[int, int, int, int] | None
+    reason: str
+
+
+def folder() -> Path:
+    """Where this machine's measurements are kept: $PARTKERNELS_CACHE, or partkernels in the user's cache."""
+    if chosen := os.environ.get("PARTKERNELS_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "partkernels"
+
+
+def _file_name(gpu: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-") + ".json"
+
+
+def _kind(product) -> dict:
+    return {
+        "operator": product.operator,
+        "dtype": str(product.dtype).removeprefix("torch."),
+        "bits": product.bits,
+        "defaults": product.kind,
+        "tf32": product.tf32,
+    }
+
+
+def _sizes(product) -> list[int]:
+    return [product.down, product.across, product.depth]
+
+
+def _read(path: Path) -> list[dict]:
+    """A file's records; none where there is no file, or it was damaged: then it is measured again."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return []
+
+
+@cache
+def _records(gpu: str, own: Path) -> list[tuple[dict, str]]:
+    sources = (own / _file_name(gpu), f"measured on this {gpu}"), (SHIPPED / _file_name(gpu), f"measured on a {gpu}")
+    return [(record, reason) for path, reason in sources for record in _read(path)]
+
+
+def nearest(product) -> Found | None:
+    """What was fastest for such a product, of the nearest sizes within a factor of two; None if none was measured."""
+    return _nearest(product, folder())
+
+
+@cache
+def _nearest(product, own: Path) -> Found | None:
+    best, found = 1.0, None
+    for record, reason in _records(product.gpu.name, own):
+        if record["product"] != _kind(product):
+            continue
+        distance = max(abs(math.log2(a / b)) for a, b in zip(record["sizes"], _sizes(product), strict=True))
+        if distance < best or (distance == best and found is None):
+            times = ", ".join(f"{plan} {time:g} us" for plan, time in record["microseconds"].items())
+            config = record["config"] and tuple(record["config"])
+            best, found = distance, Found(config, f"{reason} at {'x'.join(map(str, record['sizes']))}: {times}")
+    return found
+
+
+def is_known(product) -> bool:
+    """Whether this machine has measured just these sizes."""
+    own = _read(folder() / _file_name(product.gpu.name))
+    return any(record["product"] == _kind(product) and record["sizes"] == _sizes(product) for record in own)
+
+
+def remember(product, config: tuple[int, int, int, int] | None, microseconds: dict[str, float]) -> None:
+    """Adds a measurement to this machine's file, which is replaced as a whole: it is never half written."""
+    path = folder() / _file_name(product.gpu.name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = {"product": _kind(product), "sizes": _sizes(product), "config": config, "microseconds": microseconds}
+    others = [r for r in _read(path) if (r["product"], r["sizes"]) != (record["product"], record["sizes"])]
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".json", delete=False) as file:
+        file.write("[\n" + ",\n".join(json.dumps(r) for r in [*others, record]) + "\n]\n")
+    os.replace(file.name, path)
+    _records.cache_clear()
+    _nearest.cache_clear()

@@ -1,0 +1,90 @@
+"""Reading the packed map inside a kernel, 64 columns of a row at a time.
+
+Four lanes share such a group, as the lanes of a quad share a tensor core's fragment of it: lane q has the columns
+16 a + 8 b + 2 q + e, in 8 pairs (a, b) of neighbours e = 0 and 1. A pair travels as one uint32 until it meets the
+weight. Tensors are [rows, groups, 4], the last dimension being q.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+def threshold(bits: int, active: int) -> tuple[int, int, int]:
+    """What dead_bits needs to know in order to compare every field of a word with active - 1 at once.
+
+    Returns:
+        low: every bit but the top one of each field.
+        addend: in each field, what carries its low bits into the top one if they reach active's.
+        below: all ones if active is below the middle of a field's range, else 0.
+    """
+    ones = 0xFFFFFFFF // ((1 << bits) - 1)
+    top = 1 << (bits - 1)
+    return ones * (top - 1), ones * (top - active % top), 0xFFFFFFFF if active < top else 0
+
+
+@triton.jit
+def dead_bits(words, low, addend, below):
+    """Sets the top bit of each field that holds a partition beyond `active`; the other bits mean nothing.
+
+    The field reaches the threshold if its top bit and that of the sum of the low bits say so: both, or either if
+    the threshold has no top bit. That is one instruction: the majority of three bits.
+    """
+    carried = (words & low) + addend
+    return (words & carried) | (below & (words | carried))
+
+
+# A selector of 4 bits for each byte of the result: its top bit asks for the sign of a byte, repeated, and the others
+# say which byte, from 4 on the second word's.
+SPREAD = tl.constexpr("prmt.b32 $0, $1, $2, $3;")
+
+
+@triton.jit
+def _spread(first, second, BYTE: tl.constexpr, ASM: tl.constexpr):
+    """Two masks of 16 bits, low and high: the top bit of one byte of each word, repeated."""
+    if ASM:
+        return tl.inline_asm_elementwise(
+            SPREAD,
+            "=r,r,r,r",
+            [first, second, 0xCC88 + 0x1111 * BYTE],
+            dtype=tl.uint32,
+            is_pure=True,
+            pack=1,
+        )
+    position: tl.constexpr = 8 * BYTE + 7
+    return ((first >> position) & 1) * 0xFFFF | ((second >> position) & 1) * 0xFFFF0000
+
+
+@triton.jit
+def dead_pairs(map, first, width, low, addend, below, BITS: tl.constexpr, EVEN: tl.constexpr, ASM: tl.constexpr):
+    """Masks of the dead entries of groups of 64 columns: 8 pairs (a, b) of [rows, groups, 4] uint32.
+
+    Args:
+        map: pointers to the rows of the map as uint64, [rows, 1, 1].
+        first: the first uint64 of each group in its row, [1, groups, 1].
+        width: of a row, in uint64.
+        EVEN: no group reaches beyond its row.
+    """
+    q = tl.arange(0, 4).to(tl.uint32)[None, None, :]
+    masks = ()
+    for i in tl.static_range(BITS):
+        both = tl.load(map + first + i) if EVEN else tl.load(map + first + i, first + i < width, 0)
+        words = both.to(tl.uint32), (both >> 32).to(tl.uint32)
+        if BITS == 8:
+            field = dead_bits(tl.where(q < 2, words[0], words[1]), low, addend, below) << (16 - 16 * (q % 2))
+            masks += (_spread(field << BITS, field, 3, ASM),)
+        else:
+            for half in tl.static_range(2):
+                # The second of a pair's bits comes to a byte's top, and by another shift the first.
+                field = dead_bits(words[half], low, addend, below) << ((3 - q) * 2 * BITS)
+                for j in tl.static_range(4 // BITS):
+                    masks += (_spread(field << BITS, field, (j + 1) * BITS - 1, ASM),)
+    return masks
+
+
+@triton.jit
+def ids(map, row, column, width, BITS: tl.constexpr, mask):
+    """partition - 1 of any entries: row and column broadcast; width is a row's, in bytes. Not for inner loops."""
+    byte = tl.load(map + row.to(tl.int64) * width + column // (8 // BITS), mask, 0)
+    return (byte >> (column % (8 // BITS) * BITS).to(tl.uint8)) & ((1 << BITS) - 1)

@@ -1,0 +1,236 @@
+"""How a product with a subnetwork's weight is computed: by one fused kernel, or from a rebuilt weight by the vendor's.
+
+`fused` reads the weight once and keeps nothing of it. `rebuild` writes a slice of the subnetwork's weight that stays in
+the second-level cache, and calls cuBLAS or cuDNN with it. Which is faster depends on how often an entry is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+
+import torch
+from torch import Tensor
+
+from partkernels import dispatch
+from partkernels.triton import measured
+from partkernels.triton.launch import Gpu
+
+# Terms of a sum that a fused kernel adds in one step.
+TERMS = 64
+# Bytes of a rebuilt slice: it and what it meets stay in an H100's second-level cache of 50 MB.
+WORKSPACE = 32 << 20
+
+
+@dataclass(frozen=True)
+class Config:
+    """A fused kernel's tile and its schedule.
+
+    Attributes:
+        down, across: the tile's sizes.
+        warps: of a program.
+        stages: of the pipeline of loads.
+    """
+
+    down: int
+    across: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class Product:
+    """What a choice depends on.
+
+    Attributes:
+        operator: its name.
+        down, across: the sizes of the result, in the order of the fused kernel's tile.
+        depth: how many terms each sum has.
+        uses: how often each entry of the weight is used.
+        kind: of defaults; 'none' where the weight is not read.
+        tf32: float32 may be multiplied as TF32.
+    """
+
+    operator: str
+    down: int
+    across: int
+    depth: int
+    uses: int
+    dtype: torch.dtype
+    bits: int
+    kind: str
+    tf32: bool
+    gpu: Gpu
+
+
+@dataclass(frozen=True)
+class Plan:
+    """config is the fused kernel's; None means 'rebuild'."""
+
+    config: Config | None
+    reason: str
+
+    def __str__(self) -> str:
+        if self.config is None:
+            return f"rebuild, then the vendor's kernel ({self.reason})"
+        return f"fused, tiles of {self.config.down}x{self.config.across} ({self.reason})"
+
+
+# What a fused kernel's products take beyond the vendor's, as a fraction, by kind of defaults. Not measured: from the
+# issue slots of an entry (benchmarks/results/triton-kernels.md) and DESIGN's budget.
+_FUSED_OVERHEAD = {"none": 0.1, "zeros": 0.2, "stored": 0.25, "uniform": 0.45, "normal": 1.5}
+# Uses of an entry at which rebuilding it costs as much as multiplying with it: 6 bytes moved at 4 TB/s, 2 operations at
+# 800 Tflop/s.
+_REBUILD_USES = {"none": 220, "zeros": 580, "stored": 700, "uniform": 580, "normal": 580}
+# Few rows of x: the time is that of reading the weight, once or three times.
+_FEW_USES = 64
+
+
+def _power_of_two(n: int, low: int, high: int) -> int:
+    return max(low, min(high, 1 << max(0, n - 1).bit_length()))
+
+
+def stages_that_fit(product: Product, down: int, across: int, wanted: int) -> int:
+    """Stages of loads that a block's shared memory has room for; a stage is 64 terms of each row and column."""
+    tiles = down + across + (_weight_side(product.operator, down, across) if product.kind == "stored" else 0)
+    # The map's words, and what the compiler keeps for itself, are a tenth at most.
+    room = int(0.9 * product.gpu.shared_memory) // (TERMS * tiles * product.dtype.itemsize)
+    return max(1, min(wanted, room))
+
+
+def _weight_side(operator: str, down: int, across: int) -> int:
+    return across if operator.endswith("grad_input") else down
+
+
+def default_config(product: Product) -> Config:
+    """A tile for any GPU, by the product's sizes: not measured, but none spills registers."""
+    work = product.operator.partition("_")[2]
+    is_hopper, is_narrow = product.gpu.is_hopper, product.dtype.itemsize == 2
+    if work == "grad_input":  # [rows of x, columns of the weight], these by whole groups
+        down = _power_of_two(product.down, 16, 128 if is_hopper else 64)
+        across = _power_of_two(product.across, 64, 128)
+        warps = 8 if down >= 64 and down * across >= 64 * 128 else 4
+    else:  # [rows of the weight, ...]; before Hopper every warp holds its whole share of the other operand
+        widest = 256 if is_hopper and is_narrow and product.operator.startswith("linear") else 128
+        across = _power_of_two(product.across, 16, widest if is_hopper or work else 64)
+        # 16 rows a warp: then the map's words are fetched by the threads that need them (see packed_map).
+        down = 64 if across <= 64 and is_hopper else _power_of_two(product.down, 64, 128)
+        warps = down // 16
+    return Config(down, across, warps, stages_that_fit(product, down, across, 4 if across <= 64 else 3))
+
+
+# Fewer steps of a sum would not fill the pipeline of loads.
+_LEAST_STEPS = 4
+
+
+def schedule(product: Product, config: Config, groups: int = 1) -> tuple[tuple[int, int, int], dict]:
+    """The grid of a fused kernel (tiles, programs that share each sum, groups), and what it is told of its tiles."""
+    tiles = -(-product.down // config.down) * -(-product.across // config.across)
+    total = -(-product.depth // TERMS)
+    # So many that every multiprocessor has a program.
+    wanted = max(1, min(product.gpu.multiprocessors // max(1, tiles * groups), total // _LEAST_STEPS))
+    steps = -(-total // wanted)
+    precision = "tf32" if product.tf32 and product.dtype == torch.float32 else "ieee"
+    tile = {"DOWN": config.down, "ACROSS": config.across, "num_warps": config.warps, "num_stages": config.stages}
+    return (tiles, -(-total // steps), groups), {"steps": steps, "PRECISION": precision, **tile}
+
+
+_forced: str | Config | None = None
+_tuning = False
+
+
+@contextmanager
+def use_plan(plan: str | Config) -> Iterator[None]:
+    """Inside, every product is computed by one plan: 'fused', 'rebuild', or the fused kernel with these tiles."""
+    if plan not in ("fused", "rebuild") and not isinstance(plan, Config):
+        raise ValueError(f"there is no plan {plan!r}; pass 'fused', 'rebuild' or a Config.")
+    global _forced
+    previous, _forced = _forced, plan
+    try:
+        yield
+    finally:
+        _forced = previous
+
+
+def choose(product: Product) -> Plan:
+    if product.dtype == torch.float64:
+        return Plan(None, "the fused kernels have no float64")
+    if isinstance(_forced, Config):
+        return Plan(_forced, "asked for")
+    if _forced == "fused":
+        return Plan(default_config(product), "asked for")
+    if _forced == "rebuild":
+        return Plan(None, "asked for")
+    if found := measured.nearest(product):
+        return Plan(Config(*found.config) if found.config else None, found.reason)
+    if product.uses <= _FEW_USES:
+        return Plan(default_config(product), f"each weight is used {product.uses} times: reading it takes longest")
+    if product.dtype == torch.float32 and not product.tf32:
+        return Plan(None, "float32 without TF32, which has no tensor cores")
+    fused, rebuild = _FUSED_OVERHEAD[product.kind], _REBUILD_USES[product.kind] / product.uses
+    reason = f"estimated, not measured: {fused:.0%} beyond the dense product against {rebuild:.0%} for rebuilding"
+    return Plan(default_config(product) if fused <= rebuild else None, reason)
+
+
+def candidates(product: Product) -> list[Config]:
+    """The fused kernel's tiles that are worth a measurement: at most 8, the default first."""
+    default = default_config(product)
+    downs = sorted({default.down, max(64, default.down // 2)}, reverse=True)
+    acrosses = sorted({default.across, max(default.across // 2, 64 if default.across >= 64 else 16)}, reverse=True)
+    configs = [default]
+    for down in downs:
+        for across in acrosses:
+            for stages in (3, 4):
+                warps = max(4, default.warps * down // default.down)
+                config = Config(down, across, warps, stages_that_fit(product, down, across, stages))
+                if config not in configs:
+                    configs.append(config)
+    return configs[:8]
+
+
+def _tune(product: Product, fused: Callable[[Config], Tensor], rebuild: Callable[[], Tensor]) -> None:
+    times = {config: clock(lambda config=config: fused(config)) for config in candidates(product)}
+    fastest = min(times, key=times.get)
+    microseconds = {"fused": round(times[fastest], 1), "rebuild": round(clock(rebuild), 1)}
+    is_fused = microseconds["fused"] <= microseconds["rebuild"]
+    measured.remember(product, astuple(fastest) if is_fused else None, microseconds)
+
+
+def clock(function: Callable[[], Tensor]) -> float:
+    """The median time of a call in microseconds, with a cold second-level cache."""
+    from triton.testing import do_bench
+
+    return 1000 * do_bench(function, warmup=5, rep=20, return_mode="median")
+
+
+@contextmanager
+def tuning() -> Iterator[None]:
+    """Inside, each product of new sizes is measured once: both plans, and at most 8 tiles; some 10 seconds.
+
+    What was fastest is kept in `measured.folder()`, for this and later processes. Outside nothing is ever measured, so
+    that no call stalls, and what torch.compile or a CUDA graph has captured runs as it was captured.
+    """
+    global _tuning
+    previous, _tuning = _tuning, True
+    try:
+        yield
+    finally:
+        _tuning = previous
+
+
+def run(product: Product, fused: Callable[[Config], Tensor] | None, rebuild: Callable[[], Tensor]) -> Tensor:
+    """Computes a product by the plan that was chosen for it; fused is None where no fused kernel serves it."""
+    if fused is None:
+        plan = Plan(None, "the fused kernel takes multiples of 64 channels a group")
+    else:
+        may_tune = _tuning and _forced is None and product.dtype != torch.float64
+        if may_tune and not is_capturing() and not measured.is_known(product):
+            _tune(product, fused, rebuild)
+        plan = choose(product)
+    dispatch.note_plan(str(plan))
+    return rebuild() if plan.config is None else fused(plan.config)
+
+
+def is_capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -1,0 +1,169 @@
+"""subnetwork_weight: the materialised weight, at the speed of memory, whole or by slices for the vendor's kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from partkernels import outputs, packed_map
+from partkernels.triton import launch
+from partkernels.triton.packed_map import ids
+from partkernels.triton.rebuild import GROUP, rebuild
+
+
+@triton.jit
+def _offsets(row, column, channels, height, width, strides, TAPS: tl.constexpr):
+    """Where entries of a weight [rows, channels, depth, height, width] lie; columns have the channels innermost."""
+    if not TAPS:
+        return row.to(tl.int64) * strides[0] + column.to(tl.int64) * strides[1]
+    else:
+        tap = column // channels
+        offset = row.to(tl.int64) * strides[0] + (column - tap * channels).to(tl.int64) * strides[1]
+        offset += (tap // width // height).to(tl.int64) * strides[2]
+        return offset + (tap // width % height).to(tl.int64) * strides[3] + (tap % width).to(tl.int64) * strides[4]
+
+
+@triton.jit(do_not_specialize=(*launch.WORDS, "first_row", "first_group"))
+def rebuild_kernel(
+    weight, stored, out, map, rows, cols, first_row, first_group, channels, height, width,
+    w0, w1, w2, w3, w4, s0, s1, s2, s3, s4, o0, o1, o2, o3, o4, map_stride, row_bytes,
+    low: tl.uint32, addend: tl.uint32, below: tl.uint32, step: tl.uint32,
+    seed_low: tl.uint32, seed_high: tl.uint32, stream_low: tl.uint32, stream_high: tl.uint32,
+    TAPS: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr,
+    DOWN: tl.constexpr, ACROSS: tl.constexpr,
+):  # fmt: skip
+    """out = w_k. Its first row and group of 64 columns are those of the whole weight that are named."""
+    row = tl.program_id(1) * DOWN + tl.arange(0, DOWN)[:, None]
+    column = tl.program_id(0) * ACROSS + tl.arange(0, ACROSS)[None, :]
+    inside = (row < rows) & (column < cols)
+    tile = tl.load(weight + _offsets(row, column, channels, height, width, (w0, w1, w2, w3, w4), TAPS), inside)
+    default = tile
+    if KIND == "stored":
+        default = tl.load(stored + _offsets(row, column, channels, height, width, (s0, s1, s2, s3, s4), TAPS), inside)
+    map_rows = map + tl.minimum(row, rows - 1).to(tl.int64)[:, :, None] * map_stride
+    tile = rebuild(
+        tile, default, map_rows, row, tl.program_id(0) * (ACROSS // GROUP), row_bytes, low, addend, below,
+        step, seed_low, seed_high, stream_low, stream_high, BITS, KIND, False, ASM, first_row, first_group
+    )  # fmt: skip
+    tl.store(out + _offsets(row, column, channels, height, width, (o0, o1, o2, o3, o4), TAPS), tile, inside)
+
+
+@triton.jit
+def keep_kernel(
+    grad, out, map, rows, cols, channels, height, width,
+    g0, g1, g2, g3, g4, o0, o1, o2, o3, o4, map_stride, first, last,
+    TAPS: tl.constexpr, BITS: tl.constexpr, IN_PLACE: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
+):  # fmt: skip
+    """out = grad at the entries of partitions first..last, 0 elsewhere; in place, only the zeros are written."""
+    row = tl.program_id(1) * DOWN + tl.arange(0, DOWN)[:, None]
+    column = tl.program_id(0) * ACROSS + tl.arange(0, ACROSS)[None, :]
+    inside = (row < rows) & (column < cols)
+    owner = ids(map, row, column, map_stride, BITS, inside).to(tl.int32)
+    kept = (owner >= first - 1) & (owner < last)
+    at = _offsets(row, column, channels, height, width, (o0, o1, o2, o3, o4), TAPS)
+    if IN_PLACE:
+        tl.store(out + at, tl.zeros((DOWN, ACROSS), out.dtype.element_ty), inside & ~kept)
+    else:
+        value = tl.load(
+            grad + _offsets(row, column, channels, height, width, (g0, g1, g2, g3, g4), TAPS), inside & kept, 0
+        )
+        tl.store(out + at, value, inside)
+
+
+def _shape(shape: torch.Size) -> dict[str, int]:
+    """Of a weight as [rows, channels, depth, height, width]."""
+    rows, cols = packed_map.matrix_shape(tuple(shape))
+    channels = shape[1] if len(shape) > 1 else 1
+    spatial = (1, 1, *shape[2:])
+    sizes = {"rows": rows, "cols": cols, "channels": channels, "height": spatial[-2], "width": spatial[-1]}
+    return {**sizes, "TAPS": channels < cols}
+
+
+def _strides(tensor: Tensor, name: str) -> dict[str, int]:
+    own = tensor.stride()
+    five = (*(*own[:2], 0)[:2], *(0, 0, 0, *own[2:])[-3:])
+    return {f"{name}{i}": stride for i, stride in enumerate(five)}
+
+
+def _up_to_three_taps(tensor: Tensor) -> Tensor:
+    """A weight of more than three dimensions of taps has them merged."""
+    return tensor.flatten(4) if tensor.dim() > 5 else tensor
+
+
+_TILE = {"DOWN": 64 if launch.INTERPRETED else 16, "ACROSS": 512 if launch.INTERPRETED else 128, "num_warps": 4}
+
+
+def _grid(shape: dict[str, int]) -> tuple[int, int]:
+    return triton.cdiv(shape["cols"], _TILE["ACROSS"]), triton.cdiv(shape["rows"], _TILE["DOWN"])
+
+
+def rebuild_into(
+    out: Tensor, weight: Tensor, active: int, map: Tensor, stored: Tensor | None, *rest, row: int = 0, group: int = 0
+) -> Tensor:
+    """out = the subnetwork's weight; its first row and group of 64 columns are `row` and `group` of a larger one's."""
+    source, default, target = (_up_to_three_taps(t) for t in (weight, weight if stored is None else stored, out))
+    shape = _shape(source.shape)
+    with launch.on(weight):
+        rebuild_kernel[_grid(shape)](
+            source, default, target, first_row=row, first_group=group, **shape,
+            **_strides(source, "w"), **_strides(default, "s"), **_strides(target, "o"),
+            **launch.subnetwork(active, map, stored, *rest), **_TILE,
+        )  # fmt: skip
+    return out
+
+
+def keep(out: Tensor, grad: Tensor, first: int, last: int, map: Tensor, count: int) -> Tensor:
+    """out = grad at the entries of partitions first..last, 0 elsewhere; out may be grad itself."""
+    source, target = _up_to_three_taps(grad), _up_to_three_taps(out)
+    shape = _shape(source.shape)
+    with launch.on(grad):
+        keep_kernel[_grid(shape)](
+            source, target, **shape, **_strides(source, "g"), **_strides(target, "o"),
+            map=map, map_stride=map.stride(0), BITS=packed_map.bits_for(count), first=first, last=last,
+            IN_PLACE=out is grad, **_TILE,
+        )  # fmt: skip
+    return out
+
+
+def subnetwork_weight(weight: Tensor, active: int, map: Tensor, stored: Tensor | None, count: int, *draw) -> Tensor:
+    if active == count:
+        return weight.clone(memory_format=torch.contiguous_format)
+    return rebuild_into(outputs.subnetwork_weight(weight), weight, active, map, stored, count, *draw)
+
+
+def subnetwork_weight_grad(grad: Tensor, first: int, last: int, map: Tensor, count: int) -> Tensor:
+    return keep(outputs.subnetwork_weight_grad(grad), grad, first, last, map, count)
+
+
+def slices(
+    workspace: int, by_rows: bool, weight: Tensor, active: int, map: Tensor, stored: Tensor | None, count: int, *draw
+) -> Iterator[tuple[slice, Tensor]]:
+    """A linear weight's subnetwork, rows by rows or columns by columns, each slice in the same `workspace` bytes.
+
+    Yields:
+        which rows or columns, and their entries: valid until the next ones.
+    """
+    rows, cols = weight.shape
+    length, width = (rows, cols) if by_rows else (cols, rows)
+    step = max(1, workspace // (width * weight.element_size()))
+    if not by_rows:
+        step = max(GROUP.value, step // GROUP.value * GROUP.value)
+    memory = weight.new_empty(min(step, length) * width)
+    for start in range(0, length, step):
+        here = slice(start, min(start + step, length))
+        size = here.stop - start
+        if by_rows:
+            index, shape = (here, slice(None)), (size, cols)
+            arguments = {"row": start}
+            part = map[here]
+        else:
+            index, shape = (slice(None), here), (rows, size)
+            arguments = {"group": start // GROUP.value}
+            part = map[:, start * packed_map.bits_for(count) // 8 :]
+        out = memory[: size * width].view(shape)
+        part_stored = None if stored is None else stored[index]
+        yield here, rebuild_into(out, weight[index], active, part, part_stored, count, *draw, **arguments)

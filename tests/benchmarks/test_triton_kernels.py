@@ -1,0 +1,101 @@
+"""The Triton kernels as they are compiled for GPUs that are not there: what can be told of them without one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.triton_kernels import TARGETS, Kernel
+
+triton = pytest.importorskip("triton")
+ROOT = Path(__file__).parents[2]
+COMMITTED = ROOT / "benchmarks" / "results" / "triton-kernels.md"
+NVIDIA = ("sm_90", "sm_80")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> tuple[list[Kernel], str]:
+    """The kernels and their table, by a process that is not told to interpret them."""
+    out = tmp_path_factory.mktemp("triton") / "kernels.md"
+    command = [sys.executable, "-m", "benchmarks.triton_kernels", "--json", "--out", str(out)]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [Kernel(**kernel) for kernel in json.loads(done.stdout)], out.read_text()
+
+
+@pytest.fixture(scope="module")
+def kernels(made) -> dict[str, list[Kernel]]:
+    """Those of each target that it compiles."""
+    return {
+        target: [kernel for kernel in made[0] if kernel.target == target and not kernel.error] for target in TARGETS
+    }
+
+
+@pytest.fixture(scope="module")
+def products(kernels) -> list[Kernel]:
+    """Those for Hopper that multiply matrices."""
+    return [kernel for kernel in kernels["sm_90"] if kernel.has_dot]
+
+
+def none(kernels: list[Kernel], is_bad: Callable[[Kernel], object]) -> None:
+    """Fails if there are no kernels, or if is_bad finds something in one of them."""
+    assert kernels
+    found = [(kernel, is_bad(kernel)) for kernel in kernels if is_bad(kernel)]
+    if found:
+        lines = (f"{bad}: {k.case}: {k.name}, {k.tile}, {k.warps} warps, {k.stages} stages" for k, bad in found)
+        pytest.fail("\n".join(lines), pytrace=False)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_case_compiles(made, target):
+    none([kernel for kernel in made[0] if kernel.target == target], lambda kernel: kernel.error)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_kernel_of_the_backend_is_in_some_case(kernels, target):
+    files = (ROOT / "partkernels" / "triton").glob("*.py")
+    names = {
+        f"{file.stem}.{name}" for file in files for name in re.findall(r"(?m)^def (\w+_kernel)\(", file.read_text())
+    }
+    assert names == {kernel.name for kernel in kernels[target]}
+
+
+@pytest.mark.parametrize("target", NVIDIA)
+def test_no_kernel_spills_registers(kernels, target):
+    none(kernels[target], lambda kernel: kernel.spilled)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_shared_memory_is_within_a_blocks(kernels, target):
+    none(kernels[target], lambda kernel: max(0, kernel.shared - TARGETS[target].shared_memory))
+
+
+def test_hopper_multiplies_by_wgmma(products):
+    none(products, lambda kernel: kernel.wgmma == 0)
+
+
+def test_no_wgmma_waits_for_another(products):
+    none(products, lambda kernel: kernel.serialized)
+
+
+@pytest.mark.parametrize(("defaults", "most"), [("zeros", 6), ("uniform", 14)])
+def test_issue_slots_of_the_forward_pass_are_few(products, defaults, most):
+    case = f"bfloat16, 2-bit map, {defaults}"
+    forward = [k for k in products if k.name.endswith("forward_kernel") and k.case.endswith(case)]
+    none(forward, lambda kernel: kernel.slots if kernel.slots > most else 0)
+
+
+def test_the_committed_table_is_what_is_made(made):
+    committed = COMMITTED.read_text()
+    its_version = re.search(r"Triton\s(\d\S*\d)", committed)[1]
+    if triton.__version__ != its_version:
+        pytest.skip(f"the table is of Triton {its_version}, and this is Triton {triton.__version__}")
+    assert made[1] == committed, f"run python -m benchmarks.triton_kernels --out {COMMITTED.relative_to(ROOT)}"

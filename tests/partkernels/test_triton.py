@@ -1,0 +1,317 @@
+"""The Triton backend's own: what no tile may change, its inline assembly, its plans and what was measured for them."""
+
+from __future__ import annotations
+
+import sys
+from itertools import pairwise
+
+import numpy as np
+import ptx
+import pytest
+import torch
+from against_dense import TRITON
+from torch import Tensor
+
+import partkernels as pk
+from partkernels.packed_map import pack
+from partkernels.triton import launch, measured, plans
+from partkernels.triton.defaults import UNIFORM_PAIR
+from partkernels.triton.packed_map import SPREAD, threshold
+from partkernels.triton.plans import Config, Product, use_plan
+from partkernels.triton.rebuild import SELECT
+
+# Its package offers the operator under the module's name.
+subnetwork_weight = sys.modules["partkernels.triton.subnetwork_weight"]
+pytestmark = pytest.mark.skipif(not TRITON, reason="neither a GPU nor Triton's interpreter")
+DEVICE = TRITON[0].device if TRITON else "cpu"
+DRAWN = [pk.Uniform(0.3, seed=2**40 + 7, stream=5), pk.Normal(0.3, seed=9)]
+
+
+@pytest.fixture(autouse=True)
+def _on_triton():
+    with pk.use_backend("triton"):
+        yield
+
+
+def layer(
+    shape: tuple[int, ...], defaults: pk.Defaults, dtype: torch.dtype, count: int = 3
+) -> tuple[pk.Partition, Tensor]:
+    partition = pk.Partition.random(shape, [1 / count] * count, seed=1, defaults=defaults).to(DEVICE)
+    return partition, torch.randn(shape, device=DEVICE).to(dtype)
+
+
+def by_reference(weight: Tensor, partition: pk.Partition, active: int) -> Tensor:
+    with pk.use_backend("reference"):
+        return pk.subnetwork_weight(weight, partition, active)
+
+
+TILES = [Config(16, 16, 4, 1), Config(64, 32, 4, 3), Config(32, 64, 2, 2), Config(128, 256, 8, 3)]
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("defaults", DRAWN, ids=["uniform", "normal"])
+def test_products_with_unit_vectors_are_the_references_bits_whatever_the_tile(defaults, dtype, tile):
+    partition, weight = layer((33, 70), defaults, dtype)
+    expected = by_reference(weight, partition, 2)
+    with use_plan(tile):
+        columns = pk.linear(torch.eye(70, dtype=dtype, device=DEVICE), weight, partition, 2)
+        assert torch.equal(columns.t(), expected)
+    with use_plan(Config(tile.down, max(64, tile.across), tile.warps, tile.stages)):
+        x = torch.zeros(33, 70, dtype=dtype, device=DEVICE, requires_grad=True)
+        y = pk.linear(x, weight, partition, 2)
+        rows = torch.autograd.grad(y, x, torch.eye(33, dtype=dtype, device=DEVICE))[0]
+        assert torch.equal(rows, expected)
+
+
+@pytest.mark.parametrize("tile", TILES[1:], ids=str)
+@pytest.mark.parametrize("channels", [20, 64])
+def test_convolutions_of_single_pixels_are_the_references_bits_whatever_the_tile(channels, tile):
+    partition, weight = layer((40, channels, 2, 1), DRAWN[0], torch.bfloat16)
+    expected = by_reference(weight, partition, 1)
+    # An image for each input channel and row of the kernel: 1 there, else 0.
+    x = torch.eye(2 * channels, dtype=torch.bfloat16, device=DEVICE).view(2 * channels, channels, 2, 1).requires_grad_()
+    with use_plan(tile):
+        y = pk.conv2d(x, weight, partition, 1)
+        assert torch.equal(y[:, :, 0, 0].t(), expected.flatten(1))
+    with use_plan(Config(tile.down, max(64, tile.across), tile.warps, tile.stages)):
+        grad = torch.eye(40, dtype=torch.bfloat16, device=DEVICE)[:, :, None, None]
+        x = torch.zeros(40, channels, 2, 1, dtype=torch.bfloat16, device=DEVICE, requires_grad=True)
+        assert torch.equal(torch.autograd.grad(pk.conv2d(x, weight, partition, 1), x, grad)[0], expected)
+
+
+@pytest.mark.parametrize("shape", [(3, 40, 130), (40, 130), (2, 3, 5, 130), (1, 40, 1, 130)])
+def test_sums_that_several_programs_share(shape, monkeypatch):
+    # Whole numbers: every product and sum is exact.
+    monkeypatch.setattr(launch, "gpu", lambda _: launch.Gpu("large", 1000, 227 << 10, is_hopper=True))
+    monkeypatch.setattr(plans, "_LEAST_STEPS", 1)
+    partition, weight = layer((130, shape[-1]), pk.Zeros(), torch.float32)
+    weight = weight.mul(2).round().requires_grad_()
+    x = torch.randn(shape, device=DEVICE).mul(2).round().requires_grad_()
+    bias = torch.arange(130.0, device=DEVICE)
+    results = []
+    for backend in ("reference", "triton"):
+        with pk.use_backend(backend), use_plan("fused"):
+            y = pk.linear(x, weight, partition, 2, update=1, bias=bias)
+            results.append((y, *torch.autograd.grad(y, (x, weight), y.detach().round())))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_offsets_beyond_32_bits():
+    # Memory that is never touched but for a few pages.
+    memory = torch.empty((1 << 31) + 4096, dtype=torch.bfloat16, device=DEVICE)
+    partition, weight = layer((5, 70), pk.Zeros(), torch.bfloat16)
+    values = torch.randn(2, 70, device=DEVICE).bfloat16()
+    for strides in ((1 << 31, 1), (1, 1 << 24)):
+        x = memory.as_strided((2, 70), strides)
+        x.copy_(values)
+        with use_plan("fused"):
+            assert torch.equal(pk.linear(x, weight, partition, 2), pk.linear(values, weight, partition, 2))
+
+
+def test_rows_of_up_to_three_dimensions_are_not_copied():
+    x = torch.arange(2.0 * 3 * 5 * 7).view(2, 3, 5, 7)
+    for view in (
+        x,
+        x[:, :, ::2],
+        x.transpose(1, 2)[0],
+        x[0].transpose(0, 1),
+        x[:1, :, 1],
+        x[0, 0],
+        x[0, 0, 0],
+        x[1:].expand(4, 3, 5, 7),
+    ):
+        rows, count, lies = launch.rows_of(view)
+        if rows.data_ptr() == view.data_ptr():
+            flat = view.reshape(-1, 7)
+            assert count == len(flat)
+            for m in range(count):
+                offset = m // lies["inner"] * lies["outer_stride"] + m % lies["inner"] * lies["inner_stride"]
+                assert view.storage_offset() + offset == int(flat[m, 0])
+        else:
+            assert view.dim() > 3, "only what does not merge into two dimensions is copied"
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_the_threshold_of_packed_fields(bits):
+    ids = torch.arange(256).remainder(1 << bits).to(torch.uint8).view(1, -1)
+    words = pack(ids, bits).numpy().view(np.uint32)[0]
+    for active in range(1, 1 << bits):
+        low, addend, below = (np.uint32(word) for word in threshold(bits, active))
+        carried = (words & low) + addend
+        dead = (words & carried) | (below & (words | carried))
+        tops = [dead[i * bits // 32] >> (i * bits % 32 + bits - 1) & 1 for i in range(256)]
+        assert tops == [int(i) >= active for i in ids[0]], active
+
+
+def test_the_assembly_of_uniform_draws_is_the_format():
+    bytes_ = np.arange(1 << 16, dtype=np.uint32)
+    for scale in (1e-3, 0.37, 5.0, 1e20):
+        u = np.float32(pk.Uniform(scale, seed=0).step).view(np.uint32) >> 16
+        for half in (0, 1):
+            word = bytes_ << (16 * half) | 0xA5C30000 >> (16 * half)
+            constants = (0x4140 + 0x0202 * half, u | u << 16, 0x3F803F80, 0xC2FFC2FF, 0x80008000)
+            pairs = ptx.run(UNIFORM_PAIR.value, word, *constants)
+            for shift in (0, 8):
+                byte = torch.from_numpy((bytes_ >> shift).astype(np.int64))
+                magnitude = ((byte & 0x7F) + 0.5) * float(pk.Uniform(scale, seed=0).step)
+                expected = torch.where(byte & 0x80 > 0, -magnitude, magnitude).bfloat16()
+                ours = (
+                    torch.from_numpy((pairs >> (2 * shift) & 0xFFFF).astype(np.int32))
+                    .to(torch.int16)
+                    .view(torch.bfloat16)
+                )
+                assert torch.equal(ours, expected)
+
+
+def test_the_assembly_of_masks_repeats_a_bit_of_each_word():
+    words = np.random.default_rng(0).integers(0, 1 << 32, size=(2, 1000), dtype=np.uint32)
+    for byte in range(4):
+        mask = ptx.run(SPREAD.value, *words, 0xCC88 + 0x1111 * byte)
+        bits = words >> (8 * byte + 7) & 1
+        assert (mask == bits[0] * np.uint32(0xFFFF) | bits[1] * np.uint32(0xFFFF0000)).all()
+
+
+def test_the_assembly_of_a_selection_takes_bits_by_the_mask():
+    mask, default, weight = np.random.default_rng(0).integers(0, 1 << 32, size=(3, 1000), dtype=np.uint32)
+    assert (ptx.run(SELECT.value, mask, default, weight) == (mask & default | ~mask & weight)).all()
+
+
+HOPPER = launch.Gpu("NVIDIA H200", 132, 227 << 10, is_hopper=True)
+
+
+def product(**changes) -> Product:
+    return Product(
+        **{
+            "operator": "linear", "down": 4096, "across": 4096, "depth": 4096, "uses": 4096, "dtype": torch.bfloat16,
+            "bits": 2, "kind": "uniform", "tf32": False, "gpu": HOPPER, **changes,
+        }
+    )  # fmt: skip
+
+
+@pytest.fixture
+def own_measurements(tmp_path, monkeypatch):
+    monkeypatch.setenv("PARTKERNELS_CACHE", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_fused", "reason"),
+    [
+        ({"dtype": torch.float64}, False, "no float64"),
+        ({"dtype": torch.float32}, False, "float32 without TF32"),
+        ({"across": 8, "uses": 8}, True, "used 8 times: reading it takes longest"),
+        ({"dtype": torch.float32, "across": 8, "uses": 8}, True, "used 8 times"),
+        ({"across": 512, "uses": 512}, True, "estimated, not measured"),
+        ({"across": 65536, "uses": 65536}, False, "estimated, not measured"),
+        ({"kind": "normal", "across": 2048, "uses": 2048}, False, "estimated, not measured"),
+    ],
+)
+def test_a_plan_and_its_reason(changes, is_fused, reason, own_measurements):
+    plan = plans.choose(product(**changes))
+    assert (plan.config is not None) == is_fused and reason in plan.reason
+
+
+def test_estimates_change_once_from_fused_to_rebuilding(own_measurements):
+    for kind in ("none", "zeros", "stored", "uniform", "normal"):
+        fused = [
+            plans.choose(product(kind=kind, across=n, uses=n)).config is not None for n in (2**i for i in range(4, 20))
+        ]
+        assert fused[0] and not fused[-1] and all(a >= b for a, b in pairwise(fused))
+
+
+def test_an_unknown_plan_is_refused():
+    with (
+        pytest.raises(ValueError, match="there is no plan 'fast'; pass 'fused', 'rebuild' or a Config"),
+        use_plan("fast"),
+    ):
+        pass
+
+
+def test_what_was_measured_is_kept_and_serves_sizes_within_a_factor_of_two(own_measurements):
+    measured.remember(product(), (128, 256, 8, 3), {"fused": 200.0, "rebuild": 220.0})
+    measured.remember(product(across=1024, uses=1024), None, {"fused": 70.0, "rebuild": 60.0})
+    near = plans.choose(product(across=5000, uses=5000))
+    assert near.config == Config(128, 256, 8, 3)
+    assert "measured on this NVIDIA H200 at 4096x4096x4096: fused 200 us, rebuild 220 us" in str(near)
+    assert plans.choose(product(across=1100, uses=1100)).config is None
+    assert "estimated" in plans.choose(product(down=512, across=512)).reason
+    assert "estimated" in plans.choose(product(bits=4)).reason
+    measured.remember(product(), None, {"fused": 200.0, "rebuild": 190.0})
+    assert plans.choose(product()).config is None, "a newer measurement replaces an older one"
+    assert len(list(own_measurements.iterdir())) == 1, "no temporary file is left"
+
+
+def test_a_damaged_file_counts_as_none_and_is_replaced(own_measurements):
+    (own_measurements / "nvidia-h200.json").write_text('[{"product":')
+    assert "estimated" in plans.choose(product()).reason
+    measured.remember(product(), None, {"fused": 2.0, "rebuild": 1.0})
+    assert plans.choose(product()).config is None
+
+
+def test_tuning_measures_each_product_once_and_nothing_is_measured_outside(own_measurements, monkeypatch):
+    partition, weight = layer((64, 64), pk.Zeros(), torch.bfloat16)
+    x = torch.randn(16, 64, device=DEVICE).bfloat16()
+    times = iter(range(100, 0, -1))
+    monkeypatch.setattr(plans, "clock", lambda function: function() is not None and float(next(times)))
+    first = pk.linear(x, weight, partition, 1)
+    assert next(times) == 100, "outside of tuning() nothing is measured"
+    with plans.tuning():
+        tuned = pk.linear(x, weight, partition, 1)
+        after = next(times)
+        assert after < 99
+        pk.linear(x, weight, partition, 1)
+        assert next(times) == after - 1, "a second call of the same sizes measures nothing"
+    assert torch.equal(first, tuned)
+    # Each clock reading was less than the one before; the last was of rebuilding.
+    assert "rebuild, then the vendor's kernel (measured on this" in pk.explain(pk.linear, x, weight, partition, 1)
+
+
+@pytest.mark.parametrize("changes", [{}, {"across": 16}, {"dtype": torch.float32}, {"operator": "linear_grad_input"}])
+def test_few_tiles_are_worth_a_measurement_and_all_fit(changes):
+    wanted = product(**changes)
+    configs = plans.candidates(wanted)
+    assert 1 <= len(configs) <= 8 and configs[0] == plans.default_config(wanted) and len(set(configs)) == len(configs)
+    for config in configs:
+        bytes_ = config.stages * 64 * (config.down + config.across) * wanted.dtype.itemsize
+        assert bytes_ <= HOPPER.shared_memory
+
+
+def test_explain_says_which_backend_and_plan_and_why():
+    partition, weight = layer((6, 70), pk.Uniform(0.1, 0), torch.float32)
+    x = torch.randn(3, 70, device=DEVICE, requires_grad=True)
+    weight.requires_grad_()
+    lines = pk.explain(pk.linear, x, weight, partition, 2, update=1).splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["linear", "linear_grad_input", "linear_grad_weight"]
+    assert all("triton (asked for); " in line for line in lines)
+    assert "each weight is used 3 times" in lines[0]
+    assert x.grad is None and weight.grad is None
+    with use_plan("rebuild"):
+        assert "rebuild, then the vendor's kernel (asked for)" in pk.explain(pk.linear, x, weight, partition, 1)
+
+
+def test_all_partitions_live_is_the_dense_operator_and_reads_no_map(monkeypatch):
+    partition, weight = layer((6, 4, 3, 3), pk.Uniform(0.1, 0), torch.float32)
+    monkeypatch.setattr(plans, "run", lambda *_: pytest.fail("a plan was made"))
+    x = torch.randn(2, 4, 5, 5, device=DEVICE, requires_grad=True)
+    y = pk.conv2d(x, weight, partition, 3)
+    assert torch.equal(y, torch.nn.functional.conv2d(x, weight))
+    assert torch.equal(pk.subnetwork_weight(weight, partition, 3), weight)
+
+
+def test_large_weights_are_rebuilt_slice_by_slice(monkeypatch):
+    partition, weight = layer((130, 200), pk.Uniform(0.1, 0), torch.float32)
+    expected = by_reference(weight, partition, 2)
+    monkeypatch.setattr(plans, "WORKSPACE", 64 * 130 * 4)  # 41 rows, or 64 columns
+    slices, rebuild_into = [], subnetwork_weight.rebuild_into
+    monkeypatch.setattr(
+        subnetwork_weight, "rebuild_into", lambda out, *args, **kw: slices.append(out) or rebuild_into(out, *args, **kw)
+    )
+    x = torch.eye(200, device=DEVICE, requires_grad=True)
+    with use_plan("rebuild"):
+        y = pk.linear(x, weight, partition, 2, bias=torch.zeros(130, device=DEVICE))
+        rows = torch.autograd.grad(y, x, torch.eye(200, 130, device=DEVICE))[0]
+    assert torch.equal(y.t(), expected) and torch.equal(rows[:130], expected)
+    assert [len(out) for out in slices[:4]] == [41, 41, 41, 7]
+    assert [out.shape[1] for out in slices[4:]] == [64, 64, 64, 8]
+    assert len({out.data_ptr() for out in slices[:4]}) == 1, "slices take turns in the same memory"
