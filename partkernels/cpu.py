@@ -29,12 +29,3 @@ def random_map(rows: int, cols: int, sizes: list[int], seed: int) -> Tensor:
     map = torch.zeros(rows, width, dtype=torch.uint8, device="cpu")
     _cpu.random_map(map, cols, sizes, seed)
     return map
-
-
-def drawn(kind, step, seed, stream, shape, dtype, device):
-    rows, cols = packed_map.matrix_shape(shape)
-    # The weight of a subnetwork of which no entry is live: every row has the same map, of partition 2 alone.
-    weight = torch.empty(1, 1, dtype=torch.bfloat16, device=device).expand(rows, cols)  # what every default is
-    dead = torch.full((1, packed_map.row_bytes(cols, bits=1)), 0xFF, dtype=torch.uint8, device=device).expand(rows, -1)
-    matrix = _cpu.subnetwork_weight(weight, 1, dead, None, 2, kind, step, seed, stream)
-    return packed_map.from_matrix(matrix, shape).to(dtype).contiguous()

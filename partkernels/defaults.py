@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from partkernels import dispatch, reference
+from partkernels.packed_map import from_matrix, matrix_shape, row_bytes
 
 # Within these the step of a draw is a normal bfloat16 number on every backend, flush-to-zero or not.
 SCALE_RANGE = (1e-30, 1e30)
@@ -88,8 +89,15 @@ class _Drawn(Defaults):
 
     def values(self, shape, dtype=torch.float32, device=None) -> Tensor:
         device = torch.get_default_device() if device is None else torch.device(device)
-        backend = dispatch.host() if device.type == "cpu" else reference
-        return backend.drawn(*self.arguments(), tuple(shape), dtype, device)
+        backend = dispatch.maker(device)
+        if backend is reference:
+            return reference.drawn(*self.arguments(), tuple(shape), dtype, device)
+        rows, cols = matrix_shape(tuple(shape))
+        # The weight of a subnetwork of which no entry is live: every row has the same map, of partition 2 alone.
+        weight = torch.empty(1, 1, dtype=torch.bfloat16, device=device).expand(rows, cols)  # what every default is
+        dead = torch.full((1, row_bytes(cols, bits=1)), 0xFF, dtype=torch.uint8, device=device).expand(rows, -1)
+        matrix = backend.subnetwork_weight(weight, 1, dead, None, 2, *self.arguments())
+        return from_matrix(matrix, tuple(shape)).to(dtype).contiguous()
 
 
 @dataclass(frozen=True)

@@ -245,5 +245,13 @@ def note_plan(plan: str) -> None:
 
 
 def host() -> ModuleType:
-    """The module that makes maps and defaults on the CPU: C++ if it was built, unless the reference is asked for."""
+    """The module that makes maps on the CPU: C++ if it was built, unless the reference is asked for."""
     return _BACKENDS["reference" if requested() == "reference" or _cpu_status() != READY else "cpu"].module()
+
+
+def maker(device: torch.device) -> ModuleType:
+    """The module that makes defaults on a device: that of its kernels, or the reference if there is none."""
+    if device.type == "cpu":
+        return host()
+    is_served = device.type == triton_device() and requested() != "reference" and _triton_status() == READY
+    return _BACKENDS["triton" if is_served else "reference"].module()

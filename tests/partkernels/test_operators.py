@@ -12,6 +12,7 @@ from against_dense import (
     BACKENDS,
     COMPILED,
     DTYPES,
+    INTERPRETED,
     LAYOUTS,
     TARGETS,
     TRITON,
@@ -294,7 +295,7 @@ def operator_calls(backend: str) -> dict[str, tuple]:
 OPERATORS = list(operator_calls("reference"))
 
 
-@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS, *INTERPRETED])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_operators_are_well_registered(name, backend):
     args = operator_calls(backend)[name]

@@ -11,8 +11,11 @@ import pytest
 import torch
 from against_dense import TRITON
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import partkernels as pk
+import partkernels.triton
+from partkernels import dispatch
 from partkernels.packed_map import pack
 from partkernels.triton import launch, measured, plans
 from partkernels.triton.defaults import UNIFORM_PAIR
@@ -315,3 +318,106 @@ def test_large_weights_are_rebuilt_slice_by_slice(monkeypatch):
     assert [len(out) for out in slices[:4]] == [41, 41, 41, 7]
     assert [out.shape[1] for out in slices[4:]] == [64, 64, 64, 8]
     assert len({out.data_ptr() for out in slices[:4]}) == 1, "slices take turns in the same memory"
+
+
+@pytest.mark.parametrize("shape", [(7,), (5, 130), (3, 5, 2, 2)])
+@pytest.mark.parametrize("defaults", DRAWN, ids=["uniform", "normal"])
+def test_defaults_that_kernels_draw_are_the_references(defaults, shape, monkeypatch):
+    monkeypatch.setattr(dispatch, "host", lambda: partkernels.triton)
+    ours = defaults.values(shape, torch.float32, DEVICE)
+    with pk.use_backend("reference"):
+        monkeypatch.undo()
+        assert torch.equal(ours, defaults.values(shape, torch.float32, DEVICE))
+
+
+def a_step(shape: tuple[int, ...] = (40, 70)):
+    """A layer's forward and backward as a function of x and weight, and these."""
+    partition, weight = layer(shape, pk.Uniform(0.1, 0), torch.float32)
+    x = torch.randn(8, *shape[1:2], *[6] * (len(shape) - 2), device=DEVICE)
+    function = pk.linear if len(shape) == 2 else pk.conv2d
+
+    def step(x: Tensor, weight: Tensor) -> Tensor:
+        return (function(x, weight, partition, 2, update=2).sin() ** 2).sum()
+
+    return step, x.requires_grad_(), weight.requires_grad_()
+
+
+SHAPES = [(40, 70), (16, 64, 3, 3)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_compiles_without_a_graph_break(shape):
+    step, x, weight = a_step(shape)
+    eager = torch.autograd.grad(step(x, weight), (x, weight))
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    assert all(
+        torch.equal(a, b) for a, b in zip(eager, torch.autograd.grad(compiled(x, weight), (x, weight)), strict=True)
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_activation_checkpointing_gives_the_same_bits(shape):
+    step, x, weight = a_step(shape)
+    eager = torch.autograd.grad(step(x, weight), (x, weight))
+    again = torch.autograd.grad(checkpoint(step, x, weight, use_reentrant=False), (x, weight))
+    assert all(torch.equal(a, b) for a, b in zip(eager, again, strict=True))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_autocast_runs_in_the_lower_precision(shape):
+    step, x, weight = a_step(shape)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        loss = step(x, weight)
+    grads = torch.autograd.grad(loss, (x, weight))
+    assert all(grad.dtype == torch.float32 and grad.isfinite().all() for grad in grads)
+
+
+gpu_only = pytest.mark.skipif(DEVICE != "cuda", reason="CUDA graphs and streams are a GPU's")
+
+
+@gpu_only
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("plan", ["fused", "rebuild"])
+def test_a_cuda_graph_replays_with_new_values(shape, plan):
+    step, x, weight = a_step(shape)
+    with use_plan(plan):
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            step(x, weight).backward()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        x.grad = weight.grad = None
+        with torch.cuda.graph(graph), plans.tuning():
+            step(x, weight).backward()
+        with torch.no_grad():
+            x.copy_(torch.randn_like(x))
+        graph.replay()
+        eager = torch.autograd.grad(step(x, weight), (x, weight))
+    assert torch.equal(x.grad, eager[0]) and torch.equal(weight.grad, eager[1])
+
+
+@gpu_only
+def test_two_streams_do_not_share_a_workspace():
+    step, x, weight = a_step((512, 512))
+    inputs = [torch.randn_like(x) for _ in range(16)]
+    with use_plan("rebuild"), torch.no_grad():
+        alone = [step(value, weight) for value in inputs]
+        streams = [torch.cuda.Stream() for _ in inputs]
+        torch.cuda.synchronize()
+        together = []
+        for stream, value in zip(streams, inputs, strict=True):
+            with torch.cuda.stream(stream):
+                together.append(step(value, weight))
+        torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are not two GPUs")
+@pytest.mark.parametrize("plan", ["fused", "rebuild"])
+def test_kernels_run_on_the_tensors_gpu_whichever_is_current(plan):
+    step, x, weight = a_step()
+    with use_plan(plan):
+        here = step(x, weight)
+        partition, _ = layer((40, 70), pk.Uniform(0.1, 0), torch.float32)
+        there = pk.linear(x.to("cuda:1"), weight.to("cuda:1"), partition.to("cuda:1"), 2)
+    assert there.device.index == 1 and torch.equal((there.sin() ** 2).sum().cpu(), here.cpu())
