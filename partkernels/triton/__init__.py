@@ -7,9 +7,11 @@ says which. Under TRITON_INTERPRET=1 all of it runs on the CPU, slowly: that is 
 from partkernels.triton.conv2d import conv2d, conv2d_grad_input, conv2d_grad_weight
 from partkernels.triton.linear import linear, linear_grad_input, linear_grad_weight
 from partkernels.triton.optimizers import adam_step, sgd_step
+from partkernels.triton.plans import Config, tuning, use_plan
 from partkernels.triton.subnetwork_weight import subnetwork_weight, subnetwork_weight_grad
 
 __all__ = [
+    "Config",
     "adam_step",
     "conv2d",
     "conv2d_grad_input",
@@ -20,4 +22,6 @@ __all__ = [
     "sgd_step",
     "subnetwork_weight",
     "subnetwork_weight_grad",
+    "tuning",
+    "use_plan",
 ]

@@ -127,11 +127,12 @@ def grad_weight_kernel(
     grad, x, out, map,
     M, N, K, steps, grad_inner, grad_outer_stride, grad_inner_stride, grad_col,
     inner, outer_stride, inner_stride, x_col, map_stride, update,
-    BITS: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
+    BITS: tl.constexpr, EVEN: tl.constexpr, NESTED: tl.constexpr, INDEX: tl.constexpr,
+    PRECISION: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
     """out [N, K] = grad^T x at the entries of partition update, 0 elsewhere. Tiles are [n, k].
 
-    Each program of axis 1 sums `steps` times 64 rows of x.
+    Each program of axis 1 sums `steps` times 64 rows of x. NESTED: some rows lie at two strides.
     """
     n0, k0 = tile_of(tl.program_id(0), N, K, DOWN, ACROSS)
     n = n0 + tl.arange(0, DOWN)
@@ -139,19 +140,28 @@ def grad_weight_kernel(
     row = tl.arange(0, GROUP)
     first = tl.program_id(1) * steps
     last = tl.minimum(first + steps, tl.cdiv(M, GROUP))
+    n_at = n.to(tl.int64)[:, None] * grad_col
+    k_at = k.to(tl.int64)[None, :] * x_col
+    if not NESTED:
+        n_at += row.to(tl.int64)[None, :] * grad_outer_stride
+        k_at += row.to(tl.int64)[:, None] * outer_stride
     total = tl.zeros((DOWN, ACROSS), tl.float32)
     for i in range(tl.maximum(last - first, 1)):
-        m = (first + i) * GROUP + row
-        grad_at = _row_offsets(m, grad_inner, grad_outer_stride, grad_inner_stride)[None, :]
-        x_at = _row_offsets(m, inner, outer_stride, inner_stride)[:, None]
-        grad_at += n.to(tl.int64)[:, None] * grad_col
-        x_at += k.to(tl.int64)[None, :] * x_col
-        if EVEN:
-            grad_tile = tl.load(grad + grad_at)
-            x_tile = tl.load(x + x_at)
+        start = tl.cast((first + i) * GROUP, INDEX)
+        m = start + row
+        if NESTED:
+            grad_at = n_at + _row_offsets(m, grad_inner, grad_outer_stride, grad_inner_stride)[None, :]
+            x_at = k_at + _row_offsets(m, inner, outer_stride, inner_stride)[:, None]
+            grad_rows, x_rows = grad, x
         else:
-            grad_tile = tl.load(grad + grad_at, (n < N)[:, None] & (m < M)[None, :], 0)
-            x_tile = tl.load(x + x_at, (m < M)[:, None] & (k < K)[None, :], 0)
+            grad_at, x_at = n_at, k_at
+            grad_rows, x_rows = grad + start * grad_outer_stride, x + start * outer_stride
+        if EVEN:
+            grad_tile = tl.load(grad_rows + grad_at)
+            x_tile = tl.load(x_rows + x_at)
+        else:
+            grad_tile = tl.load(grad_rows + grad_at, (n < N)[:, None] & (m < M)[None, :], 0)
+            x_tile = tl.load(x_rows + x_at, (m < M)[:, None] & (k < K)[None, :], 0)
         total = add_product(total, grad_tile, x_tile, PRECISION)
     owner = ids(map, n[:, None], k[None, :], map_stride, BITS, (n < N)[:, None] & (k < K)[None, :])
     total = tl.where(owner == update - 1, total, 0)
@@ -184,20 +194,21 @@ def linear(
         with launch.on(x):
             forward_kernel[grid](
                 rows, weight, default, bias, shares, M=m, N=n, K=k, **row_strides,
-                x_col=x.stride(-1), weight_row=weight.stride(0), weight_col=weight.stride(1),
+                x_col=rows.stride(-1), weight_row=weight.stride(0), weight_col=weight.stride(1),
                 stored_row=default.stride(0), stored_col=default.stride(1),
-                EVEN=k % GROUP.value == 0, INDEX=launch.index_type(*(k * t.stride(-1) for t in (x, weight, default))),
+                EVEN=k % GROUP.value == 0,
+                INDEX=launch.index_type(*(k * t.stride(-1) for t in (rows, weight, default))),
                 **launch.subnetwork(active, *partition), **schedule,
             )  # fmt: skip
             return add_up(shares, out)
 
     def rebuilt() -> Tensor:
-        y, rows = out.view(m, n), x.reshape(m, k)
+        y, flat = out.view(m, n), x.reshape(m, k)
         for here, part in slices(plans.WORKSPACE, True, weight, active, *partition):
             if bias is None:
-                torch.mm(rows, part.t(), out=y[:, here])
+                torch.mm(flat, part.t(), out=y[:, here])
             else:
-                torch.addmm(bias[here], rows, part.t(), out=y[:, here])
+                torch.addmm(bias[here], flat, part.t(), out=y[:, here])
         return out
 
     return plans.run(product, fused, rebuilt)
@@ -224,18 +235,18 @@ def linear_grad_input(
         with launch.on(weight):
             grad_input_kernel[grid](
                 rows, weight, default, shares, M=m, N=n, K=k, **row_strides,
-                grad_col=grad_output.stride(-1), weight_row=weight.stride(0), weight_col=weight.stride(1),
+                grad_col=rows.stride(-1), weight_row=weight.stride(0), weight_col=weight.stride(1),
                 stored_row=default.stride(0), stored_col=default.stride(1),
                 EVEN=n % GROUP.value == 0 and k % config.across == 0,
-                INDEX=launch.index_type(n * grad_output.stride(-1), *(n * t.stride(0) for t in (weight, default, map))),
+                INDEX=launch.index_type(n * rows.stride(-1), *(n * t.stride(0) for t in (weight, default, map))),
                 **launch.subnetwork(active, *partition), **schedule,
             )  # fmt: skip
             return add_up(shares, out)
 
     def rebuilt() -> Tensor:
-        grad, rows = out.view(m, k), grad_output.reshape(m, n)
+        grad, flat = out.view(m, k), grad_output.reshape(m, n)
         for here, part in slices(plans.WORKSPACE, False, weight, active, *partition):
-            torch.mm(rows, part, out=grad[:, here])
+            torch.mm(flat, part, out=grad[:, here])
         return out
 
     return plans.run(product, fused, rebuilt)
@@ -256,8 +267,10 @@ def linear_grad_weight(grad_output: Tensor, x: Tensor, update: int, map: Tensor,
         with launch.on(x):
             grad_weight_kernel[grid](
                 grad_rows, x_rows, shares, M=m, N=n, K=k, **{f"grad_{name}": s for name, s in grad_strides.items()},
-                grad_col=grad_output.stride(-1), **x_strides, x_col=x.stride(-1), update=update,
+                grad_col=grad_rows.stride(-1), **x_strides, x_col=x_rows.stride(-1), update=update,
                 EVEN=m % GROUP.value == 0 and n % config.down == 0 and k % config.across == 0,
+                NESTED=grad_strides["inner"] > 1 or x_strides["inner"] > 1,
+                INDEX=launch.index_type(*(m * lie["outer_stride"] for lie in (grad_strides, x_strides))),
                 map=map, map_stride=map.stride(0), BITS=bits_for(count), **schedule,
             )  # fmt: skip
             return add_up(shares, out)

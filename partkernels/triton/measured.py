@@ -59,20 +59,23 @@ def _read(path: Path) -> list[dict]:
 
 
 @cache
-def _records(gpu: str, own: Path) -> list[tuple[dict, str]]:
-    sources = (own / _file_name(gpu), f"measured on this {gpu}"), (SHIPPED / _file_name(gpu), f"measured on a {gpu}")
+def _records(gpu: str) -> list[tuple[dict, str]]:
+    own, shipped = folder() / _file_name(gpu), SHIPPED / _file_name(gpu)
+    sources = (own, f"measured on this {gpu}"), (shipped, f"measured on a {gpu}")
     return [(record, reason) for path, reason in sources for record in _read(path)]
 
 
+def read_again() -> None:
+    """Forgets what the files held: they, or where they are, have changed."""
+    _records.cache_clear()
+    nearest.cache_clear()
+
+
+@cache  # every product asks
 def nearest(product) -> Found | None:
     """What was fastest for such a product, of the nearest sizes within a factor of two; None if none was measured."""
-    return _nearest(product, folder())
-
-
-@cache
-def _nearest(product, own: Path) -> Found | None:
     best, found = 1.0, None
-    for record, reason in _records(product.gpu.name, own):
+    for record, reason in _records(product.gpu.name):
         if record["product"] != _kind(product):
             continue
         distance = max(abs(math.log2(a / b)) for a, b in zip(record["sizes"], _sizes(product), strict=True))
@@ -98,5 +101,4 @@ def remember(product, config: tuple[int, int, int, int] | None, microseconds: di
     with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".json", delete=False) as file:
         file.write("[\n" + ",\n".join(json.dumps(r) for r in [*others, record]) + "\n]\n")
     os.replace(file.name, path)
-    _records.cache_clear()
-    _nearest.cache_clear()
+    read_again()

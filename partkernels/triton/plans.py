@@ -7,11 +7,12 @@ the second-level cache, and calls cuBLAS or cuDNN with it. Which is faster depen
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
 from partkernels import dispatch
 from partkernels.triton import measured
@@ -190,10 +191,15 @@ def candidates(product: Product) -> list[Config]:
 
 
 def _tune(product: Product, fused: Callable[[Config], Tensor], rebuild: Callable[[], Tensor]) -> None:
-    times = {config: clock(lambda config=config: fused(config)) for config in candidates(product)}
-    fastest = min(times, key=times.get)
-    microseconds = {"fused": round(times[fastest], 1), "rebuild": round(clock(rebuild), 1)}
-    is_fused = microseconds["fused"] <= microseconds["rebuild"]
+    times = {}
+    for config in candidates(product):
+        with suppress(OutOfResources):  # a GPU that we don't know may have less than an estimate says
+            times[config] = clock(lambda config=config: fused(config))
+    microseconds = {"rebuild": round(clock(rebuild), 1)}
+    fastest = min(times, key=times.get, default=None)
+    if fastest is not None:
+        microseconds["fused"] = round(times[fastest], 1)
+    is_fused = fastest is not None and microseconds["fused"] <= microseconds["rebuild"]
     measured.remember(product, astuple(fastest) if is_fused else None, microseconds)
 
 

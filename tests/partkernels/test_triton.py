@@ -100,6 +100,27 @@ def test_sums_that_several_programs_share(shape, monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+def test_rows_of_any_strides():
+    # Of four dimensions, no two of which merge: copied. And of three: rows that lie at two strides.
+    partition, weight = layer((40, 70), pk.Zeros(), torch.float32)
+    weight = weight.mul(2).round().requires_grad_()
+    memory = torch.randn(2, 3, 5, 70, device=DEVICE).mul(2).round()
+    for x in (
+        memory.permute(2, 1, 0, 3),
+        memory[0].permute(1, 0, 2),
+        memory[..., ::2].repeat(1, 1, 1, 2).permute(2, 1, 0, 3),
+    ):
+        x = x.requires_grad_()
+        grad = torch.randn(*x.shape[:-1], 40, device=DEVICE).round()
+        grad = grad.permute(*reversed(range(grad.dim()))).contiguous().permute(*reversed(range(grad.dim())))
+        results = []
+        for backend in ("reference", "triton"):
+            with pk.use_backend(backend), use_plan("fused"):
+                y = pk.linear(x, weight, partition, 2, update=1)
+                results.append((y, *torch.autograd.grad(y, (x, weight), grad)))
+        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
 def test_offsets_beyond_32_bits():
     # Memory that is never touched but for a few pages.
     memory = torch.empty((1 << 31) + 4096, dtype=torch.bfloat16, device=DEVICE)
@@ -195,7 +216,9 @@ def product(**changes) -> Product:
 @pytest.fixture
 def own_measurements(tmp_path, monkeypatch):
     monkeypatch.setenv("PARTKERNELS_CACHE", str(tmp_path))
-    return tmp_path
+    measured.read_again()
+    yield tmp_path
+    measured.read_again()
 
 
 @pytest.mark.parametrize(
@@ -247,6 +270,7 @@ def test_what_was_measured_is_kept_and_serves_sizes_within_a_factor_of_two(own_m
 
 def test_a_damaged_file_counts_as_none_and_is_replaced(own_measurements):
     (own_measurements / "nvidia-h200.json").write_text('[{"product":')
+    measured.read_again()
     assert "estimated" in plans.choose(product()).reason
     measured.remember(product(), None, {"fused": 2.0, "rebuild": 1.0})
     assert plans.choose(product()).config is None
