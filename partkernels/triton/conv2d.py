@@ -236,9 +236,13 @@ def _sizes(
     return sizes
 
 
-def _product(operator: str, down: int, across: int, depth: int, uses: int, x: Tensor, bits: int, kind: str) -> Product:
+def _product(
+    operator: str, sizes: tuple[int, int, int], uses: int, x: Tensor, bits: int, kind: str, *geometry: int
+) -> Product:
+    """sizes are down, across and depth; geometry is kernel, stride, padding, dilation and groups."""
     tf32 = torch.backends.cudnn.conv.fp32_precision == "tf32"
-    return Product(operator, down, across, depth, uses, x.dtype, bits, kind, tf32, launch.gpu(x.device))
+    geometry += (memory_format(x) == torch.channels_last,)
+    return Product(operator, *sizes, uses, x.dtype, bits, kind, tf32, launch.gpu(x.device), geometry)
 
 
 def _rebuilt(weight: Tensor, like: Tensor, active: int, *partition) -> Tensor:
@@ -264,7 +268,9 @@ def conv2d(
     partition = map, stored, count, kind, *draw
     pixels, channels = out.numel() // out.shape[1], weight.shape[1]
     sizes = _sizes(x.shape, out.shape, weight.shape[2:], channels, groups, *geometry)
-    product = _product("conv2d", sizes["outputs"], pixels, weight[0].numel(), pixels, x, bits_for(count), kind)
+    shape = sizes["outputs"], pixels, weight[0].numel()
+    lies = *weight.shape[2:], *stride, *padding, *dilation, groups
+    product = _product("conv2d", shape, pixels, x, bits_for(count), kind, *lies)
 
     def fused(config: Config) -> Tensor:
         grid, schedule = plans.schedule(product, config, groups)
@@ -304,7 +310,9 @@ def conv2d_grad_input(
     sizes = _sizes(input_size, grad_output.shape, weight.shape[2:], channels, groups, *geometry)
     depth = sizes["kernel_height"] * sizes["kernel_width"] * -(-sizes["outputs"] // plans.TERMS) * plans.TERMS
     uses = grad_output.numel() // grad_output.shape[1]
-    product = _product("conv2d_grad_input", pixels, channels, depth, uses, grad_output, bits_for(count), kind)
+    lies = *weight.shape[2:], *stride, *padding, *dilation, groups
+    shape = pixels, channels, depth
+    product = _product("conv2d_grad_input", shape, uses, grad_output, bits_for(count), kind, *lies)
 
     def fused(config: Config) -> Tensor:
         grid, schedule = plans.schedule(product, config, groups)
@@ -333,9 +341,9 @@ def conv2d_grad_weight(
         return out.zero_()
     sizes = _sizes(x.shape, grad_output.shape, kernel_size, out.shape[1], groups, *geometry)
     pixels = grad_output.numel() // grad_output.shape[1]
-    product = _product(
-        "conv2d_grad_weight", sizes["outputs"], out[0].numel(), pixels, pixels, x, bits_for(count), "none"
-    )
+    shape = sizes["outputs"], out[0].numel(), pixels
+    lies = *kernel_size, *stride, *padding, *dilation, groups
+    product = _product("conv2d_grad_weight", shape, pixels, x, bits_for(count), "none", *lies)
 
     def fused(config: Config) -> Tensor:
         grid, schedule = plans.schedule(product, config, groups)

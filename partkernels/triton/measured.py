@@ -43,6 +43,7 @@ def _kind(product) -> dict:
         "bits": product.bits,
         "defaults": product.kind,
         "tf32": product.tf32,
+        "geometry": list(product.geometry),
     }
 
 

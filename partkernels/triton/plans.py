@@ -51,6 +51,7 @@ class Product:
         uses: how often each entry of the weight is used.
         kind: of defaults; 'none' where the weight is not read.
         tf32: float32 may be multiplied as TF32.
+        geometry: of a convolution, what its sizes don't say: kernel, stride, padding, dilation, groups, memory format.
     """
 
     operator: str
@@ -63,6 +64,7 @@ class Product:
     kind: str
     tf32: bool
     gpu: Gpu
+    geometry: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,13 +109,15 @@ def _weight_side(operator: str, down: int, across: int) -> int:
 def default_config(product: Product) -> Config:
     """A tile for any GPU, by the product's sizes: not measured, but none spills registers."""
     work = product.operator.partition("_")[2]
-    is_hopper, is_narrow = product.gpu.is_hopper, product.dtype.itemsize == 2
+    is_hopper = product.gpu.is_hopper
+    # Wider ones spill: float32 in itself, patches of images for their addresses.
+    widest = 256 if is_hopper and product.dtype.itemsize == 2 and product.operator.startswith("linear") else 128
     if work == "grad_input":  # [rows of x, columns of the weight], these by whole groups
         down = _power_of_two(product.down, 16, 128 if is_hopper else 64)
-        across = _power_of_two(product.across, 64, 128)
-        warps = 8 if down >= 64 and down * across >= 64 * 128 else 4
+        most = 64 if down < 64 else 128 if down < 128 or product.kind == "normal" else widest
+        across = _power_of_two(product.across, 64, most)
+        warps = 8 if down * across >= 64 * 128 else 4
     else:  # [rows of the weight, ...]; before Hopper every warp holds its whole share of the other operand
-        widest = 256 if is_hopper and is_narrow and product.operator.startswith("linear") else 128
         across = _power_of_two(product.across, 16, widest if is_hopper or work else 64)
         # 16 rows a warp: then the map's words are fetched by the threads that need them (see packed_map).
         down = 64 if across <= 64 and is_hopper else _power_of_two(product.down, 64, 128)
@@ -129,8 +133,9 @@ def schedule(product: Product, config: Config, groups: int = 1) -> tuple[tuple[i
     """The grid of a fused kernel (tiles, programs that share each sum, groups), and what it is told of its tiles."""
     tiles = -(-product.down // config.down) * -(-product.across // config.across)
     total = -(-product.depth // TERMS)
-    # So many that every multiprocessor has a program.
-    wanted = max(1, min(product.gpu.multiprocessors // max(1, tiles * groups), total // _LEAST_STEPS))
+    # So many that every multiprocessor has eight warps: fewer don't hide what they wait for.
+    programs = product.gpu.multiprocessors * max(1, 8 // config.warps)
+    wanted = max(1, min(programs // max(1, tiles * groups), total // _LEAST_STEPS))
     steps = -(-total // wanted)
     precision = "tf32" if product.tf32 and product.dtype == torch.float32 else "ieee"
     tile = {"DOWN": config.down, "ACROSS": config.across, "num_warps": config.warps, "num_stages": config.stages}
@@ -165,10 +170,12 @@ def choose(product: Product) -> Plan:
         return Plan(None, "asked for")
     if found := measured.nearest(product):
         return Plan(Config(*found.config) if found.config else None, found.reason)
-    if product.uses <= _FEW_USES:
+    without_cores = product.dtype == torch.float32 and not product.tf32
+    # Without tensor cores an input gradient's tile of the weight spills.
+    if product.uses <= _FEW_USES and not (without_cores and product.operator.endswith("grad_input")):
         return Plan(default_config(product), f"each weight is used {product.uses} times: reading it takes longest")
-    if product.dtype == torch.float32 and not product.tf32:
-        return Plan(None, "float32 without TF32, which has no tensor cores")
+    if without_cores:
+        return Plan(None, "float32 without TF32 has no tensor cores")
     fused, rebuild = _FUSED_OVERHEAD[product.kind], _REBUILD_USES[product.kind] / product.uses
     reason = f"estimated, not measured: {fused:.0%} beyond the dense product against {rebuild:.0%} for rebuilding"
     return Plan(default_config(product) if fused <= rebuild else None, reason)

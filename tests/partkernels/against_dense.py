@@ -46,6 +46,8 @@ if torch.cuda.is_available():
 # Without a GPU its kernels are interpreted.
 TRITON = [Target("triton", dispatch.triton_device(), plan) for plan in ("fused", "rebuild") if "triton" in _READY]
 TARGETS += TRITON
+# Where there is but one way: not by each plan again.
+BY_ONE_PLAN = [target for target in TARGETS if target.plan != "rebuild"]
 # Of the backends that run on the host, those that are interpreted.
 INTERPRETED = ["triton"] if any(target.device == "cpu" for target in TRITON) else []
 # On a device's own arithmetic, at its own speed: the interpreter's sums are NumPy's, and take seconds.

@@ -6,13 +6,21 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from against_dense import BACKENDS, DTYPES, LAYOUTS, TARGETS, Target, assert_within_twice_dense_error, in_layout
+from against_dense import (
+    BACKENDS,
+    BY_ONE_PLAN,
+    DTYPES,
+    LAYOUTS,
+    Target,
+    assert_within_twice_dense_error,
+    in_layout,
+)
 from torch import Tensor
 
 import partkernels as pk
 
 ops = torch.ops.partkernels
-EVERY_TARGET = [Target("reference", "cpu"), *TARGETS]
+EVERY_TARGET = [Target("reference", "cpu"), *BY_ONE_PLAN]
 BITS = {torch.float32: torch.int32, torch.float64: torch.int64, torch.bfloat16: torch.int16}
 
 

@@ -228,6 +228,11 @@ def own_measurements(tmp_path, monkeypatch):
         ({"dtype": torch.float32}, False, "float32 without TF32"),
         ({"across": 8, "uses": 8}, True, "used 8 times: reading it takes longest"),
         ({"dtype": torch.float32, "across": 8, "uses": 8}, True, "used 8 times"),
+        (
+            {"operator": "linear_grad_input", "dtype": torch.float32, "down": 8, "uses": 8},
+            False,
+            "float32 without TF32",
+        ),
         ({"across": 512, "uses": 512}, True, "estimated, not measured"),
         ({"across": 65536, "uses": 65536}, False, "estimated, not measured"),
         ({"kind": "normal", "across": 2048, "uses": 2048}, False, "estimated, not measured"),
