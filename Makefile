@@ -32,15 +32,23 @@ bench: $(VENV)/bench
 	$(BIN)/python -m benchmarks report $(OUT)/benchmarks.json --out $(OUT)/benchmarks.html && exit $$status
 
 # On a machine with a GPU, in its own Python, which has PyTorch with CUDA, pytest and what [bench] names: nothing is
-# installed and nothing fetched. Builds, tests and measures; the page is there even if a test failed.
+# installed and nothing fetched. Builds, tests, tunes and measures; a step that fails keeps no other one from running.
 gpu: PRESET := gpu
 gpu: export PYTHONPATH := .:python_api
 gpu:
-	PARTKERNELS_BUILD=cpu $(PYTHON) setup.py -q build_ext --inplace
-	$(PYTHON) -m partkernels
-	$(PYTHON) -m pytest -q tests/partkernels tests/partnets; tests=$$?; \
-	env -u OMP_WAIT_POLICY $(PYTHON) -m benchmarks all --preset $(PRESET) --out $(OUT)/gpu.json; suites=$$?; \
-	$(PYTHON) -m benchmarks report $(OUT)/gpu.json --out $(OUT)/gpu.html && exit $$((tests + suites))
+	@mkdir -p $(OUT); failed=; \
+	step() { name=$$1; shift; echo "== $$name: $$*"; "$$@" || failed="$$failed $$name,"; }; \
+	xdist=$$($(PYTHON) -c 'import xdist; print("-n auto")' 2>/dev/null); \
+	step build env PARTKERNELS_BUILD=cpu $(PYTHON) setup.py -q build_ext --inplace; \
+	step explain $(PYTHON) -m partkernels; \
+	step tests $(PYTHON) -m pytest -q $$xdist tests/partkernels tests/partnets; \
+	step kernels $(PYTHON) -m benchmarks.triton_kernels --out $(OUT)/triton-kernels.md; \
+	step tune $(PYTHON) -m benchmarks.tune --preset $(PRESET) --out $(OUT)/measured; \
+	step suites env -u OMP_WAIT_POLICY PARTKERNELS_CACHE=$(OUT)/measured \
+	  $(PYTHON) -m benchmarks all --preset $(PRESET) --out $(OUT)/gpu.json; \
+	step bars $(PYTHON) -m benchmarks bars $(OUT)/gpu.json; \
+	step report $(PYTHON) -m benchmarks report $(OUT)/gpu.json --out $(OUT)/gpu.html; \
+	test -z "$$failed" || { echo "failed:$${failed%,}"; exit 1; }
 
 lint: $(VENV)/test
 	$(BIN)/ruff check .

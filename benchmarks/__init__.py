@@ -12,7 +12,8 @@ From the bottom up:
     results, estimates      a file of samples; medians and their intervals
     figures, summary        what the samples say
     compare, report, readme two files side by side; a page; the README's tables
-    bars                    what the kernels for CPUs are held to
+    bars                    what the kernels for CPUs and for GPUs are held to
+    tune                    which of Triton's plans is the fastest for the layers that speed measures
 
 A new kernel needs no line here: as a backend that is ready, it is measured in every case and checked against the
 reference. A new shape goes into presets, a new peer into operators, training or schemes, a new model into models.

@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--readme", type=Path, help="a file whose benchmark tables are written anew")
     report.set_defaults(run=_report)
 
-    held = commands.add_parser("bars", help="what the kernels for CPUs are held to, and what files of results say")
+    held = commands.add_parser("bars", help="what the kernels are held to, and what files of results say")
     held.add_argument("results", nargs="+", type=Path)
     held.set_defaults(run=_bars)
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import torch
 from tqdm import tqdm
 
-import partkernels as pk
 from benchmarks import peak
 from benchmarks.footprint import Footprint
 from benchmarks.operators import obstacles as unavailable
@@ -22,7 +21,12 @@ SCHEMES = ("dense", "paper")
 
 
 def measure(
-    jobs: Sequence[Job], backends: Sequence[str], *, arithmetic: Sequence[Job] = (), processes: bool = True
+    jobs: Sequence[Job],
+    backends: Sequence[str],
+    *,
+    arithmetic: Sequence[Job] = (),
+    processes: bool = True,
+    fused: Sequence[str] = (),
 ) -> list[Record]:
     """Records of bytes: for each job, peer and figure.
 
@@ -33,21 +37,24 @@ def measure(
         backends: of ours.
         arithmetic: jobs whose models are too large to make, for Footprint's figures alone.
         processes: whether to measure processes too, where that is possible: on the CPU, under Linux.
+        fused: names of models that are measured by Triton's fused plan as well, if that is among the backends.
     """
     processes = processes and sys.platform == "linux"
-    peers = [(scheme, scheme, "auto") for scheme in SCHEMES]
-    peers += [(f"partkernels {backend}", "partkernels", backend) for backend in backends]
+    peers = {scheme: {"scheme": scheme} for scheme in SCHEMES}
+    peers |= {f"partkernels {backend}": {"scheme": "partkernels", "backend": backend} for backend in backends}
+    by_plan = {"partkernels triton fused": {"scheme": "partkernels", "backend": "triton", "plan": "fused"}}
     records = []
-    with tqdm(total=len(jobs) * len(peers) + len(arithmetic), disable=None, unit="case", leave=False) as progress:
+    with tqdm(total=len(jobs) + len(arithmetic), disable=None, unit="case", leave=False) as progress:
         for job in jobs:
             facts = _facts(job)
+            progress.set_description(f"memory of {facts['name']}")
+            progress.update()
             figures: dict[str, dict[str, float]] = {}
-            for name, scheme, backend in peers:
-                progress.set_description(f"memory of {facts['name']}")
-                progress.update()
-                own = dataclasses.replace(job, scheme=scheme, backend=backend)
-                if backend in unavailable():
-                    records.append(Record("memory", _case(job, ""), name, "B", missing=unavailable()[backend]))
+            more = by_plan if job.model in fused and "triton" in backends else {}
+            for name, peer in (peers | more).items():
+                own = dataclasses.replace(job, **peer)
+                if own.backend in unavailable():
+                    records.append(Record("memory", _case(job, ""), name, "B", missing=unavailable()[own.backend]))
                     continue
                 try:
                     figures[name] = _measured(own, processes)
@@ -58,14 +65,14 @@ def measure(
             records += _records(job, figures, facts)
         for job in arithmetic:
             progress.update()
-            figures = {name: _computed(job, scheme) for name, scheme, _ in peers}
+            figures = {name: _computed(job, peer["scheme"]) for name, peer in peers.items()}
             figures["floor"] = _computed(job, "floor")
             records += _records(job, figures, _facts(job) | {"how": "by arithmetic"})
     return records
 
 
 def _measured(job: Job, processes: bool) -> dict[str, float]:
-    with pk.use_backend(job.backend):
+    with job.using():
         figures = dataclasses.asdict(Footprint.counted(job.make()))
     figures |= {f"peak of {phase}, by allocator": value for phase, value in peak.by_allocator(job).items()}
     if processes and job.device == "cpu":

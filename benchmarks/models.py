@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from partnets import models
@@ -35,9 +36,12 @@ def fixup_resnet(depth: int = 8, width: int = 1) -> Model:
     return Model(name, lambda: models.FixupResNet(depth, width), (3, 32, 32), optimizer="sgd")
 
 
-def linear(features: int) -> Model:
+def linear(features: int, dtype: torch.dtype = torch.float32) -> Model:
     """A square linear layer by itself."""
-    return Model(f"Linear {features}×{features}", lambda: nn.Linear(features, features), (features,), features)
+    name = f"Linear {features}×{features}"
+    if dtype != torch.float32:
+        name += f", {str(dtype).removeprefix('torch.')}"
+    return Model(name, lambda: nn.Linear(features, features, dtype=dtype), (features,), features)
 
 
 def conv2d(channels: int, size: int) -> Model:
@@ -54,6 +58,7 @@ NAMED = {
     "linear-2048": linear(2048),
     "linear-4096": linear(4096),
     "linear-8192": linear(8192),
+    "linear-8192-bfloat16": linear(8192, torch.bfloat16),
     "conv2d-160": conv2d(160, 16),
     "mnist-cnn": Model("MNIST CNN", models.MnistCNN, (1, 28, 28)),
     "resnet-8": fixup_resnet(8),

@@ -3,11 +3,15 @@
 Each computes one of WORKS from the tensors alone, with nothing kept from an earlier call. So the gradient of the input
 by `where` materialises the subnetwork's weight, as under activation checkpointing; the suite's training cases show what
 it costs where autograd keeps that copy alive instead.
+
+"partkernels triton" computes by the plan that it chooses, "partkernels triton fused" and "partkernels triton rebuild"
+by the one that they name (see PLANS).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 
 import torch
@@ -16,11 +20,13 @@ from torch import Tensor
 import partkernels as pk
 from benchmarks.layer import Layer, Tensors
 from benchmarks.measure import Missing, Run
-from partkernels.dispatch import READY, backends
+from partkernels.dispatch import READY, backends, noting
 from partkernels.operators import calls
 from partkernels.testing import Yardstick
 
 WORKS = ("forward", "grad_input", "grad_weight")
+# Of the Triton backend: one kernel, or a rebuilt weight and the vendor's.
+PLANS = ("fused", "rebuild")
 # PyTorch chooses among algorithms by memory format: its convolutions were seen to err 3.2 times as much on a
 # channels_last weight, which torch.compile makes.
 PEERS_SLACK = 4.0
@@ -39,7 +45,10 @@ def _run(name: str, work: str, active: int, tensors: Tensors) -> Run:
     elif name in ("where", "where, compiled"):
         call = _where(tensors, work, active, compiler=name != "where")
     else:
-        call = _ours(tensors, work, active, name.removeprefix("partkernels "))
+        _, backend, *plan = name.split()
+        call = ours(tensors, work, active, backend)
+        if plan:
+            call = _planned(call, *plan)
     return Run(call, lambda: _check(tensors, work, active, call(), ours=name.startswith("partkernels")))
 
 
@@ -96,8 +105,12 @@ def compiled(function: Callable, layer: Layer, work: str) -> Callable:
     return _compilations[key]
 
 
-def _ours(tensors: Tensors, work: str, active: int, backend: str) -> Callable[[], Tensor]:
-    """Our operator, as autograd calls it."""
+def ours(tensors: Tensors, work: str, active: int, backend: str) -> Callable[[], Tensor]:
+    """Our operator, as autograd calls it.
+
+    Raises:
+        Missing: the backend cannot run here.
+    """
     obstacle = obstacles().get(backend)
     if obstacle:
         raise Missing(obstacle)
@@ -115,6 +128,28 @@ def _ours(tensors: Tensors, work: str, active: int, backend: str) -> Callable[[]
         "grad_input": lambda: calls["conv2d_grad_input"](grad, weight, layer.x, *geometry, active, None, *flat),
         "grad_weight": lambda: calls["conv2d_grad_weight"](grad, x, layer.weight[2:], *geometry, active, *owners),
     }[work]
+
+
+def under_plan(plan: str) -> AbstractContextManager:
+    """Inside, Triton computes every product by one of PLANS; by the one that it chooses if plan is empty."""
+    if not plan:
+        return nullcontext()
+    from partkernels.triton import use_plan  # Triton may not be installed
+
+    return use_plan(plan)
+
+
+def _planned(call: Callable[[], Tensor], plan: str) -> Callable[[], Tensor]:
+    def planned() -> Tensor:
+        with under_plan(plan):
+            return call()
+
+    with noting() as notes:
+        planned()
+    # Where a plan does not serve a product, another one does, whose figures would bear its name.
+    if f"; {plan}" not in notes[0]:
+        raise Missing(notes[0])
+    return planned
 
 
 @cache

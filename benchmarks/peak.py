@@ -16,7 +16,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 import partkernels as pk
 from benchmarks import models
 from benchmarks.layer import THREE, Division
+from benchmarks.operators import under_plan
 from benchmarks.schemes import partitioned
 from benchmarks.train_step import PHASES, TrainStep, seeded
 
@@ -34,11 +36,15 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Job:
-    """Whose peak is asked for: a model of benchmarks.models under a scheme, on a backend of ours."""
+    """Whose peak is asked for: a model of benchmarks.models under a scheme, on a backend of ours.
+
+    plan: of operators.PLANS, for the Triton backend; empty for the one that it chooses.
+    """
 
     model: str
     scheme: str = "dense"
     backend: str = "auto"
+    plan: str = ""
     batch: int = 32
     division: Division = THREE
     active: int = 2
@@ -56,16 +62,26 @@ class Job:
         found = self.found()
         with seeded(seed):
             model = partitioned(found.make().to(self.device), self.division, seed)
-            x = torch.randn(self.batch, *found.input).to(self.device)
+            x = torch.randn(self.batch, *found.input).to(next(model.parameters()))
             y = torch.randint(found.classes, (self.batch,)).to(self.device)
         step = TrainStep(self.scheme, model, x, y, self.active, self.active, self.optimizer or found.optimizer)
         step()
         return step
 
+    @contextmanager
+    def using(self) -> Iterator[None]:
+        """Inside, the backend and its plan compute."""
+        with pk.use_backend(self.backend), under_plan(self.plan):
+            yield
+
+    def small(self) -> Job:
+        """At whose first step libraries take what they take for themselves."""
+        return dataclasses.replace(self, model="mnist-cnn", batch=2, optimizer=self.optimizer or self.found().optimizer)
+
 
 def by_allocator(job: Job) -> dict[str, int]:
     """The most bytes of tensors in each phase, those that the step keeps included."""
-    with pk.use_backend(job.backend):
+    with job.using():
         if job.device != "cpu":
             return _by_cuda_allocator(job)
         step = job.make()
@@ -103,6 +119,8 @@ def _kept(step: TrainStep) -> int:
 
 
 def _by_cuda_allocator(job: Job) -> dict[str, int]:
+    # cuBLAS has its workspace, some 32 MiB a thread that calls it, from the same allocator.
+    dataclasses.replace(job.small(), scheme="dense").make()
     gc.collect()
     before = torch.cuda.memory_allocated()
     step, peaks = job.make(), {}
@@ -158,9 +176,8 @@ def main() -> None:
     division = Division(tuple(given["division"]["proportions"]), given["division"]["defaults"])
     job = Job(**{**given, "division": division, "input": given["input"] and tuple(given["input"])})
     torch.set_num_threads(job.threads)
-    with pk.use_backend(job.backend):
-        # Libraries take their own memory at their first call.
-        dataclasses.replace(job, model="mnist-cnn", batch=2, optimizer=job.optimizer or job.found().optimizer).make()()
+    with job.using():
+        job.small().make()()
         _trim()
         before = resident("VmRSS")
         step = job.make()

@@ -23,6 +23,13 @@ def same(batch: int, channels: int, size: int, kernel: int = 3, out: int = 0) ->
 
 MNIST_CNN = (same(200, 1, 28, 5, 20), same(200, 20, 14, 5, 50))
 RESNET_8 = (same(250, 16, 32), same(250, 32, 16), same(250, 64, 8))
+# The layers of ResNet-14 and of any other depth.
+RESNET = (
+    same(250, 3, 32, out=16),
+    *RESNET_8,
+    ((250, 16, 32, 32), (32, 16, 3, 3), {"padding": 1, "stride": 2}),
+    ((250, 32, 16, 16), (64, 32, 3, 3), {"padding": 1, "stride": 2}),
+)
 CONV2D = (*MNIST_CNN, *RESNET_8, same(32, 160, 16))
 LINEAR = ((1, 4096, 4096), (8, 4096, 4096), (32, 1024, 1024), (256, 1024, 1024), (256, 4096, 1024), (1024, 1024, 1024))
 
@@ -33,9 +40,10 @@ class Preset:
     about: one line for --help.
     device: "cpu" or "cuda"; where the suites run by default.
     plan: for speed and optim; step takes fewer rounds, for its calls are long.
-    linear, conv2d, dtypes, actives, works, compiled: of speed; forward_only: dtypes of which only the forward pass of
-        linear layers is measured.
-    memory: names in benchmarks.models and batches; arithmetic: names of models too large to make.
+    linear, conv2d, dtypes, actives, works, compiled: of speed; forward_only, forward_defaults: further dtypes and kinds
+        of defaults, of which only the forward pass of linear layers is measured.
+    memory: names in benchmarks.models and batches; arithmetic: names of models too large to make; fused: names of
+        those that are measured by Triton's fused plan as well.
     step: models, batches, and samples of the augmentation.
     series: whether step measures growth with width, depth, C and batch as well.
     paper: whether step measures the paper's scheme as well.
@@ -52,10 +60,12 @@ class Preset:
     device: str = "cpu"
     dtypes: tuple[torch.dtype, ...] = (torch.float32,)
     forward_only: tuple[torch.dtype, ...] = ()
+    forward_defaults: tuple[str, ...] = ()
     works: tuple[str, ...] = WORKS
     actives: tuple[int, ...] = (1, 2, 3)
     compiled: tuple[str, ...] = COMPILED
     arithmetic: tuple[str, ...] = ("transformer-1b",)
+    fused: tuple[str, ...] = ()
     processes: bool = True
     series: bool = False
     paper: bool = True
@@ -100,7 +110,7 @@ PRESETS = {
         optim=("linear-2048", "mnist-cnn", "resnet-14"),
     ),
     "cpu": Preset(
-        about="ten minutes on two cores: what benchmarks/bars.py holds the kernels for CPUs to",
+        about="ten minutes on two cores: what benchmarks/bars/cpu.py holds the kernels for CPUs to",
         plan=Plan(rounds=7, sample=3e-3, seconds=0.1),
         linear=LINEAR,
         conv2d=CONV2D,
@@ -114,23 +124,26 @@ PRESETS = {
         optim=("linear-2048",),
     ),
     "gpu": Preset(
-        about="the shapes that a GPU is for; meant to take six minutes on an H200, and not yet run on one",
+        about="what benchmarks/bars/gpu.py holds the kernels for GPUs to; five minutes on an H200, not yet run on one",
         device="cuda",
-        plan=Plan(rounds=20, sample=0, seconds=0.1, minutes=2.5),
-        step_plan=Plan(rounds=5, seconds=0.2, minutes=1.5),
+        # The time of the optimisers' steps includes the host's, which many calls in a row hide as training does.
+        plan=Plan(rounds=10, sample=3e-3, seconds=0.1, minutes=2.5),
+        step_plan=Plan(rounds=3, seconds=0.2, minutes=0.75),
         dtypes=(torch.bfloat16,),
         linear=((16, 8192, 8192), (4096, 4096, 4096), (8192, 4096, 4096)),
-        conv2d=(same(256, 128, 28), same(256, 512, 7), *RESNET_8),
+        conv2d=(same(256, 128, 28), same(256, 512, 7), *RESNET),
+        forward_defaults=("zeros",),
         actives=(1, 3),
         # Autotuning takes some ten seconds a case.
         compiled=("linear forward", "conv2d forward"),
         memory=(
-            ("linear-8192", 4096),
+            ("linear-8192-bfloat16", 4096),
             ("mnist-cnn", 4000),
             ("resnet-14", 5000),
             ("wrn-20", 256),
             ("vit-tiny", 512),
         ),
+        fused=("linear-8192-bfloat16",),
         step=(("mnist-cnn", 200, 20), ("resnet-8", 250, 20), ("resnet-14", 250, 20), ("vit-tiny", 128, 1)),
         optim=("linear-4096", "resnet-14"),
     ),

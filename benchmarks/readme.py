@@ -47,11 +47,13 @@ def _how(results: Results) -> str:
 def _tables(results: Results) -> Iterable[str]:
     records = results.records
     if rows := summary.speed(records):
+        several = len({row.defaults for row in rows}) > 1
         yield _table(
             ("layer, worst live subnetwork", "time over dense", "least to greatest", "faster than `torch.where`"),
             [
                 (
-                    f"{row.operator} {row.work}, {row.dtype}, {row.bits}-bit map, `{row.peer}`, {row.shapes} shapes",
+                    f"{row.operator} {row.work}, {row.dtype}, {row.bits}-bit map, "
+                    f"{f'{row.defaults}, ' * several}`{row.peer}`, {row.shapes} shapes",
                     f"{row.dense[0]:.2f}",
                     f"{row.dense[1]:.2f} to {row.dense[2]:.2f}",
                     "" if math.isnan(row.where) else f"{row.where:.2f}×",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -84,24 +84,39 @@ def kernel_clock(options: Options) -> WallClock | EventClock:
 
 def _speed(options: Options) -> Batch:
     preset, device = options.preset, options.device
-    layers = [Layer((m, k), (n, k), dtype=dtype, device=device) for dtype in preset.dtypes for m, n, k in preset.linear]
-    layers += [
-        Layer(x, weight, **geometry, dtype=dtype, device=device)
-        for dtype in preset.dtypes
-        for x, weight, geometry in preset.conv2d
-    ]
-    forward_only = [
-        Layer((m, k), (n, k), dtype=dtype, device=device) for dtype in preset.forward_only for m, n, k in preset.linear
+    linear = linear_layers(preset, preset.dtypes, device)
+    forward_only = linear_layers(preset, preset.forward_only, device)
+    others = [
+        replace(division, defaults=kind)
+        for division in options.divisions
+        for kind in preset.forward_defaults
+        if kind != division.defaults
     ]
     works = options.works or preset.works
     workloads = [
         workload
-        for some, measured in ((layers, works), (forward_only, ("forward",)))
+        for some, divisions, measured in (
+            (linear + convolutions(preset, device), options.divisions, works),
+            (forward_only, options.divisions, ("forward",)),
+            (linear, others, ("forward",)),
+        )
         for workload in speed.workloads(
-            some, options.divisions, preset.actives, options.backends, works=measured, compiled=preset.compiled
+            some, divisions, preset.actives, options.backends, works=measured, compiled=preset.compiled
         )
     ]
     return Batch(workloads, kernel_clock(options), preset.plan)
+
+
+def linear_layers(preset: Preset, dtypes: Sequence[torch.dtype], device: torch.device) -> list[Layer]:
+    return [Layer((m, k), (n, k), dtype=dtype, device=device) for dtype in dtypes for m, n, k in preset.linear]
+
+
+def convolutions(preset: Preset, device: torch.device) -> list[Layer]:
+    return [
+        Layer(x, weight, **geometry, dtype=dtype, device=device)
+        for dtype in preset.dtypes
+        for x, weight, geometry in preset.conv2d
+    ]
 
 
 def _step(options: Options) -> Batch:
@@ -129,8 +144,8 @@ def memory_jobs(options: Options) -> list[Job]:
 
 def _memory(options: Options) -> list[Record]:
     arithmetic = [_job(options, name, 1) for name in options.preset.arithmetic]
-    processes = options.preset.processes
-    return memory.measure(memory_jobs(options), options.backends, arithmetic=arithmetic, processes=processes)
+    how = {"processes": options.preset.processes, "fused": options.preset.fused}
+    return memory.measure(memory_jobs(options), options.backends, arithmetic=arithmetic, **how)
 
 
 def _job(options: Options, name: str, batch: int) -> Job:

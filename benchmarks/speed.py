@@ -39,7 +39,7 @@ def workloads(
             "speed",
             _case(layer, division, work, active),
             partial(Tensors, layer, division),
-            _peers(layer, work, active, backends, compiled),
+            _peers(layer, work, active, division.count, backends, compiled),
             _facts(layer, work),
         )
         for layer, division, work, active in product(layers, divisions, works, actives)
@@ -48,13 +48,18 @@ def workloads(
 
 
 def _peers(
-    layer: Layer, work: str, active: int, backends: Sequence[str], compiled: Sequence[str]
+    layer: Layer, work: str, active: int, count: int, backends: Sequence[str], compiled: Sequence[str]
 ) -> dict[str, Callable[[Tensors], Run]]:
     names = TRAINING_PEERS if work == "training" else OPERATOR_PEERS
     if f"{layer.operator} {work}" not in compiled:
         names = tuple(name for name in names if name != "where, compiled")
     names += tuple(f"partkernels {backend}" for backend in backends)
-    return training.peers(names, active) if work == "training" else operators.peers(names, work, active)
+    if work == "training":
+        return training.peers(names, active)
+    # Where all partitions are live there is nothing to rebuild: PyTorch's operator runs, whatever the plan.
+    if "triton" in backends and (active < count or work == "grad_weight"):
+        names += tuple(f"partkernels triton {plan}" for plan in operators.PLANS)
+    return operators.peers(names, work, active)
 
 
 def _case(layer: Layer, division: Division, work: str, active: int) -> dict[str, str | int]:

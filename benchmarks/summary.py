@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.estimates import Estimate, ratios
 from benchmarks.figures import Figure, by_case
+from benchmarks.operators import PLANS
 from benchmarks.results import Record
 from benchmarks.step import PAPER, UPDATES
 
@@ -15,6 +16,11 @@ from benchmarks.step import PAPER, UPDATES
 def ours(peers: Iterable[str]) -> list[str]:
     """Those of the peers that are ours."""
     return [peer for peer in peers if peer.startswith(("partkernels", "partnets"))]
+
+
+def unforced(peers: Iterable[str]) -> list[str]:
+    """Those of ours that compute by the plan that they choose: what a user gets who asks for nothing."""
+    return [peer for peer in ours(peers) if not peer.endswith(PLANS)]
 
 
 @dataclass(frozen=True)

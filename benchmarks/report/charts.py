@@ -26,6 +26,8 @@ STYLES = {
     "partnets": "ours",
     "partkernels cpu": "ours",
     "partkernels triton": "ours",
+    "partkernels triton fused": "ours-2",
+    "partkernels triton rebuild": "ours-3",
     "partkernels cuda": "ours-2",
     "partkernels reference": "ours-3",
 }

@@ -106,7 +106,8 @@ def _speed(runs: Runs) -> Table:
     for (name, results, row), kind in zip(rows, kinds, strict=True):
         mean, low, high = row.dense
         work = f"{text.first_upper(row.operator)}, {text.phrase('work', row.work)}"
-        on = [text.phrase(name, kind[name]) for name in apart] + [row.peer.split()[-1]] * (len(backends) > 1)
+        on = [text.phrase(name, kind[name]) for name in apart]
+        on += [row.peer.removeprefix("partkernels ")] * (len(backends) > 1)
         cells = [
             Cell(text.ratio(mean), "number strong"),
             Cell("", "strip", strip=charts.Strip(axis.at(low), axis.at(mean), axis.at(high), axis.at(1.0))),

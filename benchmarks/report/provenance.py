@@ -57,6 +57,7 @@ def _scheme(peer: str) -> str:
 def _about(names: Iterable[str]) -> Iterable[tuple[str, str]]:
     for name in names:
         if name.startswith("partkernels "):
-            yield name, f"ours, on the backend {name.removeprefix('partkernels ')}"
+            _, backend, *plan = name.split()
+            yield name, f"ours, on the backend {backend}" + "".join(f", always by the plan {each}" for each in plan)
         elif name in text.ABOUT_PEERS:
             yield name, text.ABOUT_PEERS[name]

@@ -8,7 +8,7 @@ from benchmarks.figures import Figure, by_case
 from benchmarks.report import charts, every, text
 from benchmarks.report.layout import Part, Section, Table
 from benchmarks.results import Record, Results
-from benchmarks.summary import ours
+from benchmarks.summary import ours, unforced
 
 Cases = Sequence[dict[str, Figure]]
 
@@ -80,7 +80,7 @@ def _row(label: str, case: dict[str, Figure], peers: Sequence[str], axis: charts
         seconds = text.quantities(figure.value, "s")[0]
         about = charts.about(peer, figure.ratio, seconds)
         dots.append(charts.Dot.of(axis, figure.ratio, peer, about, peers.index(peer)))
-    mine = {peer.split()[-1]: text.ratio(known[peer].ratio.value) for peer in ours(known)}
+    mine = {peer.removeprefix("partkernels "): text.ratio(known[peer].ratio.value) for peer in ours(known)}
     values = list(mine.values()) if len(mine) == 1 else [f"{backend} {value}" for backend, value in mine.items()]
     return charts.Row(label, " · ".join(values) or nothing, dots, bool(values))
 
@@ -90,8 +90,8 @@ def _case(case: dict[str, Figure]) -> text.Case:
 
 
 def _cost(case: dict[str, Figure]) -> float:
-    """Of the dearest of ours."""
-    return max((case[peer].ratio.value for peer in ours(case) if case[peer].ratio), default=0.0)
+    """Of the dearest of ours, by the plans that it chose."""
+    return max((case[peer].ratio.value for peer in unforced(case) if case[peer].ratio), default=0.0)
 
 
 def _tables(records: Sequence[Record], results: Results) -> list[Table]:

@@ -6,6 +6,7 @@ import pytest
 from test_report import BARE, DIVISION
 
 from benchmarks import bars
+from benchmarks.bars import cpu
 from benchmarks.presets import PRESETS
 from benchmarks.results import Record
 
@@ -16,7 +17,7 @@ def layer(shape: str, active: int, *, ours: float, where: float, work: str = "fo
     """Peers of a layer's operator; the dense one takes a second."""
     operator = "linear" if "," not in shape else "conv2d"
     case = {"operator": operator, "work": work, "shape": shape, "dtype": dtype, "device": "cpu", **DIVISION}
-    seconds = {"dense": 1.0, "where": where, bars.OURS: ours}
+    seconds = {"dense": 1.0, "where": where, cpu.OURS: ours}
     return [
         Record("speed", case | {"active": active}, peer, samples=[[value] * 3] * PASSES, facts={"flops": 3e9})
         for peer, value in seconds.items()
@@ -24,7 +25,7 @@ def layer(shape: str, active: int, *, ours: float, where: float, work: str = "fo
 
 
 def only(records: list[Record]) -> bars.Bar:
-    (bar,) = bars.measured(records)
+    (bar,) = cpu.measured(records)
     return bar
 
 
@@ -51,8 +52,8 @@ def test_bars_depend_on_the_rows(shape, ours, where, is_met):
 
 
 def test_what_is_held_to_nothing_is_no_row():
-    assert not bars.measured(layer("8×64×64", 1, ours=9.0, where=1.0, work="grad input"))
-    assert not bars.measured(layer("2×3×8×8, 4×3×3×3", 1, ours=9.0, where=1.0, dtype="bfloat16"))
+    assert not cpu.measured(layer("8×64×64", 1, ours=9.0, where=1.0, work="grad input"))
+    assert not cpu.measured(layer("2×3×8×8, 4×3×3×3", 1, ours=9.0, where=1.0, dtype="bfloat16"))
 
 
 def test_an_iteration_is_the_sum_of_both_updates_each_at_its_worst():
@@ -61,8 +62,8 @@ def test_an_iteration_is_the_sum_of_both_updates_each_at_its_worst():
     for active, parameters, hyperparameters in ((1, 0.9, 0.7), (2, 1.0, 0.6)):
         seconds = {
             "dense": 1.0,
-            f"{bars.OURS}, parameters": parameters,
-            f"{bars.OURS}, hyperparameters": hyperparameters,
+            f"{cpu.OURS}, parameters": parameters,
+            f"{cpu.OURS}, hyperparameters": hyperparameters,
         }
         records += [
             Record("step", case | {"active": active}, peer, samples=[[value] * 3] * PASSES)
@@ -84,4 +85,4 @@ def test_the_table_shows_runs_side_by_side_and_marks_what_is_missed():
 
 def test_the_preset_has_the_shapes_that_are_held_to_something():
     preset = PRESETS["cpu"]
-    assert all(bars._bar_of_layer("linear", "float32", "forward", f"{m}×{n}×{k}") for m, n, k in preset.linear)
+    assert all(cpu._bar_of_layer("linear", "float32", "forward", f"{m}×{n}×{k}") for m, n, k in preset.linear)

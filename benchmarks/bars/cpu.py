@@ -1,45 +1,19 @@
-"""bars: what the kernels for CPUs are held to, beside what runs of the suite measured.
+"""What the kernels for CPUs are held to.
 
 Ratios are to the dense layer (below 1 is faster), for the live subnetwork that costs most.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from benchmarks import summary
+from benchmarks.bars.bar import Bar
 from benchmarks.estimates import Estimate
 from benchmarks.figures import Figure, by_case
-from benchmarks.results import Record, Results
+from benchmarks.results import Record
 
 OURS = "partkernels cpu"
-
-
-@dataclass(frozen=True)
-class Bar:
-    """One row, in one run.
-
-    Attributes:
-        work: what is done.
-        ratio: ours over the dense peer's.
-        most: what the ratio may be.
-        faster: times faster than torch.where; None if that is no peer.
-        least: what `faster` must be.
-        rate: floating-point operations a second; NaN where they are not the measure.
-    """
-
-    work: str
-    ratio: Estimate
-    most: float
-    faster: Estimate | None = None
-    least: float = math.nan
-    rate: float = math.nan
-
-    @property
-    def is_met(self) -> bool:
-        return self.ratio.value <= self.most and (self.faster is None or self.faster.value >= self.least)
 
 
 def measured(records: Sequence[Record]) -> list[Bar]:
@@ -104,31 +78,3 @@ def _iterations(records: Sequence[Record]) -> Iterable[Bar]:
             confidence = min(figure.ratio.confidence for figure in worst)
             name = f"updates of weights and hyperparameters over a dense step, {model}, batch {batch}"
             yield Bar(name, Estimate(value, low, high, confidence), 1.75)
-
-
-def table(runs: Sequence[Results]) -> str:
-    """Markdown: a row for each bar, a pair of columns for each run."""
-    found = [{bar.work: bar for bar in measured(run.records)} for run in runs]
-    works = dict.fromkeys(work for bars in found for work in bars)
-    head = ["work", "at most"]
-    for number in range(1, len(runs) + 1):
-        run = f"run {number}: " if len(runs) > 1 else ""
-        head += [f"{run}over dense", "faster than `where`", "GFLOP/s"]
-    lines = [head, ["---"] * len(head)]
-    for work in works:
-        row = [work]
-        for bars in found:
-            if work not in bars:
-                row += ["", "", ""]
-                continue
-            bar = bars[work]
-            if len(row) == 1:
-                row.append(f"{bar.most:.2f}" + ("" if bar.faster is None else f", {bar.least:g}×"))
-            faster = "" if bar.faster is None else f"{bar.faster.value:.2f}×"
-            rate = "" if math.isnan(bar.rate) else f"{bar.rate / 1e9:.0f}"
-            row += [f"{bar.ratio:.2f}" + ("" if bar.is_met else " **missed**"), faster, rate]
-        lines.append(row)
-    how = [f"Run {n}: `{run.command}`, commit {run.commit[:9]}, {run.date}." for n, run in enumerate(runs, 1)]
-    peaks = [f"{name} {rate / 1e9:.0f}" for name, rate in runs[0].rooflines.items()]
-    machine = f"{runs[0].machine['processor']}, {runs[0].settings['threads']} threads; in G/s, {', '.join(peaks)}."
-    return "\n".join([machine, *how, "", *("| " + " | ".join(line) + " |" for line in lines)])

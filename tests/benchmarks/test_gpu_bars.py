@@ -1,0 +1,182 @@
+"""The table of what the kernels for GPUs are held to, on results that are made up."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from test_report import BARE, DIVISION
+
+from benchmarks import bars, memory
+from benchmarks.bars import gpu
+from benchmarks.presets import PRESETS
+from benchmarks.registry import SUITES, Options, memory_jobs
+from benchmarks.results import Record, Results
+
+AUTOMATIC, FUSED, REBUILD = gpu.BEST
+# Bytes and operations a second.
+COPY, MATMUL = 4e12, 8e14
+
+
+def run(records: list[Record]) -> Results:
+    return dataclasses.replace(
+        BARE,
+        machine={"gpu": "NVIDIA H200", "processor": "a processor"},
+        settings={"preset": "gpu", "device": "cuda", "threads": 8},
+        rooflines={"copy": COPY, "matmul bfloat16": MATMUL},
+        records=records,
+    )
+
+
+def layer(shape: str, active: int = 1, *, work: str = "forward", defaults: str = "uniform", **seconds) -> list[Record]:
+    """A case; the dense peer takes a second, and a peer that takes None is refused."""
+    case = {"operator": "conv2d" if "," in shape else "linear", "work": work, "shape": shape, "dtype": "bfloat16"}
+    case |= {"device": "cuda", **DIVISION, "defaults": defaults, "active": active}
+    names = {"automatic": AUTOMATIC, "fused": FUSED, "rebuild": REBUILD, "where": "where"}
+    peers = {"dense": 1.0} | {names[name]: value for name, value in seconds.items()}
+    return [
+        Record("speed", case, peer, samples=[[value] * 3] * 6, facts={"flops": 1e14, "bytes": 1e12})
+        if value is not None
+        else Record("speed", case, peer, refused="the result is off by 1.0 from float64")
+        for peer, value in peers.items()
+    ]
+
+
+def rows(records: list[Record]) -> dict[str, bars.Bar]:
+    return {bar.work: bar for bar in bars.measured(run(records))}
+
+
+def test_the_best_plan_of_each_subnetwork_counts_and_the_subnetwork_that_costs_most():
+    found = rows(
+        layer("4096×4096×4096", 1, automatic=1.2, fused=1.3, rebuild=1.04, where=2.0)
+        + layer("4096×4096×4096", 3, automatic=1.01, where=2.0)
+    )
+    best = found["linear forward, uniform, 4096×4096×4096, best plan"]
+    assert (best.ratio.value, best.plan, best.is_met) == (pytest.approx(1.04), "rebuild", True)
+    assert best.most == pytest.approx(1 / 0.95)
+    assert best.rate == pytest.approx(1e14 / 1.04)
+    fused = found["linear forward, uniform, 4096×4096×4096, fused"]
+    assert (fused.ratio.value, fused.faster.value, fused.is_met) == (pytest.approx(1.3), pytest.approx(2 / 1.3), True)
+
+
+@pytest.mark.parametrize(
+    ("defaults", "seconds", "where", "is_met"),
+    [
+        ("uniform", 1.42, 1.5, True),  # 0.70 of cuBLAS
+        ("uniform", 1.44, 1.5, False),
+        ("uniform", 1.30, 1.2, False),  # slower than where
+        ("zeros", 1.17, 1.5, True),  # 0.85 of cuBLAS
+        ("zeros", 1.19, 1.5, False),
+    ],
+)
+def test_the_fused_kernel_is_held_to_less_and_to_where(defaults, seconds, where, is_met):
+    found = rows(layer("8192×4096×4096", automatic=1.0, fused=seconds, rebuild=1.0, where=where, defaults=defaults))
+    assert found[f"linear forward, {defaults}, 8192×4096×4096, fused"].is_met == is_met
+    assert ("linear forward, zeros, 8192×4096×4096, best plan" in found) is False
+
+
+@pytest.mark.parametrize(
+    ("active", "seconds", "where", "is_met"),
+    [
+        (1, (1e12 + 2**24) / COPY / 0.86, 9.0, True),
+        (1, (1e12 + 2**24) / COPY / 0.84, 9.0, False),
+        (1, (1e12 + 2**24) / COPY / 0.86, 0.5, False),  # 2.5 times as fast as where
+    ],
+)
+def test_few_rows_are_held_to_the_bandwidth_with_the_map_counted(active, seconds, where, is_met):
+    (bar,) = rows(layer("16×8192×8192", active, automatic=seconds, fused=seconds, rebuild=9.0, where=where)).values()
+    assert bar.work == "linear forward, uniform, 16×8192×8192, over moving its bytes"
+    assert bar.ratio.value == pytest.approx(seconds * COPY / (1e12 + 8192 * 2048))
+    assert (bar.is_met, bar.least) == (is_met, 2.5)
+
+
+def test_where_all_is_live_no_map_is_read():
+    (bar,) = rows(layer("16×8192×8192", 3, automatic=0.3, where=9.0)).values()
+    assert bar.ratio.value == pytest.approx(0.3 * COPY / 1e12)
+
+
+def test_what_was_refused_is_missed_though_another_subnetwork_was_measured():
+    records = layer("4096×4096×4096", 1, automatic=None, fused=None, rebuild=None, where=2.0)
+    records += layer("4096×4096×4096", 3, automatic=1.0, where=2.0)
+    found = rows(records)
+    assert not any(bar.is_met for bar in found.values()) and len(found) == 2
+    assert "no figure **missed**" in bars.table([run(records)])
+
+
+def test_gradients_and_convolutions_are_held_by_their_best_plan():
+    images = "256×512×7×7, 512×512×3×3, padding 1"
+    found = rows(
+        layer("4096×4096×4096", work="grad input", automatic=1.08, fused=1.2, rebuild=1.1)
+        + layer("8192×4096×4096", work="grad input", automatic=9.0)
+        + layer(images, work="grad weight", automatic=1.06, fused=1.2, rebuild=1.1)
+        + layer(images, work="training", automatic=9.0)
+    )
+    assert {name: bar.is_met for name, bar in found.items()} == {
+        "linear grad input, uniform, 4096×4096×4096, best plan": True,
+        f"conv2d grad weight, uniform, {images}, best plan": False,
+    }
+
+
+def adam(update: int, share: float, seconds: float) -> list[Record]:
+    case = {"model": "Linear 4096×4096", "optimizer": "adam", "device": "cuda", **DIVISION, "update": update}
+    peers = {"torch, fused": 1.0, "torch, foreach": 0.5, "partnets": seconds}
+    return [Record("optim", case, peer, samples=[[s] * 3] * 6, facts={"share": share}) for peer, s in peers.items()]
+
+
+def test_adam_is_held_to_torchs_fused_step():
+    found = rows(adam(1, 0.8, 0.99) + adam(3, 0.1, 0.71))
+    assert {name: bar.is_met for name, bar in found.items()} == {
+        "Adam's step, Linear 4096×4096, 80% of the weights, over torch's fused": True,
+        "Adam's step, Linear 4096×4096, 10% of the weights, over torch's fused": False,
+    }
+
+
+def peaks(**backward: float | None) -> list[Record]:
+    (job,) = memory_jobs(Options(dataclasses.replace(PRESETS["gpu"], memory=PRESETS["gpu"].memory[:1])))
+    names = {"dense": "dense", "automatic": AUTOMATIC, "fused": FUSED}
+    records = []
+    for name, peak in backward.items():
+        if peak is None:
+            records.append(Record("memory", memory._case(job, ""), names[name], "B", missing="failed: no memory"))
+            continue
+        figures = {"map": 10, "peak of forward, by allocator": 80, "peak of backward, by allocator": peak}
+        figures["peak of step, by allocator"] = 9999
+        records += memory._records(job, {names[name]: figures}, {"weights": 1, "parameters": 1})
+    return records
+
+
+@pytest.mark.parametrize(("fused", "is_met"), [(111, True), (112, False), (None, False)])
+def test_the_peak_is_held_to_dense_and_the_map(fused, is_met):
+    (bar,) = rows(peaks(dense=100, automatic=500, fused=fused)).values()
+    assert bar.is_met == is_met
+
+
+def test_the_preset_has_a_row_for_all_that_is_held_to_something():
+    options = Options(PRESETS["gpu"], torch.device("cpu"), backends=("triton",))
+    records = [
+        Record(workload.suite, workload.case, peer, samples=[[1.0] * 3] * 6, facts=workload.facts)
+        for suite in ("speed", "optim")
+        for workload in SUITES[suite].batch(options).workloads
+        for peer in workload.peers
+    ]
+    found = rows(records + peaks(dense=100, automatic=100, fused=100))
+    linear = [name for name in found if name.startswith("linear")]
+    large = ("4096×4096×4096", "8192×4096×4096")
+    assert set(linear) == {
+        "linear forward, uniform, 16×8192×8192, over moving its bytes",
+        *(f"linear forward, uniform, {shape}, best plan" for shape in large),
+        *(f"linear forward, {kind}, {shape}, fused" for kind in ("uniform", "zeros") for shape in large),
+        *(f"linear {work}, uniform, {large[0]}, best plan" for work in ("grad input", "grad weight")),
+    }
+    assert len([name for name in found if name.startswith("conv2d")]) == 3 * len(PRESETS["gpu"].conv2d)
+    assert len([name for name in found if name.startswith("Adam's step")]) == 2
+    assert len([name for name in found if name.startswith("peak memory")]) == 1
+
+
+def test_the_table_names_the_gpu_and_the_plan():
+    records = layer("4096×4096×4096", automatic=1.2, fused=1.5, rebuild=1.04, where=2.0)
+    first, *_, best, fused = bars.table([run(records)]).splitlines()
+    assert first == "NVIDIA H200; in G/s, copy 4000, matmul bfloat16 800000."
+    assert "| 1.05 | 1.04 [1.04, 1.04], rebuild |" in best
+    assert "| 1.43, 1× | 1.50 [1.50, 1.50] **missed** | 1.33× |" in fused

@@ -1,0 +1,207 @@
+"""What `make gpu` runs on a GPU, rehearsed interpreted: plans as peers, tuning, and the steps of the Makefile."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import memory, operators, readme, speed, tune
+from benchmarks.cli import main
+from benchmarks.layer import THREE, Division, Layer, Tensors
+from benchmarks.measure import Missing
+from benchmarks.models import NAMED, linear
+from benchmarks.peak import Job, by_allocator
+from benchmarks.presets import PRESETS
+from benchmarks.registry import SUITES, Options
+from benchmarks.report import page
+from benchmarks.results import Results
+from partkernels.dispatch import READY, backends, noting, triton_device
+
+ROOT = Path(__file__).parents[2]
+PEERS = {"partkernels triton fused", "partkernels triton rebuild"}
+interpreted = pytest.mark.skipif(
+    backends()["triton"] != READY or triton_device() != "cpu", reason="no interpreter of Triton here"
+)
+LINEAR = Layer((4, 48), (32, 48))
+
+
+def peers(work: str, active: int, backend: str = "triton") -> set[str]:
+    (workload,) = speed.workloads([LINEAR], [THREE], [active], [backend], works=[work])
+    return set(workload.peers)
+
+
+def test_plans_are_peers_where_there_is_something_to_plan():
+    assert peers("forward", 1) >= PEERS
+    assert peers("grad_weight", 3) >= PEERS
+    assert not peers("forward", 3) & PEERS, "all is live: PyTorch's operator runs"
+    assert not peers("training", 1) & PEERS
+    assert not peers("forward", 1, "cpu") & PEERS
+
+
+def test_the_zeros_row_is_measured_for_linear_forward_alone():
+    preset = dataclasses.replace(PRESETS["tiny"], forward_defaults=("zeros",))
+    cases = [workload.case for workload in SUITES["speed"].batch(Options(preset)).workloads]
+    zeros = {(case["operator"], case["work"]) for case in cases if case["defaults"] == "zeros"}
+    assert zeros == {("linear", "forward")}
+    assert len({tuple(case.items()) for case in cases}) == len(cases)
+    asked = Options(preset, divisions=(Division(defaults="zeros"),))
+    cases = [tuple(workload.case.items()) for workload in SUITES["speed"].batch(asked).workloads]
+    assert len(set(cases)) == len(cases), "what was asked for is not measured twice"
+
+
+@interpreted
+def test_plans_are_checked_and_measured_and_told_apart(tmp_path, monkeypatch):
+    monkeypatch.setitem(PRESETS, "tiny", dataclasses.replace(PRESETS["tiny"], forward_defaults=("zeros",)))
+    path = tmp_path / "speed.json"
+    command = ["speed", "--preset", "tiny", "--device", "cpu", "--backends", "triton", "--linear", "4x32x48"]
+    command += ["--works", "forward", "--active", "1", "--passes", "1"]
+    assert main([*command, "--out", str(path)]) == 0
+    results = Results.load(path)
+    assert {(r.case["defaults"], r.peer) for r in results.records if r.samples and r.peer in PEERS} == {
+        (kind, peer) for kind in ("uniform", "zeros") for peer in PEERS
+    }
+    table = readme.tables([results])
+    for kind in ("uniform", "zeros"):
+        for peer in ("partkernels triton", *PEERS):
+            assert table.count(f"| linear forward, float32, 2-bit map, {kind}, `{peer}`, 1 shapes |") == 1
+    html = page([results])
+    for plan in operators.PLANS:
+        assert f"ours, on the backend triton, always by the plan {plan}" in html
+
+
+@interpreted
+def test_a_plan_that_does_not_serve_a_product_has_no_figure():
+    layer = Layer((2, 4, 6, 6), (4, 4, 3, 3), padding=1)  # the fused kernel takes multiples of 64 channels
+    named = operators.peers(("partkernels triton fused",), "grad_input", 1)
+    with pytest.raises(Missing, match="multiples of 64 channels"):
+        named["partkernels triton fused"](Tensors(layer, THREE, 0))
+
+
+@pytest.fixture
+def tuned(tmp_path, monkeypatch) -> Path:
+    """An empty folder of measurements, and a clock for which what was measured last is the fastest: rebuilding."""
+    from partkernels.triton import plans
+
+    folder = tmp_path / "measured"
+    monkeypatch.setenv("PARTKERNELS_CACHE", str(folder))
+    times = itertools.count(1000, -1)
+    monkeypatch.setattr(plans, "clock", lambda call: float(call() is None) + next(times))
+    return folder
+
+
+COMMAND = ["--preset", "tiny", "--device", "cpu"]
+
+
+@interpreted
+def test_tuning_leaves_plans_by_which_the_suites_run(tuned, capsys):
+    assert tune.main([*COMMAND, "--out", str(tuned)]) == 0
+    assert "6 of 6 products are tuned" in capsys.readouterr().out
+    (path,) = tuned.iterdir()
+    works = {record["product"]["operator"] for record in json.loads(path.read_text())}
+    assert works == {"linear", "linear_grad_input", "linear_grad_weight", "conv2d", "conv2d_grad_weight"}
+    m, n, k = PRESETS["tiny"].linear[0]
+    for work in operators.WORKS:
+        with noting() as notes:
+            operators.ours(Tensors(Layer((m, k), (n, k)), THREE, 0), work, 1, "triton")()
+        assert "rebuild" in notes[0] and "measured on this" in notes[0]
+
+
+@interpreted
+def test_tuning_ends_in_time_and_one_failure_does_not_lose_the_others(tuned, capsys, monkeypatch):
+    assert tune.main([*COMMAND, "--out", str(tuned), "--minutes", "-1"]) == 0
+    assert "0 of 6 products are tuned" in capsys.readouterr().out
+    ours = operators.ours
+
+    def failing(tensors, work, active, backend):
+        if (tensors.layer.operator, work) == ("linear", "forward"):
+            raise RuntimeError("no such luck")
+        return lambda: ours(tensors, work, active, backend)() if tensors.layer.operator == "linear" else None
+
+    monkeypatch.setattr(operators, "ours", failing)
+    assert tune.main([*COMMAND, "--out", str(tuned)]) == 1
+    told = capsys.readouterr()
+    assert "5 of 6 products are tuned" in told.out
+    assert "linear forward, 4×32×48, uniform: RuntimeError: no such luck" in told.err
+
+
+def test_what_matters_most_is_tuned_first():
+    works = tune.works(PRESETS["gpu"], torch.device("cpu"))
+    order = [(work.layer.operator, work.work) for work in works]
+    ranks = [("linear", "forward"), ("linear", "grad_input"), ("conv2d", "forward"), ("conv2d", "grad_weight")]
+    assert sorted(ranks, key=order.index) == ranks
+    kinds = [work.division.defaults for work in works if (work.layer.operator, work.work) == ranks[0]]
+    assert kinds.count("uniform") == kinds.count("zeros") == 3
+    assert len(set(works)) == len(works)
+
+
+@interpreted
+def test_a_process_that_only_compiles_launches_nothing(tuned, tmp_path, monkeypatch):
+    from triton.runtime.jit import JITFunction
+
+    monkeypatch.setattr(JITFunction, "run", lambda function, *arguments, warmup: (arguments, warmup))
+    threads = torch.get_num_threads()
+    try:
+        tune._only_compile(str(tmp_path / "scratch"))
+        assert JITFunction.run(None, 1, warmup=False) == ((1,), True)
+        tune._compile_one(tune.Work(LINEAR, "forward"), deadline=float("inf"))
+    finally:
+        torch.set_num_threads(threads)
+    assert list((tmp_path / "scratch").iterdir()) and not tuned.exists()
+
+
+def test_peaks_are_measured_by_the_fused_plan_where_the_preset_says(monkeypatch):
+    seen = []
+    monkeypatch.setattr(memory, "_measured", lambda job, processes: seen.append(job) or {})
+    monkeypatch.setattr(memory, "unavailable", dict)
+    jobs = [Job("mnist-cnn"), Job("linear-8192-bfloat16")]
+    memory.measure(jobs, ["triton"], fused=("linear-8192-bfloat16",))
+    plans = [(job.model, job.backend, job.plan) for job in seen if job.scheme == "partkernels"]
+    assert plans == [
+        ("mnist-cnn", "triton", ""),
+        ("linear-8192-bfloat16", "triton", ""),
+        ("linear-8192-bfloat16", "triton", "fused"),
+    ]
+    seen.clear()
+    memory.measure(jobs, ["cpu"], fused=("linear-8192-bfloat16",))
+    assert not [job for job in seen if job.plan]
+
+
+@interpreted
+def test_the_fused_plan_rebuilds_nothing_in_memory_of_its_own(monkeypatch):
+    monkeypatch.setitem(NAMED, "small", linear(64, torch.bfloat16))
+    from partkernels.triton import plans
+
+    chosen = []
+    choose = plans.choose
+    monkeypatch.setattr(plans, "choose", lambda product: chosen.append(choose(product)) or chosen[-1])
+    assert set(by_allocator(Job("small", "partkernels", "triton", plan="fused", batch=2))) >= {"forward", "backward"}
+    assert chosen and all(plan.config for plan in chosen)
+
+
+STEPS = ("setup.py", "partkernels", "pytest", "triton_kernels", "tune", "all", "bars", "report")
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+@pytest.mark.parametrize("failing", ["", "pytest", "tune"])
+def test_make_gpu_goes_on_after_a_step_that_failed_and_fails(failing, tmp_path):
+    log, python = tmp_path / "log", tmp_path / "python"
+    fails = f'case "$*" in *{failing}*) exit 3;; esac' if failing else ""
+    python.write_text(f'#!/bin/sh\necho "$* $PARTKERNELS_CACHE" >>{log}\n{fails}\n')
+    python.chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    command = ["make", "gpu", f"PYTHON={python}", f"OUT={tmp_path / 'out'}"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert (done.returncode != 0) == bool(failing), done.stderr
+    assert not failing or "failed: " in done.stdout
+    lines = [line for line in log.read_text().splitlines() if not line.startswith("-c")]
+    assert len(lines) == len(STEPS) and all(step in line for step, line in zip(STEPS, lines, strict=True))
+    cache = f"{tmp_path / 'out'}/measured"
+    assert f"--out {cache}" in lines[STEPS.index("tune")] and lines[STEPS.index("all")].endswith(f" {cache}")
