@@ -173,6 +173,11 @@ def _product(operator: str, down: int, across: int, depth: int, uses: int, x: Te
     return Product(operator, down, across, depth, uses, x.dtype, bits, kind, tf32, launch.gpu(x.device))
 
 
+def _strides(weight: Tensor, stored: Tensor) -> dict[str, int]:
+    both = (("weight", weight), ("stored", stored))
+    return {f"{name}_{along}": t.stride(i) for name, t in both for i, along in enumerate(("row", "col"))}
+
+
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, active: int, update: int | None, map: Tensor,
     stored: Tensor | None, count: int, kind: str, *draw,
@@ -194,8 +199,7 @@ def linear(
         with launch.on(x):
             forward_kernel[grid](
                 rows, weight, default, bias, shares, M=m, N=n, K=k, **row_strides,
-                x_col=rows.stride(-1), weight_row=weight.stride(0), weight_col=weight.stride(1),
-                stored_row=default.stride(0), stored_col=default.stride(1),
+                x_col=rows.stride(-1), **_strides(weight, default),
                 EVEN=k % GROUP.value == 0,
                 INDEX=launch.index_type(*(k * t.stride(-1) for t in (rows, weight, default))),
                 **launch.subnetwork(active, *partition), **schedule,
@@ -235,8 +239,7 @@ def linear_grad_input(
         with launch.on(weight):
             grad_input_kernel[grid](
                 rows, weight, default, shares, M=m, N=n, K=k, **row_strides,
-                grad_col=rows.stride(-1), weight_row=weight.stride(0), weight_col=weight.stride(1),
-                stored_row=default.stride(0), stored_col=default.stride(1),
+                grad_col=rows.stride(-1), **_strides(weight, default),
                 EVEN=n % GROUP.value == 0 and k % config.across == 0,
                 INDEX=launch.index_type(n * rows.stride(-1), *(n * t.stride(0) for t in (weight, default, map))),
                 **launch.subnetwork(active, *partition), **schedule,

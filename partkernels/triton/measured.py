@@ -52,11 +52,17 @@ def _sizes(product) -> list[int]:
 
 
 def _read(path: Path) -> list[dict]:
-    """A file's records; none where there is no file, or it was damaged: then it is measured again."""
+    """A file's records; none where there is no file, or it is damaged or not ours: then it is measured again."""
     try:
-        return json.loads(path.read_text())
+        records = json.loads(path.read_text())
     except (OSError, ValueError):
         return []
+    fields = {"product", "sizes", "config", "microseconds"}
+    return (
+        records
+        if isinstance(records, list) and all(isinstance(r, dict) and r.keys() == fields for r in records)
+        else []
+    )
 
 
 @cache

@@ -160,6 +160,7 @@ def use_plan(plan: str | Config) -> Iterator[None]:
 
 
 def choose(product: Product) -> Plan:
+    """The plan that is asked for, else the one that was measured, else the one that is estimated to be faster."""
     if product.dtype == torch.float64:
         return Plan(None, "the fused kernels have no float64")
     if isinstance(_forced, Config):

@@ -273,8 +273,9 @@ def test_what_was_measured_is_kept_and_serves_sizes_within_a_factor_of_two(own_m
     assert len(list(own_measurements.iterdir())) == 1, "no temporary file is left"
 
 
-def test_a_damaged_file_counts_as_none_and_is_replaced(own_measurements):
-    (own_measurements / "nvidia-h200.json").write_text('[{"product":')
+@pytest.mark.parametrize("text", ['[{"product":', "3", '[{"product": {}}]', "[[]]"])
+def test_a_damaged_file_counts_as_none_and_is_replaced(text, own_measurements):
+    (own_measurements / "nvidia-h200.json").write_text(text)
     measured.read_again()
     assert "estimated" in plans.choose(product()).reason
     measured.remember(product(), None, {"fused": 2.0, "rebuild": 1.0})
