@@ -171,6 +171,9 @@ def choose(product: Product) -> Plan:
         return Plan(None, "asked for")
     if found := measured.nearest(product):
         return Plan(Config(*found.config) if found.config else None, found.reason)
+    if product.operator.startswith("conv2d"):
+        # The fused kernels gather patches, and a weight that is not channels_last, by single entries.
+        return Plan(None, "not measured: a convolution's weight is small beside its images")
     without_cores = product.dtype == torch.float32 and not product.tf32
     # Without tensor cores an input gradient's tile of the weight spills.
     if product.uses <= _FEW_USES and not (without_cores and product.operator.endswith("grad_input")):

@@ -234,6 +234,7 @@ def own_measurements(tmp_path, monkeypatch):
             "float32 without TF32",
         ),
         ({"across": 512, "uses": 512}, True, "estimated, not measured"),
+        ({"operator": "conv2d", "across": 49, "uses": 49}, False, "small beside its images"),
         ({"across": 65536, "uses": 65536}, False, "estimated, not measured"),
         ({"kind": "normal", "across": 2048, "uses": 2048}, False, "estimated, not measured"),
     ],
