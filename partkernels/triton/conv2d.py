@@ -20,7 +20,7 @@ from partkernels.triton.packed_map import ids
 from partkernels.triton.plans import Config, Product
 from partkernels.triton.rebuild import GROUP, rebuild
 from partkernels.triton.subnetwork_weight import keep, rebuild_into
-from partkernels.triton.tiles import add_up, shares_of, store_tile, tile_of
+from partkernels.triton.tiles import compute, store_tile, tile_of
 
 Pair = tuple[int, int]
 
@@ -237,11 +237,13 @@ def _sizes(
 
 
 def _product(
-    operator: str, sizes: tuple[int, int, int], uses: int, x: Tensor, bits: int, kind: str, *geometry: int
-) -> Product:
-    """sizes are down, across and depth; geometry is kernel, stride, padding, dilation and groups."""
+    operator: str, sizes: tuple[int, int, int], uses: int, x: Tensor, bits: int, kind: str,
+    kernel_size: Pair, stride: Pair, padding: Pair, dilation: Pair, groups: int,
+) -> Product:  # fmt: skip
+    """sizes are down, across and depth."""
     tf32 = torch.backends.cudnn.conv.fp32_precision == "tf32"
-    geometry += (memory_format(x) == torch.channels_last,)
+    is_channels_last = memory_format(x) == torch.channels_last
+    geometry = *kernel_size, *stride, *padding, *dilation, groups, is_channels_last
     return Product(operator, *sizes, uses, x.dtype, bits, kind, tf32, launch.gpu(x.device), geometry)
 
 
@@ -269,21 +271,16 @@ def conv2d(
     pixels, channels = out.numel() // out.shape[1], weight.shape[1]
     sizes = _sizes(x.shape, out.shape, weight.shape[2:], channels, groups, *geometry)
     shape = sizes["outputs"], pixels, weight[0].numel()
-    lies = *weight.shape[2:], *stride, *padding, *dilation, groups
-    product = _product("conv2d", shape, pixels, x, bits_for(count), kind, *lies)
+    product = _product("conv2d", shape, pixels, x, bits_for(count), kind, weight.shape[2:], *geometry, groups)
 
     def fused(config: Config) -> Tensor:
-        grid, schedule = plans.schedule(product, config, groups)
-        shares = shares_of(out, grid[1])
         default = weight if stored is None else stored
-        with launch.on(x):
-            forward_kernel[grid](
-                x, weight, default, bias, shares, pixels=pixels, **sizes, **_strides(x, "x"), **_strides(weight, "w"),
-                **_strides(default, "s"), **_strides(out, "o"), share=out.numel(), EVEN=channels % GROUP.value == 0,
-                INDEX=_index(x, weight, default, out),
-                **launch.subnetwork(active, *partition), **schedule,
-            )  # fmt: skip
-            return add_up(shares, out)
+        return compute(
+            out, forward_kernel, product, config, groups, x=x, weight=weight, stored=default, bias=bias, pixels=pixels,
+            **sizes, **_strides(x, "x"), **_strides(weight, "w"), **_strides(default, "s"), **_strides(out, "o"),
+            share=out.numel(), EVEN=channels % GROUP.value == 0, INDEX=_index(x, weight, default, out),
+            **launch.subnetwork(active, *partition),
+        )  # fmt: skip
 
     return plans.run(product, fused, lambda: dense(_rebuilt(weight, x, active, *partition)))
 
@@ -310,21 +307,19 @@ def conv2d_grad_input(
     sizes = _sizes(input_size, grad_output.shape, weight.shape[2:], channels, groups, *geometry)
     depth = sizes["kernel_height"] * sizes["kernel_width"] * -(-sizes["outputs"] // plans.TERMS) * plans.TERMS
     uses = grad_output.numel() // grad_output.shape[1]
-    lies = *weight.shape[2:], *stride, *padding, *dilation, groups
-    shape = pixels, channels, depth
-    product = _product("conv2d_grad_input", shape, uses, grad_output, bits_for(count), kind, *lies)
+    product = _product(
+        "conv2d_grad_input", (pixels, channels, depth), uses, grad_output, bits_for(count), kind,
+        weight.shape[2:], *geometry, groups,
+    )  # fmt: skip
 
     def fused(config: Config) -> Tensor:
-        grid, schedule = plans.schedule(product, config, groups)
-        shares = shares_of(out, grid[1])
         default = weight if stored is None else stored
-        with launch.on(grad_output):
-            grad_input_kernel[grid](
-                grad_output, weight, default, shares, pixels=pixels, **sizes, **_strides(grad_output, "g"),
-                **_strides(weight, "w"), **_strides(default, "s"), **_strides(out, "o"), share=out.numel(),
-                INDEX=_index(grad_output, weight, default, out), **launch.subnetwork(active, *partition), **schedule,
-            )  # fmt: skip
-            return add_up(shares, out)
+        return compute(
+            out, grad_input_kernel, product, config, groups, grad=grad_output, weight=weight, stored=default,
+            pixels=pixels, **sizes, **_strides(grad_output, "g"), **_strides(weight, "w"), **_strides(default, "s"),
+            **_strides(out, "o"), share=out.numel(), INDEX=_index(grad_output, weight, default, out),
+            **launch.subnetwork(active, *partition),
+        )  # fmt: skip
 
     # A tile of the weight is columns of one tap; only then are they whole groups of its map.
     fits = channels % GROUP.value == 0
@@ -342,19 +337,15 @@ def conv2d_grad_weight(
     sizes = _sizes(x.shape, grad_output.shape, kernel_size, out.shape[1], groups, *geometry)
     pixels = grad_output.numel() // grad_output.shape[1]
     shape = sizes["outputs"], out[0].numel(), pixels
-    lies = *kernel_size, *stride, *padding, *dilation, groups
-    product = _product("conv2d_grad_weight", shape, pixels, x, bits_for(count), "none", *lies)
+    product = _product("conv2d_grad_weight", shape, pixels, x, bits_for(count), "none", kernel_size, *geometry, groups)
 
     def fused(config: Config) -> Tensor:
-        grid, schedule = plans.schedule(product, config, groups)
-        shares = shares_of(out, grid[1])
-        with launch.on(x):
-            grad_weight_kernel[grid](
-                grad_output, x, shares, pixels=pixels, **sizes, **_strides(grad_output, "g"), **_strides(x, "x"),
-                **_strides(out, "o"), share=out.numel(), map=map, map_stride=map.stride(0), update=update,
-                BITS=bits_for(count), INDEX=_index(grad_output, x, out), **schedule,
-            )  # fmt: skip
-            return add_up(shares, out)
+        return compute(
+            out, grad_weight_kernel, product, config, groups, grad=grad_output, x=x, pixels=pixels, **sizes,
+            **_strides(grad_output, "g"), **_strides(x, "x"), **_strides(out, "o"), share=out.numel(),
+            map=map, map_stride=map.stride(0), update=update, BITS=bits_for(count),
+            INDEX=_index(grad_output, x, out),
+        )  # fmt: skip
 
     def rebuilt() -> Tensor:
         grad = torch.nn.grad.conv2d_weight(x, out.shape, grad_output, *geometry, groups)

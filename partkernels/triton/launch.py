@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from partkernels.packed_map import bits_for
+from partkernels.philox import split
 from partkernels.triton.packed_map import threshold
 
 # TRITON_INTERPRET=1: kernels run on the CPU, an operation at a time. Triton decides it as it reads a kernel.
@@ -21,7 +22,6 @@ INTERPRETED: bool = triton.knobs.runtime.interpret
 ASM = torch.version.hip is None and not INTERPRETED
 # Words of a partition's draws and of its threshold: specialising them would compile a kernel again for every seed.
 WORDS = ("low", "addend", "below", "step", "seed_low", "seed_high", "stream_low", "stream_high")
-WORD = 0xFFFFFFFF
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _words(bits: int, active: int, kind: str, step: float, seed: int, stream: in
     step_bits = torch.tensor(step, dtype=torch.float32, device="cpu").view(torch.int32).item()
     if kind == "uniform":
         step_bits |= step_bits >> 16
-    words = *threshold(bits, active), step_bits, seed & WORD, seed >> 32, stream & WORD, stream >> 32
+    words = *threshold(bits, active), step_bits, *split(seed), *split(stream)
     return dict(zip(WORDS, words, strict=True))
 
 

@@ -19,7 +19,7 @@ from partkernels.triton.packed_map import ids
 from partkernels.triton.plans import Config, Product
 from partkernels.triton.rebuild import GROUP, rebuild
 from partkernels.triton.subnetwork_weight import keep, slices
-from partkernels.triton.tiles import add_up, shares_of, store_tile, tile_of
+from partkernels.triton.tiles import compute, store_tile, tile_of
 
 
 @triton.jit
@@ -193,18 +193,13 @@ def linear(
     product = _product("linear", n, m, k, m, x, bits_for(count), kind)
 
     def fused(config: Config) -> Tensor:
-        grid, schedule = plans.schedule(product, config)
-        shares = shares_of(out, grid[1])
         default = weight if stored is None else stored
-        with launch.on(x):
-            forward_kernel[grid](
-                rows, weight, default, bias, shares, M=m, N=n, K=k, **row_strides,
-                x_col=rows.stride(-1), **_strides(weight, default),
-                EVEN=k % GROUP.value == 0,
-                INDEX=launch.index_type(*(k * t.stride(-1) for t in (rows, weight, default))),
-                **launch.subnetwork(active, *partition), **schedule,
-            )  # fmt: skip
-            return add_up(shares, out)
+        return compute(
+            out, forward_kernel, product, config, x=rows, weight=weight, stored=default, bias=bias, M=m, N=n, K=k,
+            **row_strides, x_col=rows.stride(-1), **_strides(weight, default), EVEN=k % GROUP.value == 0,
+            INDEX=launch.index_type(*(k * t.stride(-1) for t in (rows, weight, default))),
+            **launch.subnetwork(active, *partition),
+        )  # fmt: skip
 
     def rebuilt() -> Tensor:
         y, flat = out.view(m, n), x.reshape(m, k)
@@ -233,18 +228,14 @@ def linear_grad_input(
     product = _product("linear_grad_input", m, k, n, m, grad_output, bits_for(count), kind)
 
     def fused(config: Config) -> Tensor:
-        grid, schedule = plans.schedule(product, config)
-        shares = shares_of(out, grid[1])
         default = weight if stored is None else stored
-        with launch.on(weight):
-            grad_input_kernel[grid](
-                rows, weight, default, shares, M=m, N=n, K=k, **row_strides,
-                grad_col=rows.stride(-1), **_strides(weight, default),
-                EVEN=n % GROUP.value == 0 and k % config.across == 0,
-                INDEX=launch.index_type(n * rows.stride(-1), *(n * t.stride(0) for t in (weight, default, map))),
-                **launch.subnetwork(active, *partition), **schedule,
-            )  # fmt: skip
-            return add_up(shares, out)
+        return compute(
+            out, grad_input_kernel, product, config, grad=rows, weight=weight, stored=default, M=m, N=n, K=k,
+            **row_strides, grad_col=rows.stride(-1), **_strides(weight, default),
+            EVEN=n % GROUP.value == 0 and k % config.across == 0,
+            INDEX=launch.index_type(n * rows.stride(-1), *(n * t.stride(0) for t in (weight, default, map))),
+            **launch.subnetwork(active, *partition),
+        )  # fmt: skip
 
     def rebuilt() -> Tensor:
         grad, flat = out.view(m, k), grad_output.reshape(m, n)
@@ -265,18 +256,14 @@ def linear_grad_weight(grad_output: Tensor, x: Tensor, update: int, map: Tensor,
     product = _product("linear_grad_weight", n, k, m, m, x, bits_for(count), "none")
 
     def fused(config: Config) -> Tensor:
-        grid, schedule = plans.schedule(product, config)
-        shares = shares_of(out, grid[1])
-        with launch.on(x):
-            grad_weight_kernel[grid](
-                grad_rows, x_rows, shares, M=m, N=n, K=k, **{f"grad_{name}": s for name, s in grad_strides.items()},
-                grad_col=grad_rows.stride(-1), **x_strides, x_col=x_rows.stride(-1), update=update,
-                EVEN=m % GROUP.value == 0 and n % config.down == 0 and k % config.across == 0,
-                NESTED=grad_strides["inner"] > 1 or x_strides["inner"] > 1,
-                INDEX=launch.index_type(*(m * lie["outer_stride"] for lie in (grad_strides, x_strides))),
-                map=map, map_stride=map.stride(0), BITS=bits_for(count), **schedule,
-            )  # fmt: skip
-            return add_up(shares, out)
+        return compute(
+            out, grad_weight_kernel, product, config, grad=grad_rows, x=x_rows, M=m, N=n, K=k,
+            **{f"grad_{name}": stride for name, stride in grad_strides.items()}, grad_col=grad_rows.stride(-1),
+            **x_strides, x_col=x_rows.stride(-1), map=map, map_stride=map.stride(0), update=update,
+            BITS=bits_for(count), EVEN=m % GROUP.value == 0 and n % config.down == 0 and k % config.across == 0,
+            NESTED=grad_strides["inner"] > 1 or x_strides["inner"] > 1,
+            INDEX=launch.index_type(*(m * lie["outer_stride"] for lie in (grad_strides, x_strides))),
+        )  # fmt: skip
 
     def rebuilt() -> Tensor:
         torch.mm(grad_output.reshape(m, n).t(), x.reshape(m, k), out=out)

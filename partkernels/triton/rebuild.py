@@ -61,7 +61,7 @@ def rebuild(
         row: [rows, 1].
         first_row, first_group: where in the whole weight, as its draws know it, the weight's first row and column are.
         row_bytes: of the map.
-        low, ..., stream_high: int32, the words that launch.subnetwork makes.
+        low, ..., stream_high: uint32, the words that launch.subnetwork makes.
         EVEN: no group reaches beyond the weight's last column.
     """
     tl.static_assert(weight.shape[1] % GROUP == 0, "a tile of a weight is whole groups of 64 columns")

@@ -7,7 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from partkernels.triton import launch, plans
 from partkernels.triton.arithmetic import round_to
+from partkernels.triton.plans import Config, Product
 
 # Programs that run together share rows and columns in the second-level cache.
 _TOGETHER = tl.constexpr(8)
@@ -51,18 +53,24 @@ def _add_kernel(shares, out, size, COUNT: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out + i, round_to(total, out.dtype.element_ty), i < size)
 
 
-def shares_of(out: Tensor, count: int) -> Tensor:
-    """Where the programs that share each sum write: out itself, or `count` times as much memory in float32."""
-    if count == 1:
-        return out
+def compute(out: Tensor, kernel, product: Product, config: Config, groups: int = 1, **arguments) -> Tensor:
+    """Runs a fused kernel that writes out, whose other arguments these are; a sum's shares are added up."""
+    grid, schedule = plans.schedule(product, config, groups)
+    shares = out if grid[1] == 1 else _shares(out, grid[1])
+    with launch.on(out):
+        kernel[grid](out=shares, **arguments, **schedule)
+        return out if shares is out else _add_up(shares, out)
+
+
+def _shares(out: Tensor, count: int) -> Tensor:
+    """Where the programs that share each sum write: `count` times out, in float32."""
     return torch.empty_strided(
         (count, *out.shape), (out.numel(), *out.stride()), dtype=torch.float32, device=out.device
     )
 
 
-def add_up(shares: Tensor, out: Tensor) -> Tensor:
+def _add_up(shares: Tensor, out: Tensor) -> Tensor:
     """out = the sum of its shares, always in the same order."""
-    if shares is not out:
-        block = 1024
-        _add_kernel[(triton.cdiv(out.numel(), block),)](shares, out, out.numel(), COUNT=len(shares), BLOCK=block)
+    block = 1024
+    _add_kernel[(triton.cdiv(out.numel(), block),)](shares, out, out.numel(), COUNT=len(shares), BLOCK=block)
     return out
