@@ -4,38 +4,52 @@ from __future__ import annotations
 
 from torch import nn
 
+from partnets.hyper.learned import Learned
+
 
 class Hyperparameter(nn.Module):
     """A module whose parameters are hyperparameters ψ (Eq. 4).
 
     partnets.partition leaves it as it is, partnets.optim leaves its parameters to the optimiser of hyperparameters, and
-    partnets.Trainer records its values. Derive from it, keep unconstrained parameters, use them in forward, and give
-    them back in the user's units in values().
+    partnets.Trainer records its values. Derive from it, keep numbers in hyper.Learned, and call those in forward:
+    state_dict, values() and the optimiser follow.
 
     Example:
         >>> import torch
-        >>> class Gain(Hyperparameter):
+        >>> from partnets import hyper
+        >>> class Noise(hyper.Hyperparameter):
         ...     def __init__(self):
         ...         super().__init__()
-        ...         self.log_gain = nn.Parameter(torch.zeros(()))
+        ...         self.strength = hyper.Learned(0.5, hyper.positive)
         ...     def forward(self, x):
-        ...         return self.log_gain.exp() * x
-        ...     def values(self):
-        ...         return {"gain": self.log_gain.exp().item()}
-        >>> Gain().values()
-        {'gain': 1.0}
+        ...         return x + self.strength() * torch.randn_like(x)
+        >>> noise = Noise()
+        >>> noise(torch.zeros(2, 3)).shape, noise.values()
+        (torch.Size([2, 3]), {'strength': 0.5})
     """
 
     def values(self) -> dict[str, float]:
-        """The name and the present value, in the user's units, of each hyperparameter."""
-        raise NotImplementedError(
-            f"{type(self).__name__} has no values(); define one that returns a dict of floats, for progress"
-            " and History."
-        )
+        """The present value of each hyper.Learned inside, in the user's units, under its attribute's or own names.
+
+        Raises:
+            NotImplementedError: there is none; a module with other parameters defines its own values().
+        """
+        values = {
+            name: value
+            for path, module in self.named_modules()
+            if isinstance(module, Learned)
+            for name, value in module.values(path).items()
+        }
+        if not values:
+            raise NotImplementedError(
+                f"{type(self).__name__} has no values(); keep its parameters in hyper.Learned, or define values() to"
+                " return a dict of floats, for progress and History."
+            )
+        return values
 
 
 def hyperparameters(model: nn.Module) -> list[nn.Parameter]:
-    """ψ: the parameters of all Hyperparameter modules of a model.
+    """ψ: the parameters of all Hyperparameter modules of a model, each once.
 
     Example:
         >>> from partnets import hyper
@@ -43,4 +57,4 @@ def hyperparameters(model: nn.Module) -> list[nn.Parameter]:
         1
     """
     modules = [module for module in model.modules() if isinstance(module, Hyperparameter)]
-    return [parameter for module in modules for parameter in module.parameters()]
+    return list(dict.fromkeys(parameter for module in modules for parameter in module.parameters()))

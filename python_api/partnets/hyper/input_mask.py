@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
-import torch
 from torch import Tensor, nn
 
+from partnets.hyper import ranges
+from partnets.hyper.concrete import check_temperature, concrete
 from partnets.hyper.hyperparameter import Hyperparameter
+from partnets.hyper.learned import Learned
 
 
 class InputMask(Hyperparameter):
@@ -16,6 +16,7 @@ class InputMask(Hyperparameter):
     In training, each example draws a mask of its own from the concrete relaxation of the Bernoulli distribution
     (Maddison et al. 2016), z = sigmoid((logit(p) + logit(u)) / temperature) with u ~ U(0, 1), through which the
     gradient reaches p. In evaluation the mask is its mean, p, as in dropout; predictions and L_ML are deterministic.
+    values() gives the probability of each feature, under its index.
 
     Args:
         features: the number of features, the last dimension of x.
@@ -23,7 +24,8 @@ class InputMask(Hyperparameter):
         temperature: of the relaxation; the closer to 0, the closer the mask to {0, 1}.
 
     Attributes:
-        logits: [features], the unconstrained parameter.
+        probability: hyper.Learned, [features].
+        logits: its unconstrained parameter, logit(p), [features].
 
     Shapes:
         x [..., features], floating point, to the same.
@@ -32,6 +34,7 @@ class InputMask(Hyperparameter):
         ValueError: features is below 1, probability is not in (0, 1), or temperature is not positive.
 
     Example:
+        >>> import torch
         >>> mask = InputMask(3, probability=0.75).eval()
         >>> mask(torch.ones(1, 3))
         tensor([[0.7500, 0.7500, 0.7500]], grad_fn=<MulBackward0>)
@@ -41,22 +44,19 @@ class InputMask(Hyperparameter):
         super().__init__()
         if features < 1:
             raise ValueError(f"features={features}; pass at least 1.")
-        if not 0 < probability < 1:
-            raise ValueError(f"probability={probability}; pass a number between 0 and 1, both excluded.")
-        if not temperature > 0:
-            raise ValueError(f"temperature={temperature}; pass a positive number.")
+        ranges.probability.check("probability", probability)
+        check_temperature(temperature)
         self.temperature = temperature
-        self.logits = nn.Parameter(torch.full((features,), math.log(probability / (1 - probability))))
+        names = [str(i) for i in range(features)]
+        self.probability = Learned([probability] * features, ranges.probability, names=names)
+
+    @property
+    def logits(self) -> nn.Parameter:
+        return self.probability.raw
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
-            return x * self.logits.sigmoid()
-        noise = torch.rand_like(x).logit(eps=torch.finfo(x.dtype).eps)
-        return x * ((self.logits + noise) / self.temperature).sigmoid()
-
-    def values(self) -> dict[str, float]:
-        """The probability of each feature, under its index."""
-        return {str(i): p for i, p in enumerate(self.logits.detach().sigmoid().tolist())}
+        mask = concrete(self.logits, x.shape, self.temperature) if self.training else self.probability()
+        return x * mask.to(x.dtype)
 
     def extra_repr(self) -> str:
-        return f"features={len(self.logits)}, temperature={self.temperature}"
+        return f"temperature={self.temperature}"

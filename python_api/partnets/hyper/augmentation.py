@@ -1,0 +1,52 @@
+"""Augmentation: a random transformation of each example, by a draw of its own."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from partnets.hyper.hyperparameter import Hyperparameter
+
+
+class Augmentation(Hyperparameter):
+    """Draws n numbers from U[-1, 1] for each example, anew at each call, and transforms it by them.
+
+    The base class of Affine, ImmerAffine, SchwobelAffine and ColourJitter, which define transform(x, draws).
+
+    Args:
+        initial: what each transformation starts from; None leaves one out.
+
+    Attributes:
+        names: of the n transformations that are not left out.
+
+    Raises:
+        ValueError: all are left out.
+
+    Example:
+        >>> from partnets import hyper
+        >>> class Brighten(Augmentation):
+        ...     def __init__(self, brightness):
+        ...         super().__init__({"brightness": brightness})
+        ...         self.brightness = hyper.Learned(brightness, hyper.positive)
+        ...     def transform(self, x, draws):
+        ...         return x + self.brightness() * draws[:, :, None, None]
+        >>> Brighten(0.5)(torch.zeros(2, 3, 8, 8)).shape
+        torch.Size([2, 3, 8, 8])
+    """
+
+    def __init__(self, initial: dict[str, object]) -> None:
+        super().__init__()
+        self.names = tuple(name for name, value in initial.items() if value is not None)
+        if not self.names:
+            raise ValueError(f"{', '.join(initial)} are all None; give at least one of them a value.")
+
+    def forward(self, x: Tensor) -> Tensor:
+        psi = next(self.parameters())
+        draws = 2 * torch.rand(len(x), len(self.names), dtype=psi.dtype, device=psi.device) - 1
+        # Under autocast, matrices of a few entries would be rounded to 8 bits, and images moved to wrong places.
+        with torch.autocast(x.device.type, enabled=False):
+            return self.transform(x, draws)
+
+    def transform(self, x: Tensor, draws: Tensor) -> Tensor:
+        """forward with given draws in [-1, 1], [batch, n]."""
+        raise NotImplementedError(f"{type(self).__name__} has no transform(x, draws); define it.")

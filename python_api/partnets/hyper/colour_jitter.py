@@ -1,0 +1,103 @@
+"""ColourJitter: random changes of images' colours, whose widths are learned."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from partnets.hyper.augmentation import Augmentation
+from partnets.hyper.learned import Learned
+from partnets.hyper.ranges import positive
+
+# Rows: grey (Y) and two coordinates of the chroma plane (I, Q), from red, green and blue.
+YIQ = ((0.299, 0.587, 0.114), (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112))
+UNITS = {"brightness": 1.0, "contrast": 1.0, "saturation": 1.0, "hue": math.pi / 180}
+
+
+class ColourJitter(Augmentation):
+    """Changes the colours of each image by a random linear map, drawn anew at each call, in training and inference.
+
+    For each image, t ~ U[-w, w] for each half-width w, which are learned. The result is e**t times as bright; e**t
+    times as far from the mean grey of the image (contrast); e**t times as far from the grey of each pixel (saturation);
+    and turned by t degrees in the chroma plane of YIQ (hue; positive turns red towards green). All four commute, and
+    are differentiable. Black is 0; nothing is clipped, so that results may leave [0, 1]. Standardise afterwards.
+
+    Args:
+        brightness, contrast, saturation: initial half-widths, as log-factors.
+        hue: in degrees.
+        For each: None leaves this change out.
+
+    Attributes:
+        widths: hyper.Learned, one value for each change that is not left out.
+
+    Shapes:
+        x [batch, 3, height, width], red, green and blue, floating point, to the same. [batch, 1, height, width] without
+        saturation and hue.
+
+    Raises:
+        ValueError: a half-width is not positive, all are None; or, in forward, x has not the channels that it needs.
+
+    Example:
+        >>> jitter = ColourJitter(brightness=0.2, hue=None)
+        >>> jitter(torch.rand(2, 3, 8, 8)).shape
+        torch.Size([2, 3, 8, 8])
+        >>> {name: round(value, 3) for name, value in jitter.values().items()}
+        {'brightness': 0.2, 'contrast': 0.1, 'saturation': 0.1}
+    """
+
+    def __init__(
+        self,
+        *,
+        brightness: float | None = 0.1,
+        contrast: float | None = 0.1,
+        saturation: float | None = 0.1,
+        hue: float | None = 10.0,
+    ) -> None:
+        widths = {"brightness": brightness, "contrast": contrast, "saturation": saturation, "hue": hue}
+        super().__init__(widths)
+        self.widths = Learned(
+            [widths[name] for name in self.names],
+            positive,
+            unit=[UNITS[name] for name in self.names],
+            names=self.names,
+        )
+        yiq = torch.tensor(YIQ, dtype=torch.float64)
+        quarter_turn = torch.tensor([[0, 0, 0], [0, 0, 1], [0, -1, 0]], dtype=torch.float64)
+        grey = yiq[:1].expand(3, 3)
+        # A colour's grey, the rest of it, and that rest turned by 90 degrees in the chroma plane.
+        parts = torch.stack((grey, torch.eye(3) - grey, yiq.inverse() @ quarter_turn @ yiq))
+        self.register_buffer("parts", parts.to(torch.get_default_dtype()), persistent=False)
+
+    def transform(self, x: Tensor, draws: Tensor) -> Tensor:
+        """forward with given draws in [-1, 1], [batch, n]: t is draws times the half-widths.
+
+        Example:
+            >>> jitter = ColourJitter(brightness=math.log(2), contrast=None, saturation=None, hue=None)
+            >>> jitter.transform(torch.full((1, 3, 1, 1), 0.25), torch.ones(1, 1)).flatten()
+            tensor([0.5000, 0.5000, 0.5000], grad_fn=<ViewBackward0>)
+        """
+        self._check_channels(x)
+        amounts = draws * self.widths()
+        amount = dict.fromkeys(UNITS, amounts.new_zeros(len(x)))
+        amount |= zip(self.names, amounts.unbind(1), strict=True)
+        brightness, contrast, saturation = (amount[name].exp() for name in ("brightness", "contrast", "saturation"))
+        if x.shape[1] == 3:
+            chroma = torch.stack((saturation * amount["hue"].cos(), saturation * amount["hue"].sin()), 1)
+            matrix = self.parts[0] + torch.einsum("bk,kij->bij", chroma, self.parts[1:])
+            grey = self.parts[0, 0]
+        else:
+            matrix = grey = amounts.new_ones(1)
+        matrix = (brightness * contrast)[:, None, None] * matrix
+        offset = (brightness * (1 - contrast)).to(x.dtype) * (x.mean((2, 3)) @ grey.to(x.dtype))
+        return torch.einsum("bij,bjhw->bihw", matrix.to(x.dtype), x) + offset[:, None, None, None]
+
+    def _check_channels(self, x: Tensor) -> None:
+        if x.shape[1] == 1 and not {"saturation", "hue"}.isdisjoint(self.names):
+            raise ValueError(
+                "the images have 1 channel, and grey has neither saturation nor hue; construct"
+                " ColourJitter(saturation=None, hue=None)."
+            )
+        if x.shape[1] not in (1, 3):
+            raise ValueError(f"the images have {x.shape[1]} channels; pass 3 (red, green and blue), or 1 (grey).")

@@ -1,0 +1,61 @@
+"""ConcreteDropout: dropout whose rate is learned."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from partnets.hyper.concrete import check_temperature, concrete
+from partnets.hyper.hyperparameter import Hyperparameter
+from partnets.hyper.learned import Learned
+from partnets.hyper.ranges import Range, probability
+
+
+class ConcreteDropout(Hyperparameter):
+    """Dropout with a learned rate p, by the concrete relaxation (Gal et al. 2017, Maddison et al. 2016; Appendix J).
+
+    In training, x is multiplied by z / (1 - p), with an elementwise mask z that is close to 0 with probability p, and
+    through which the gradient reaches p. Evaluation is the identity.
+
+    Args:
+        rate: the initial p.
+        temperature: of the relaxation; the closer to 0, the closer the mask to {0, 1}.
+        range: of the rate, inside [0, 1]; hyper.interval(0, 0.9) keeps it below 0.9, as self-tuning networks do
+            (MacKay et al. 2019).
+
+    Attributes:
+        rate: hyper.Learned, a single value.
+
+    Shapes:
+        x of any shape, floating point, to the same.
+
+    Raises:
+        ValueError: rate is not inside the range, the range reaches out of [0, 1], or temperature is not positive.
+
+    Example:
+        >>> dropout = ConcreteDropout(0.25)
+        >>> x = torch.ones(2, 3)
+        >>> dropout(x).shape, dropout.values()
+        (torch.Size([2, 3]), {'rate': 0.25})
+        >>> torch.equal(dropout.eval()(x), x)
+        True
+    """
+
+    def __init__(self, rate: float = 0.1, *, temperature: float = 0.1, range: Range = probability) -> None:
+        super().__init__()
+        if not (range.low >= 0 and range.high <= 1):
+            raise ValueError(f"the range is ({range.low:g}, {range.high:g}); pass one inside [0, 1].")
+        range.check("rate", rate)
+        check_temperature(temperature)
+        self.temperature = temperature
+        self.rate = Learned(rate, range)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        rate = self.rate().clamp(max=1 - torch.finfo(self.rate.raw.dtype).eps)
+        kept = concrete(-rate.logit(), x.shape, self.temperature)
+        return x * (kept / (1 - rate)).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"temperature={self.temperature}"

@@ -1,0 +1,112 @@
+"""Ranges: where a hyperparameter may lie, and the map from an unconstrained parameter to there."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+from torch.distributions.transforms import (
+    AffineTransform,
+    ComposeTransform,
+    SigmoidTransform,
+    SoftplusTransform,
+    Transform,
+    identity_transform,
+)
+
+
+@dataclass(frozen=True)
+class Range:
+    """An open interval (low, high) of numbers, and the map to it from the real line.
+
+    Attributes:
+        low, high: the borders, excluded.
+        transform: from the unconstrained parameter to the value, of torch.distributions.
+
+    Example:
+        >>> above_one = Range(1.0, math.inf, ComposeTransform([SoftplusTransform(), AffineTransform(1.0, 1.0)]))
+        >>> bool(above_one.transform(torch.tensor(-5.0)) > 1)
+        True
+    """
+
+    low: float
+    high: float
+    transform: Transform
+
+    def check(self, name: str, value: float, unit: float = 1.0) -> None:
+        """Raises unless value * unit, rounded to torch's default dtype, lies inside.
+
+        Raises:
+            ValueError: with the name, the value and the borders in the user's units.
+
+        Example:
+            >>> probability.check("rate", 1.5)
+            Traceback (most recent call last):
+            ValueError: rate=1.5; pass a number between 0 and 1, both excluded.
+        """
+        low, number, high = torch.tensor([self.low, value * unit, self.high]).tolist()
+        if not low < number < high:
+            low, high = self.low / unit, self.high / unit
+            if math.isfinite(high):
+                expected = f"a number between {low:g} and {high:g}, both excluded"
+            else:
+                expected = f"a finite number above {low:g}" if math.isfinite(low) else "a finite number"
+            raise ValueError(f"{name}={value}; pass {expected}.")
+
+
+class _Clamp(Transform):
+    domain = codomain = constraints.real
+
+    def __init__(self, low: float, high: float) -> None:
+        super().__init__()
+        self.low, self.high = low, high
+
+    def _call(self, x: Tensor) -> Tensor:
+        return x.clamp(self.low, self.high)
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        return y
+
+
+def interval(low: float, high: float) -> Range:
+    """(low, high), by a scaled sigmoid.
+
+    Raises:
+        ValueError: the borders are not finite, or low is not below high.
+
+    Example:
+        >>> interval(-1.0, 3.0).transform(torch.tensor(0.0))
+        tensor(1.)
+    """
+    _check_borders(low, high)
+    return Range(low, high, ComposeTransform([SigmoidTransform(), AffineTransform(low, high - low)]))
+
+
+def clamped(low: float, high: float) -> Range:
+    """The parameter itself, clamped to [low, high]: beyond a border the gradient is 0.
+
+    Raises:
+        ValueError: as interval.
+
+    Example:
+        >>> clamped(-1.0, 1.0).transform(torch.tensor([0.5, 2.0]))
+        tensor([0.5000, 1.0000])
+    """
+    _check_borders(low, high)
+    return Range(low, high, _Clamp(low, high))
+
+
+def _check_borders(low: float, high: float) -> None:
+    if not -math.inf < low < high < math.inf:
+        raise ValueError(f"low={low} and high={high}; pass two finite numbers, the lower one first.")
+
+
+# Without a constraint.
+real = Range(-math.inf, math.inf, identity_transform)
+# Above 0, by the softplus, as Benton et al. (2020).
+positive = Range(0.0, math.inf, SoftplusTransform())
+# (0, 1), by the sigmoid: the parameter is the logit.
+probability = Range(0.0, 1.0, SigmoidTransform())

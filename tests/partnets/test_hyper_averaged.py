@@ -1,0 +1,40 @@
+"""Averaged: the mean over copies, of what it says, for any shape of output."""
+
+import pytest
+import torch
+from torch import nn
+
+from partnets import hyper
+
+
+class Shift(nn.Module):
+    """Adds 0, 1, 2, ... to the copies, to tell them apart."""
+
+    def forward(self, x):
+        return x + torch.arange(len(x) // 2).repeat_interleave(2)[:, None]
+
+
+@pytest.mark.parametrize("average", ["logits", "log_probabilities", "probabilities"])
+def test_averaged_averages_over_copies_of_each_example(average):
+    network = nn.Linear(3, 4)
+    x = torch.randn(2, 3)
+    logits = torch.stack([network(x + copy) for copy in range(5)])
+    expected = {
+        "logits": logits.mean(0),
+        "log_probabilities": logits.log_softmax(-1).mean(0),
+        "probabilities": logits.softmax(-1).mean(0).log(),
+    }[average]
+    torch.testing.assert_close(hyper.Averaged(Shift(), network, samples=5, average=average)(x), expected)
+
+
+def test_averaged_serves_dense_outputs():
+    network = hyper.Averaged(hyper.Affine(), nn.Conv2d(1, 3, 3), samples=2, average="probabilities")
+    output = network(torch.rand(2, 1, 12, 12))
+    assert output.shape == (2, 3, 10, 10)
+    torch.testing.assert_close(output.exp().sum(1), torch.ones(2, 10, 10))
+
+
+@pytest.mark.parametrize("arguments", [{"samples": 0}, {"average": "votes"}])
+def test_averaged_refuses_what_it_cannot_do(arguments):
+    with pytest.raises(ValueError, match="pass"):
+        hyper.Averaged(nn.Identity(), nn.Identity(), **arguments)

@@ -1,0 +1,123 @@
+"""ColourJitter: what each change does to colours, against formulas of its own and Python's colorsys."""
+
+import colorsys
+import math
+
+import pytest
+import torch
+
+from partnets import hyper
+
+WIDTHS = {"brightness": 0.3, "contrast": 0.4, "saturation": 0.5, "hue": 40.0}
+GREY = torch.tensor([0.299, 0.587, 0.114], dtype=torch.float64)
+
+
+def only(**widths):
+    return hyper.ColourJitter(**dict.fromkeys(WIDTHS) | widths).double()
+
+
+def images(channels=3):
+    return torch.rand(2, channels, 5, 6, dtype=torch.float64)
+
+
+def greys(x):
+    return (x * GREY[:, None, None]).sum(1, keepdim=True) if x.shape[1] == 3 else x
+
+
+def changed(x, draw=1.0, **widths):
+    jitter = only(**widths)
+    return jitter.transform(x, torch.full((len(x), len(jitter.names)), draw).double()).detach()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("draw", [1.0, -0.5])
+def test_brightness_and_contrast_are_log_factors(channels, draw):
+    x, factor = images(channels), math.exp(draw * math.log(1.5))
+    close = {"rtol": 1e-6, "atol": 1e-6}
+    torch.testing.assert_close(changed(x, draw, brightness=math.log(1.5)), factor * x, **close)
+    mean = greys(x).mean((1, 2, 3), keepdim=True)
+    torch.testing.assert_close(changed(x, draw, contrast=math.log(1.5)), mean + factor * (x - mean), **close)
+
+
+def test_contrast_is_about_the_grey_of_the_brightened_image():
+    x = images()
+    both = changed(x, brightness=0.3, contrast=0.4)
+    torch.testing.assert_close(both, changed(changed(x, brightness=0.3), contrast=0.4), rtol=1e-6, atol=1e-6)
+
+
+def test_saturation_is_about_each_pixels_grey():
+    x, factor = images(), math.exp(-0.5 * 0.4)
+    expected = greys(x) + factor * (x - greys(x))
+    torch.testing.assert_close(changed(x, -0.5, saturation=0.4), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("degrees", [30.0, 120.0, 180.0])
+def test_hue_turns_the_chroma_plane_of_yiq(degrees):
+    def turned(red, green, blue):
+        y, i, q = colorsys.rgb_to_yiq(red, green, blue)
+        angle = math.radians(-degrees)
+        return y, i * math.cos(angle) - q * math.sin(angle), i * math.sin(angle) + q * math.cos(angle)
+
+    colours = torch.tensor([[0.6, 0.4, 0.5], [0.5, 0.55, 0.4]])
+    result = changed(colours.double()[..., None, None], hue=degrees)[..., 0, 0].tolist()
+    for before, after in zip(colours.tolist(), result, strict=True):
+        # Python's own YIQ rounds the standard's coefficients to two digits.
+        assert colorsys.rgb_to_yiq(*after) == pytest.approx(turned(*before), abs=0.01)
+
+
+def test_a_third_of_a_turn_takes_red_towards_green():
+    red = torch.tensor([0.5, 0.2, 0.2], dtype=torch.float64).view(1, 3, 1, 1)
+    assert changed(red, hue=120.0).argmax() == 1 and changed(red, -1.0, hue=120.0).argmax() == 2
+
+
+def test_grey_has_neither_saturation_nor_hue():
+    x = images(1).expand(-1, 3, -1, -1)
+    torch.testing.assert_close(changed(x, saturation=1.0, hue=90.0), x, rtol=1e-6, atol=1e-6)
+
+
+def test_widths_towards_zero_give_the_identity():
+    x = images()
+    torch.testing.assert_close(only(**dict.fromkeys(WIDTHS, 1e-9))(x).detach(), x, rtol=0, atol=1e-6)
+
+
+def test_each_image_has_a_draw_of_its_own_within_the_widths():
+    torch.manual_seed(0)
+    factors = only(brightness=0.4)(torch.ones(500, 3, 1, 1).double()).detach()[:, 0, 0, 0].log()
+    assert len(factors.unique()) == 500
+    assert -0.4 <= factors.min() < -0.38 and 0.38 < factors.max() <= 0.4
+
+
+def test_gradients_reach_every_width_and_the_image():
+    jitter, x = hyper.ColourJitter(**WIDTHS).double(), images().requires_grad_()
+    draws = 2 * torch.rand(2, 4, dtype=torch.float64) - 1
+    raw = jitter.widths.raw.detach().clone().requires_grad_()
+
+    def function(x, raw):
+        return torch.func.functional_call(jitter, {"widths.raw": raw}, (x,))
+
+    jitter.forward = lambda x: jitter.transform(x, draws)
+    assert torch.autograd.gradcheck(function, (x, raw))
+
+
+def test_values_are_in_the_users_units():
+    assert hyper.ColourJitter(**WIDTHS).values() == pytest.approx(WIDTHS, rel=1e-5)
+    assert list(only(hue=20.0).values()) == ["hue"]
+
+
+@pytest.mark.parametrize("widths", [{"hue": 10.0}, {"saturation": 0.1}, WIDTHS])
+def test_grey_images_that_would_need_colours_raise(widths):
+    with pytest.raises(ValueError, match="saturation=None, hue=None"):
+        only(**widths)(images(1))
+
+
+@pytest.mark.parametrize("channels", [2, 4])
+def test_images_of_other_channels_raise(channels):
+    with pytest.raises(ValueError, match=f"have {channels} channels; pass 3"):
+        only(brightness=0.1)(images(channels))
+
+
+def test_widths_that_are_not_positive_raise():
+    with pytest.raises(ValueError, match=r"hue=0\.0; pass a finite number above 0"):
+        hyper.ColourJitter(hue=0.0)
+    with pytest.raises(ValueError, match="at least one"):
+        only()
