@@ -1,0 +1,31 @@
+"""The paper's data sets, read from local files; nothing is ever downloaded.
+
+Images stay as their files hold them, mostly as bytes, and a network begins with what makes numbers of them:
+
+    data = partnets.data.load("cifar10", root="data", rotated=True).subset(20_000)
+    network = nn.Sequential(Normalise(data.mean, data.std), FixupResNet())
+    model = nn.Sequential(ToFloat(), hyper.Averaged(hyper.Affine(), network))
+    chunks = partnets.chunk(data.train, (0.9, 0.1))
+"""
+
+from partnets.data.cifar10 import cifar10
+from partnets.data.dataset import Data, moments
+from partnets.data.digits import digits
+from partnets.data.load import load
+from partnets.data.mnist import mnist
+from partnets.data.normalise import Normalise, ToFloat
+from partnets.data.tiny_imagenet import tiny_imagenet
+from partnets.data.toy import input_selection
+
+__all__ = [
+    "Data",
+    "Normalise",
+    "ToFloat",
+    "cifar10",
+    "digits",
+    "input_selection",
+    "load",
+    "mnist",
+    "moments",
+    "tiny_imagenet",
+]

@@ -1,0 +1,72 @@
+"""ToFloat and Normalise: from stored images to a network's input, before and after the augmentation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class ToFloat(nn.Module):
+    """Makes images in [0, 1] of bytes; the first layer of a model, before its augmentation.
+
+    Batches so reach the model's device as bytes, a quarter of the traffic.
+
+    Shapes:
+        x of any shape, uint8, to float32 of the same shape, x / 255. Floating-point x is returned as it is.
+
+    Raises:
+        TypeError: x is neither.
+
+    Example:
+        >>> ToFloat()(torch.tensor([0, 51, 255], dtype=torch.uint8))
+        tensor([0.0000, 0.2000, 1.0000])
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.is_floating_point():
+            return x
+        if x.dtype != torch.uint8:
+            raise TypeError(f"x is {x.dtype}; pass images as uint8, or as floats in [0, 1].")
+        return x.float() / 255
+
+
+class Normalise(nn.Module):
+    """(x - mean) / std for each channel; after the augmentation, so that what moves in from outside is black.
+
+    Args:
+        mean, std: a number for each channel, in units of x, as Data.mean and Data.std.
+
+    Shapes:
+        x [batch, channels, ...], floating point, to the same.
+
+    Raises:
+        ValueError: mean and std differ in number, a std is not positive, or x has another number of channels.
+        TypeError: x is not floating point.
+
+    Example:
+        >>> Normalise(mean=(0.5, 0.4), std=(0.5, 0.2))(torch.ones(1, 2, 1, 1)).flatten()
+        tensor([1., 3.])
+    """
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        if len(mean) != len(std):
+            raise ValueError(f"{len(mean)} means and {len(std)} stds; pass one of each for every channel.")
+        if not all(value > 0 for value in std):
+            raise ValueError(f"std={tuple(std)}; pass positive numbers.")
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32), persistent=False)
+        self.register_buffer("std", torch.tensor(std, dtype=torch.float32), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.is_floating_point():
+            raise TypeError(f"x is {x.dtype}; put data.ToFloat before the augmentation.")
+        if x.shape[1] != len(self.mean):
+            raise ValueError(f"x has {x.shape[1]} channels, but this Normalise {len(self.mean)}; pass as many.")
+        channels = (-1, *(1,) * (x.dim() - 2))
+        return (x - self.mean.view(channels)) / self.std.view(channels)
+
+    def extra_repr(self) -> str:
+        mean, std = (tuple(round(value, 4) for value in buffer.tolist()) for buffer in (self.mean, self.std))
+        return f"mean={mean}, std={std}"
