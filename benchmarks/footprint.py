@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from benchmarks.layer import Division
-from benchmarks.schemes import Where
+from benchmarks.schemes import Where, weighted_layers
 from benchmarks.train_step import TrainStep
 from partkernels import packed_map
 from partnets.partition import layers_and_obstacles
-from partnets.partitioned import partitioned_layers
 
 MOMENTS = {"adam": 2, "sgd": 1}
 
@@ -39,7 +38,7 @@ class Footprint:
         """Of tensors that are there, after a step."""
         parameters = _bytes(step.model.parameters())
         ids, defaults = [], []
-        for _, layer in partitioned_layers(step.model):
+        for _, layer in weighted_layers(step.model):
             ids.append(layer.partition.map)
             defaults += [layer.partition.defaults.stored] if layer.partition.defaults.stored is not None else []
         for module in step.model.modules():
@@ -56,16 +55,16 @@ class Footprint:
         The floor is the least that any scheme could keep: log2 of the number of such assignments, which is the entropy
         of the proportions a weight. (An assignment that is drawn from a seed could be drawn again, at no memory.)
         """
-        layers = layers_and_obstacles(model)[0].values()
+        layers = list(layers_and_obstacles(model)[0].values())
         size = next(model.parameters()).element_size()
-        weights = [layer.weight for layer in layers]
+        weights = mapped(layers)
         count = sum(w.numel() for w in weights)
         parameters = sum(p.numel() for p in model.parameters()) * size
         map = defaults = 0.0
         if scheme == "partkernels":
-            # A bias for each partition.
-            biases = sum(layer.bias.numel() for layer in layers if layer.bias is not None)
-            parameters += (division.count - 1) * biases * size
+            # A row for each partition, of biases, norms' parameters and FixUp's scalars.
+            rows = sum(p.numel() for layer in layers for p in layer.parameters(recurse=False)) - count
+            parameters += (division.count - 1) * rows * size
             bits = packed_map.bits_for(division.count)
             map = sum(w.shape[0] * packed_map.row_bytes(math.prod(w.shape[1:]), bits) for w in weights)
             defaults = count * size if division.defaults == "stored" else 0.0
@@ -74,6 +73,11 @@ class Footprint:
         elif scheme == "floor":
             map = count * entropy(division) / 8
         return cls(parameters, map, defaults, MOMENTS[optimizer] * parameters)
+
+
+def mapped(layers: Iterable[nn.Module]) -> list[nn.Parameter]:
+    """The weights of ordinary layers that are partitioned entry by entry, by a map."""
+    return [layer.weight for layer in layers if isinstance(layer, nn.Linear | nn.Conv2d)]
 
 
 def entropy(division: Division) -> float:

@@ -10,7 +10,7 @@ import torch
 from tqdm import tqdm
 
 from benchmarks import peak
-from benchmarks.footprint import Footprint
+from benchmarks.footprint import Footprint, mapped
 from benchmarks.operators import obstacles as unavailable
 from benchmarks.peak import Job
 from benchmarks.results import Record
@@ -103,7 +103,7 @@ def _facts(job: Job) -> dict[str, float | str]:
     return {
         "name": found.name,
         "parameters": sum(p.numel() for p in model.parameters()),
-        "weights": sum(layer.weight.numel() for layer in layers.values()),
+        "weights": sum(weight.numel() for weight in mapped(layers.values())),
         "dense layers": ", ".join(sorted(dense)),
     }
 

@@ -13,9 +13,8 @@ from torch import nn
 from benchmarks.layer import CPU, THREE, Division
 from benchmarks.measure import Run, Workload
 from benchmarks.models import Model
-from benchmarks.schemes import partitioned
+from benchmarks.schemes import partitioned, weighted_layers
 from benchmarks.train_step import dense_optimizer, partitioned_optimizer, seeded
-from partnets.partitioned import partitioned_layers
 
 OPTIMIZERS = ("adam", "sgd")
 PEERS = ("torch, fused", "torch, foreach", "partnets")
@@ -70,7 +69,7 @@ def _setup(of: Parameters, seed: int) -> nn.Module:
         model = partitioned(of.model.make().to(of.device), of.division, seed)
         for parameter in model.parameters():
             parameter.requires_grad_(False)
-        for _, layer in partitioned_layers(model):
+        for _, layer in weighted_layers(model):
             layer.weight.requires_grad_(True)
             layer.weight.grad = torch.randn(layer.weight.shape).to(layer.weight)
     return model
@@ -103,9 +102,9 @@ def _check(name: str, update: int, model: nn.Module) -> None:
     for _ in range(2):
         optimizers[0].step(update=update)
         optimizers[1].step()
-    before = dict(partitioned_layers(model))
-    dense = dict(partitioned_layers(theirs))
-    for path, layer in partitioned_layers(ours):
+    before = dict(weighted_layers(model))
+    dense = dict(weighted_layers(theirs))
+    for path, layer in weighted_layers(ours):
         owned = layer.partition.mask(update)
         assert torch.equal(layer.weight[~owned], before[path].weight[~owned]), f"{path}: other partitions have moved"
         torch.testing.assert_close(layer.weight[owned], dense[path].weight[owned])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,8 @@ from torch.nn.utils import parametrize
 import partnets
 from benchmarks.layer import Division
 from partnets.partition import replace_modules
-from partnets.partitioned import Partitioned, partitioned_layers
+from partnets.partitioned import partitioned_layers
+from partnets.partitioned_weight import PartitionedWeight
 
 SCHEMES = ("dense", "where", "parametrize", "paper", "partkernels")
 
@@ -29,10 +31,15 @@ def partitioned(model: nn.Module, division: Division, seed: int) -> nn.Module:
     model = partnets.partition(model, division.proportions, defaults=defaults, seed=seed, skip=skip)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for _, layer in partitioned_layers(model):
+        for _, layer in weighted_layers(model):
             noise = torch.randn(layer.weight.shape, generator=generator).to(layer.weight)
             layer.weight += noise / (2 * layer.weight[0].numel()) ** 0.5
     return model
+
+
+def weighted_layers(model: nn.Module) -> Iterator[tuple[str, PartitionedWeight]]:
+    """The path and the layer, for each layer of a partitioned model whose weight has a map."""
+    return ((path, layer) for path, layer in partitioned_layers(model) if isinstance(layer, PartitionedWeight))
 
 
 def under(scheme: str, model: nn.Module, active: int, update: int | None) -> nn.Module:
@@ -44,8 +51,10 @@ def under(scheme: str, model: nn.Module, active: int, update: int | None) -> nn.
     for _, layer in partitioned_layers(model):
         if scheme == "partkernels":
             layer.active, layer.update = active, update
-        else:
+        elif isinstance(layer, PartitionedWeight):
             new[layer] = _BY_SCHEME[scheme](layer, active, update)
+        else:  # norms and scalars have no weight to mask
+            new[layer] = layer.to_ordinary(active)
     return replace_modules(model, new)
 
 
@@ -59,7 +68,7 @@ def weight(module: nn.Module) -> nn.Parameter:
 class Where(nn.Module):
     """torch.where on a byte a weight, and a second copy of the weights: what a user would write."""
 
-    def __init__(self, layer: Partitioned, active: int, update: int | None) -> None:
+    def __init__(self, layer: PartitionedWeight, active: int, update: int | None) -> None:
         super().__init__()
         self.layer = _whole(layer, active)
         self.active, self.update = active, update
@@ -100,7 +109,7 @@ class _MaskedGradient(torch.autograd.Function):
 
 
 class _Parametrization(nn.Module):
-    def __init__(self, layer: Partitioned, active: int) -> None:
+    def __init__(self, layer: PartitionedWeight, active: int) -> None:
         super().__init__()
         self.register_buffer("live", layer.partition.ids() <= active)
         self.register_buffer("defaults", _default_values(layer))
@@ -109,7 +118,7 @@ class _Parametrization(nn.Module):
         return torch.where(self.live, weight, self.defaults)
 
 
-def _parametrized(layer: Partitioned, active: int, update: int | None) -> nn.Module:
+def _parametrized(layer: PartitionedWeight, active: int, update: int | None) -> nn.Module:
     """torch.nn.utils.parametrize with a mask for one subnetwork."""
     whole = _whole(layer, active)
     whole.weight.requires_grad_(update is not None)
@@ -117,14 +126,14 @@ def _parametrized(layer: Partitioned, active: int, update: int | None) -> nn.Mod
     return whole
 
 
-def _whole(layer: Partitioned, active: int) -> nn.Module:
+def _whole(layer: PartitionedWeight, active: int) -> nn.Module:
     """torch's layer with the weights of all partitions, and the bias of one subnetwork."""
     whole = layer.to_ordinary(active)
     whole.weight = nn.Parameter(layer.weight.detach().clone())
     return whole
 
 
-def _default_values(layer: Partitioned) -> Tensor:
+def _default_values(layer: PartitionedWeight) -> Tensor:
     weight = layer.weight
     return layer.partition.defaults.values(weight.shape, weight.dtype, weight.device).clone()
 

@@ -16,10 +16,9 @@ from benchmarks.layer import CPU, THREE, Division
 from benchmarks.measure import Missing, Run, Workload
 from benchmarks.models import Model, fixup_resnet
 from benchmarks.operators import obstacles
-from benchmarks.schemes import partitioned, under, weight
+from benchmarks.schemes import partitioned, under, weight, weighted_layers
 from benchmarks.train_step import TrainStep, seeded
 from partnets import hyper
-from partnets.partitioned import partitioned_layers
 
 # Of the paper's Table 8, on an RTX 3080: updates of the weights and of the hyperparameters over a dense update.
 PAPER = {"MNIST CNN": (1.08, 1.08), "ResNet-8": (1.17, 1.08), "ResNet-14": (1.21, 1.09)}
@@ -134,7 +133,7 @@ def _run(training: Training, scheme: str, backend: str, active: int, update: int
 def _gradients(network: nn.Module, data: Data, dtype: torch.dtype) -> dict[str, Tensor]:
     """The logits of a few examples without augmentation, and the loss's gradient of x and of every layer's weight."""
     x = data.x[:CHECKED].to(dtype).requires_grad_()
-    paths = [path for path, _ in partitioned_layers(data.model.network)]
+    paths = [path for path, _ in weighted_layers(data.model.network)]
     weights = {path: weight(network.get_submodule(path)) for path in paths}
     leaves = {path: w for path, w in weights.items() if w.requires_grad}
     logits = network(x)
@@ -148,7 +147,7 @@ def _check(got: dict[str, Tensor], data: Data, active: int, update: int | None, 
         dense = under("dense", data.model.network, active, update)
     truth = _gradients(copy.deepcopy(dense).double(), data, torch.float64)
     rough = _gradients(dense, data, torch.float32)
-    layers = dict(partitioned_layers(data.model.network))
+    layers = dict(weighted_layers(data.model.network))
     for name, value in got.items():
         mine, right, usual = value.double(), truth[name], rough[name].double()
         if name in layers:

@@ -14,6 +14,7 @@ from partnets.history import History
 from partnets.linear import Linear
 from partnets.lml import lml
 from partnets.merge import merge
+from partnets.norms import GroupNorm, LayerNorm
 from partnets.partition import partition, register, without_rule
 from partnets.subnetwork import subnetwork
 from partnets.trainer import Trainer
@@ -21,7 +22,9 @@ from partnets.trainer import Trainer
 __all__ = [
     "Chunks",
     "Conv2d",
+    "GroupNorm",
     "History",
+    "LayerNorm",
     "Linear",
     "Trainer",
     "chunk",

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import partkernels
-from partnets.partitioned import Partitioned
+from partnets.partitioned_weight import PartitionedWeight
 
 
-class Conv2d(Partitioned, nn.Conv2d):
+class Conv2d(PartitionedWeight, nn.Conv2d):
     """torch.nn.Conv2d, partitioned: the convolution with w_s^(k) plus b_1 + ... + b_k for the live subnetwork k.
 
     Args:
@@ -21,7 +21,7 @@ class Conv2d(Partitioned, nn.Conv2d):
     Attributes:
         weight: [out_channels, in_channels / groups, kernel_height, kernel_width].
         bias: [C, out_channels], a row for each partition; [out_channels] if C is 1.
-        partition, active, update: see Partitioned.
+        partition, count, active, update: see PartitionedWeight.
 
     Shapes:
         x [batch, in_channels, height, width] or without batch, of the weight's dtype, as in torch.nn.Conv2d.

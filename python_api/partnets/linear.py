@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 import partkernels
-from partnets.partitioned import Partitioned
+from partnets.partitioned_weight import PartitionedWeight
 
 
-class Linear(Partitioned, nn.Linear):
+class Linear(PartitionedWeight, nn.Linear):
     """torch.nn.Linear, partitioned: y = x w_s^(k)^T + b_1 + ... + b_k for the live subnetwork k (Section 3).
 
     Args:
@@ -26,7 +26,7 @@ class Linear(Partitioned, nn.Linear):
     Attributes:
         weight: [out_features, in_features].
         bias: [C, out_features], a row for each partition; [out_features] if C is 1.
-        partition, active, update: see Partitioned.
+        partition, count, active, update: see PartitionedWeight.
 
     Shapes:
         x [..., in_features] to [..., out_features], both of the weight's dtype.

@@ -12,7 +12,7 @@ from partnets.partitioned import count, partitioned_layers
 
 
 def merge(model: nn.Module, active: int | None = None) -> nn.Module:
-    """A copy of the model with torch's own layers, whose weights and biases are those of subnetwork `active`.
+    """A copy of the model with ordinary layers, whose parameters are those of subnetwork `active`.
 
     Its outputs are the subnetwork's up to rounding. Modules of partnets.hyper stay as they are.
 
@@ -33,5 +33,5 @@ def merge(model: nn.Module, active: int | None = None) -> nn.Module:
     active = count(model) if active is None else active
     model = copy.deepcopy(model)
     layers = [layer for _, layer in partitioned_layers(model)]
-    check_live(layers[0].partition, active, None)
+    check_live(layers[0], active, None)
     return replace_modules(model, {layer: layer.to_ordinary(active) for layer in layers})

@@ -2,106 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from partkernels import Partition, adam_step, sgd_step
+from partkernels import adam_step, sgd_step
 from partkernels.optimizers import check_betas, check_momentum, check_not_negative
-from partnets.hyper import hyperparameters
-from partnets.partitioned import Partitioned, count, partitioned_layers
+from partnets.decays import decays
+from partnets.partitioned_optimizer import PartitionedOptimizer
 
-
-class PartitionedOptimizer(torch.optim.Optimizer):
-    """What the optimisers share. A subclass defines moments and step_entries.
-
-    Each entry of a parameter has one owner, so the state is one tensor like the parameter for each moment. A step
-    changes entries of one partition, in the parameter and in its state; all others keep their bits.
-    """
-
-    def __init__(self, model: nn.Module, *, lr: float, weight_decay: float | Sequence[float], **defaults) -> None:
-        check_not_negative(lr=lr)
-        self.count = count(model)
-        decays = tuple(weight_decay) if isinstance(weight_decay, Sequence) else (weight_decay,) * self.count
-        if len(decays) != self.count or not all(decay >= 0 for decay in decays):
-            raise ValueError(
-                f"weight_decay={weight_decay}; pass a number that is not negative, or {self.count} of them, one for"
-                " each partition."
-            )
-        self._owners = _owners(model)
-        super().__init__(list(self._owners), {"lr": lr, "weight_decay": decays, **defaults})
-
-    def parameters(self) -> list[nn.Parameter]:
-        """All parameters that this optimiser updates."""
-        return [parameter for group in self.param_groups for parameter in group["params"]]
-
-    @torch.no_grad()
-    def step(self, update: int) -> None:
-        """Updates the entries of one partition; parameters without a gradient are left out.
-
-        Args:
-            update: the partition, 1..C.
-
-        Raises:
-            ValueError: update is out of range.
-        """
-        if isinstance(update, bool) or not isinstance(update, int) or not 1 <= update <= self.count:
-            raise ValueError(
-                f"update={update!r}, but there are {self.count} partitions; pass an int in 1..{self.count}."
-            )
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                moments = self.moments(group)
-                for moment in moments:
-                    if moment not in state:
-                        state[moment] = torch.zeros_like(parameter)
-                tensors = [parameter, parameter.grad, *(state[moment] for moment in moments)]
-                layer, name = self._owners[parameter]
-                if name != "weight" and self.count > 1:  # the rows of a bias are its partitions
-                    tensors = [tensor[update - 1] for tensor in tensors]
-                self.step_entries(tensors, state, layer.partition if name == "weight" else None, update, group)
-
-    def moments(self, group: dict) -> tuple[str, ...]:
-        """The names in the state of those tensors that are like the parameter."""
-        raise NotImplementedError
-
-    def step_entries(
-        self, tensors: list[Tensor], state: dict, partition: Partition | None, update: int, group: dict
-    ) -> None:
-        """Steps one partition of a parameter.
-
-        Args:
-            tensors: the parameter, its gradient and its moments; if there is no partition, all of their entries are
-                to be stepped.
-        """
-        raise NotImplementedError
-
-    def load_state_dict(self, state_dict: dict) -> None:
-        """As torch.optim.Optimizer's; the state must be of the same model.
-
-        Raises:
-            ValueError: parameters, their shapes or the number of partitions differ; nothing has changed then.
-        """
-        parameters = self.parameters()
-        saved = sum(len(group["params"]) for group in state_dict["param_groups"])
-        if saved != len(parameters):
-            raise ValueError(
-                f"the saved optimiser has {saved} parameters and this one {len(parameters)}; load the state of an"
-                " optimiser of the same model."
-            )
-        for index, state in state_dict["state"].items():
-            for name, value in state.items():
-                expected = (self.count,) if name == "step" else tuple(parameters[index].shape)
-                if tuple(value.shape) != expected:
-                    raise ValueError(
-                        f"the saved {name} of parameter {index} has shape {tuple(value.shape)} instead of {expected};"
-                        " load the state of an optimiser of the same model."
-                    )
-        super().load_state_dict(state_dict)
+__all__ = ["SGD", "Adam", "AdamW", "PartitionedOptimizer", "decays"]
 
 
 class SGD(PartitionedOptimizer):
@@ -112,13 +23,18 @@ class SGD(PartitionedOptimizer):
             latter have an optimiser of their own.
         lr: the learning rate. torch's schedulers work; the paper counts every step of any partition.
         momentum: 0 keeps no state.
-        weight_decay: added to the gradient, times the parameter. One number, or C, one for each partition: for a
-            Gaussian prior of precision lambda, lambda divided by the number of examples in D_1:k (Appendix I.1):
-            `[precision / sum(chunks.sizes[:k]) for k in range(1, chunks.count + 1)]`.
+        weight_decay: added to the gradient, times the parameter. One number, or C, one for each partition, as
+            `optim.decays(precision, chunks.sizes)` gives them (Appendix I.1). Norms' scales decay towards 0 as well, as
+            in torch, in every row; give them a group without decay if they should not.
         nesterov: Nesterov's momentum; needs one.
+        groups: parameters with settings of their own, as in torch.optim: dicts of "params" and of those arguments that
+            differ, such as "lr". All other parameters are in a last group. FixUp's scalars, at a tenth of the rate:
+            `[{"params": [p for m in model.modules() if isinstance(m, (models.Bias, models.Scale))
+            for p in m.parameters()], "lr": lr / 10}]`.
 
     Raises:
-        ValueError: an argument is out of range, or a trainable parameter is none of the above.
+        ValueError: an argument is out of range, a trainable parameter is none of the above, or a group has a parameter
+            or a setting that this optimiser doesn't know.
 
     Example:
         >>> import partnets
@@ -138,9 +54,14 @@ class SGD(PartitionedOptimizer):
         momentum: float = 0.0,
         weight_decay: float | Sequence[float] = 0.0,
         nesterov: bool = False,
+        *,
+        groups: Iterable[dict] = (),
     ) -> None:
-        check_momentum(momentum, nesterov)
-        super().__init__(model, lr=lr, weight_decay=weight_decay, momentum=momentum, nesterov=nesterov)
+        super().__init__(model, groups, lr=lr, weight_decay=weight_decay, momentum=momentum, nesterov=nesterov)
+
+    def check(self, settings):
+        super().check(settings)
+        check_momentum(settings["momentum"], settings["nesterov"])
 
     def moments(self, group):
         return ("momentum",) if group["momentum"] else ()
@@ -164,12 +85,12 @@ class Adam(PartitionedOptimizer):
     """Adam (Kingma and Ba 2015), a partition at a time. With C = 1, torch.optim.Adam.
 
     Args:
-        model, lr, weight_decay: as for SGD; weight_decay is added to the gradient.
+        model, lr, weight_decay, groups: as for SGD; weight_decay is added to the gradient.
         betas: of the two moments, in [0, 1).
         eps: added to the denominator.
 
     Raises:
-        ValueError: an argument is out of range, or a trainable parameter belongs to no partitioned layer.
+        ValueError: as SGD.
 
     Example:
         >>> import partnets
@@ -191,10 +112,15 @@ class Adam(PartitionedOptimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float | Sequence[float] = 0.0,
+        *,
+        groups: Iterable[dict] = (),
     ) -> None:
-        check_betas(betas)
-        check_not_negative(eps=eps)
-        super().__init__(model, lr=lr, weight_decay=weight_decay, betas=tuple(betas), eps=eps)
+        super().__init__(model, groups, lr=lr, weight_decay=weight_decay, betas=tuple(betas), eps=eps)
+
+    def check(self, settings):
+        super().check(settings)
+        check_betas(settings["betas"])
+        check_not_negative(eps=settings["eps"])
 
     def moments(self, group):
         return "exp_avg", "exp_avg_sq"
@@ -221,12 +147,12 @@ class AdamW(Adam):
     """AdamW (Loshchilov and Hutter 2019), a partition at a time. With C = 1, torch.optim.AdamW.
 
     Args:
-        model, lr, betas, eps: as for Adam.
+        model, lr, betas, eps, groups: as for Adam.
         weight_decay: the partition that is stepped shrinks by the factor 1 - lr * weight_decay. One number, or C, one
             for each partition.
 
     Raises:
-        ValueError: as Adam.
+        ValueError: as SGD.
 
     Example:
         >>> import partnets
@@ -247,26 +173,7 @@ class AdamW(Adam):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float | Sequence[float] = 1e-2,
+        *,
+        groups: Iterable[dict] = (),
     ) -> None:
-        super().__init__(model, lr, betas, eps, weight_decay)
-
-
-def _owners(model: nn.Module) -> dict[nn.Parameter, tuple[Partitioned, str]]:
-    """The layer and name of each trainable parameter that a partitioned layer owns; raises for any other."""
-    owners = {
-        parameter: (layer, name)
-        for _, layer in partitioned_layers(model)
-        for name, parameter in layer.named_parameters(recurse=False)
-        if parameter.requires_grad
-    }
-    known = owners.keys() | set(hyperparameters(model))
-    strangers = [
-        path for path, parameter in model.named_parameters() if parameter.requires_grad and parameter not in known
-    ]
-    if strangers:
-        raise ValueError(
-            f"{', '.join(strangers)} would learn from every chunk: no partitioned layer owns them. Freeze them with"
-            " requires_grad_(False), partition their layers with partnets.partition, or derive their module from"
-            " partnets.hyper.Hyperparameter."
-        )
-    return owners
+        super().__init__(model, lr, betas, eps, weight_decay, groups=groups)

@@ -11,9 +11,11 @@ from torch.nn.modules.batchnorm import _NormBase
 import partkernels
 from partkernels.defaults import check_seed
 from partkernels.partition import sizes
+from partnets import models, scalars
 from partnets.conv2d import Conv2d
 from partnets.hyper import Hyperparameter
 from partnets.linear import Linear
+from partnets.norms import GroupNorm, LayerNorm
 from partnets.partitioned import Partitioned
 
 # By exact type: a subclass may read its weight in a way of its own.
@@ -48,6 +50,10 @@ def register(layer_type: type[nn.Module], rule: Callable[..., nn.Module]) -> Non
 
 register(nn.Linear, Linear.from_ordinary)
 register(nn.Conv2d, Conv2d.from_ordinary)
+register(nn.GroupNorm, GroupNorm.from_ordinary)
+register(nn.LayerNorm, LayerNorm.from_ordinary)
+register(models.Bias, scalars.Bias.from_ordinary)
+register(models.Scale, scalars.Scale.from_ordinary)
 
 
 def partition(
@@ -60,16 +66,24 @@ def partition(
 ) -> nn.Module:
     """Replaces the layers of a model by partitioned ones, a fixed proportion of each at random (Appendix C).
 
-    nn.Linear and nn.Conv2d have rules; `register` adds others. Modules of partnets.hyper and modules without
-    parameters stay. A layer's own seed is derived from (seed, its dotted path), so the same call on the same
-    architecture gives the same partitions everywhere.
+    nn.Linear, nn.Conv2d, nn.GroupNorm, nn.LayerNorm and models.Bias and Scale have rules; `register` adds others.
+    Modules of partnets.hyper stay, and so do modules that have neither a rule nor parameters. A layer's own seed is
+    derived from (seed, its dotted path), so the same call on the same architecture gives the same partitions
+    everywhere.
+
+    A layer can say how it starts when it is drawn from a seed: with an attribute `seed_defaults` on the ordinary layer,
+    before this call, which is partkernels.Zeros(), or is called with seed= and returns such an object. Then 'seed'
+    draws the weight from it, and the bias stays. It survives copies and pickling if it is a functools.partial:
+
+        layer.seed_defaults = functools.partial(partkernels.Normal, 0.02)
 
     Args:
         model: changed in place.
         proportions: C numbers that sum to 1. The paper matches them to the chunks' (Appendix I.2).
-        defaults: 'seed' re-initialises each layer from its seed, so that the weight starts at its defaults at no
-            memory; 'zero' keeps the present weights, with defaults of 0; 'stored' keeps the present weights and a copy
-            of them as defaults, for pretrained models. Or an object, as in partnets.Linear.
+        defaults: 'seed' re-initialises weights and biases from the layer's seed, as torch does or as `seed_defaults`
+            says, so that the weight starts at its defaults at no memory; 'zero' keeps the present weights, with
+            defaults of 0; 'stored' keeps the present weights and a copy of them as defaults, for pretrained models. Or
+            an object, as in partnets.Linear. Norms and FixUp's scalars have no defaults, and keep their values.
         seed: an int in [0, 2**63).
         skip: dotted paths or modules that stay as they are, with everything inside them.
 
@@ -130,9 +144,9 @@ def without_rule(model: nn.Module, *, skip: Iterable[str | nn.Module] = ()) -> d
         model, skip: as in `partition`.
 
     Example:
-        >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4))
+        >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.PReLU())
         >>> without_rule(model)
-        {'1': 'a GroupNorm with parameters of its own and no rule'}
+        {'1': 'a PReLU with parameters of its own and no rule'}
         >>> partition(model, (0.5, 0.5), skip=without_rule(model))[0].count
         2
     """

@@ -1,213 +1,107 @@
-"""Partitioned: what every partitioned layer shares, whatever it computes."""
+"""Partitioned: what everything that is divided among C partitions has in common, whatever it computes."""
 
 from __future__ import annotations
 
 import copy
-import dataclasses
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
-import torch
 from torch import Tensor, nn
 
-from partkernels import Defaults, Partition, Stored, Uniform, Zeros, subnetwork_weight
-from partnets import saved_partition
-
-# The default's stream 0 fills the weight; the bias draws from another, so that the two are independent.
-BIAS_STREAM = 1
-
-
-def _drawn_seed() -> int:
-    """A seed from torch's global generator: reproducible under torch.manual_seed, another for each layer."""
-    return int(torch.randint((1 << 63) - 1, (), device="cpu"))
-
-
-def _scale(weight: Tensor) -> float:
-    """The half-width of torch's own initial weights and biases: 1 / sqrt(fan_in)."""
-    return 1 / math.sqrt(weight[0].numel())
-
-
-def _resolve(defaults: str | Defaults, weight: Tensor, seed: int) -> Defaults:
-    if defaults == "seed":
-        return Uniform(_scale(weight), seed)
-    if defaults == "zero":
-        return Zeros()
-    if defaults == "stored":
-        return Stored(weight.detach().clone())
-    if isinstance(defaults, Defaults):
-        return defaults
-    raise ValueError(
-        f"defaults={defaults!r}; pass 'seed', 'zero', 'stored', or one of partkernels' Zeros, Uniform, Normal, Stored."
-    )
+from partkernels import Partition
 
 
 class Partitioned(nn.Module):
-    """A mixin for layers with a `weight` whose entries belong to C partitions and, maybe, a `bias` (Appendix I.2).
+    """The base class of what is divided among C partitions: layers, or a module that owns whole networks.
 
-    Put it before torch's layer among the bases, name that layer in `ordinary`, and compute with `self.compute`, as
-    partnets.Linear does.
-
-    The bias of subnetwork k is b_1 + ... + b_k: row i of the parameter `bias` [C, out_features] is b_{i+1}. With C = 1
-    the bias is [out_features] and the state_dict is that of torch's layer.
+    partnets.subnetwork, merge and the optimisers use what is defined here and nothing else. The defaults serve a
+    module each of whose own parameters has a row for each partition, [C, ...], or none of it where C is 1.
 
     Attributes:
-        partition: of the weight.
+        count: C, the number of partitions.
         active: k, 1..C, the live subnetwork. Starts at C.
         update: the partition that receives gradients, 1..active, or None. Starts at C: data of an unknown chunk may
             reach the last partition only. Set both with partnets.subnetwork.
+
+    Example:
+        >>> import torch, partnets
+        >>> class Networks(Partitioned):
+        ...     "A network of its own for each partition; subnetwork k is network k alone."
+        ...     def __init__(self, *networks):
+        ...         super().__init__()
+        ...         self.networks = nn.ModuleList(networks)
+        ...         self.count = self.active = self.update = len(networks)
+        ...     def owned(self):
+        ...         return self.named_parameters()
+        ...     def entries(self, name, tensors, update):
+        ...         return (tensors, None) if name.startswith(f"networks.{update - 1}.") else None
+        ...     def forward(self, x):
+        ...         network = self.networks[self.active - 1]
+        ...         weights = dict(network.named_parameters())
+        ...         if self.update != self.active:
+        ...             weights = {name: weight.detach() for name, weight in weights.items()}
+        ...         return torch.func.functional_call(network, weights, x)
+        >>> model = Networks(nn.Linear(2, 1), nn.Linear(2, 1))
+        >>> with partnets.subnetwork(model, active=1, update=1):
+        ...     model(torch.ones(2)).backward()
+        >>> [name for name, parameter in model.owned() if parameter.grad is not None]
+        ['networks.0.weight', 'networks.0.bias']
     """
 
-    ordinary: type[nn.Module]
-    partition: Partition | None = None
+    count: int
     active: int
     update: int | None
 
-    @property
-    def count(self) -> int:
-        """C, the number of partitions."""
-        return self.partition.count
+    def owned(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The name and the parameter, for each parameter that is divided among the partitions."""
+        return self.named_parameters(recurse=False)
 
-    def divide(self, proportions: Sequence[float], *, seed: int | None, defaults: str | Defaults) -> None:
-        """Partitions this layer, which is still an ordinary one inside, at random (Appendix C).
+    def entries(self, name: str, tensors: list[Tensor], update: int) -> tuple[list[Tensor], Partition | None] | None:
+        """What a step of one partition changes of a parameter, for the optimisers.
 
-        The weight starts at its defaults, except where these are zeros: then it stays as it is. With 'seed' the bias
-        is drawn anew from the seed as well, otherwise it stays; it becomes b_1, and the others start at 0.
+        Args:
+            name: of the parameter, as `owned` has it.
+            tensors: the parameter, its gradient and its moments, all of its shape.
+            update: the partition, 1..count.
+
+        Returns:
+            Views of the tensors, all of whose entries belong to partition `update`, and None; or the tensors and the
+            Partition that tells which of their entries do. None if the partition owns nothing of this parameter.
         """
-        if set(self._parameters) != {"weight", "bias"}:
-            raise ValueError(
-                f"a {self.ordinary.__name__} with the parameters {sorted(self._parameters)} cannot be partitioned, only"
-                " one with weight and bias; remove its weight normalisation first, or leave it out with skip=."
-            )
-        seed = _drawn_seed() if seed is None else seed
-        resolved = _resolve(defaults, self.weight, seed)
-        partition = Partition.random(self.weight.shape, proportions, seed=seed).to(self.weight.device)
-        partition = dataclasses.replace(partition, defaults=resolved)
-
-        bias = self.bias
-        if bias is not None and defaults == "seed":
-            drawn = Uniform(_scale(self.weight), seed, BIAS_STREAM).values((1, len(bias)), bias.dtype, bias.device)
-            bias = nn.Parameter(drawn[0], requires_grad=bias.requires_grad)
-        if bias is not None and partition.count > 1:
-            rows = torch.zeros(partition.count, *bias.shape, dtype=bias.dtype, device=bias.device)
-            rows[0] = bias.detach()
-            bias = nn.Parameter(rows, requires_grad=bias.requires_grad)
-        if not isinstance(resolved, Zeros) and defaults != "stored":
-            values = resolved.values(self.weight.shape, self.weight.dtype, self.weight.device).clone()
-            self.weight = nn.Parameter(values, requires_grad=self.weight.requires_grad)
-        self.bias = bias
-        self.partition, self.active, self.update = partition, partition.count, partition.count
-
-    @classmethod
-    def from_ordinary(
-        cls, layer: nn.Module, proportions: Sequence[float], *, seed: int | None = None, defaults="seed"
-    ) -> Partitioned:
-        """A partitioned layer made of an ordinary one, which stays as it is; parameters that need no change are shared.
-
-        Dtype, device, requires_grad, training mode and hooks are the layer's. See the class for the other arguments.
-
-        Raises:
-            ValueError: the proportions, seed or defaults are invalid, or the layer has other parameters than weight
-                and bias.
-
-        Example:
-            >>> import partnets
-            >>> partnets.Linear.from_ordinary(nn.Linear(4, 3), (0.5, 0.5), seed=0)
-            Linear(in_features=4, out_features=3, bias=True, partitions=[6, 6])
-        """
-        new = _as_class(layer, cls)
-        new.divide(proportions, seed=seed, defaults=defaults)
-        return new
+        return (tensors if self.count == 1 else [tensor[update - 1] for tensor in tensors]), None
 
     def to_ordinary(self, active: int) -> nn.Module:
-        """torch's layer that computes what subnetwork `active` computes; shares nothing with this one."""
-        new = _as_class(self, self.ordinary)
-        for name in ("partition", "active", "update"):
-            del new.__dict__[name]
-        weight = subnetwork_weight(self.weight.detach(), self.partition, active)
-        new.weight = nn.Parameter(weight, requires_grad=self.weight.requires_grad)
-        if self.bias is not None:
-            bias = self._bias(active, None).clone()
-            new.bias = nn.Parameter(bias, requires_grad=self.bias.requires_grad)
-        return new
-
-    def compute(self, kernel: Callable[..., Tensor], x: Tensor, **geometry) -> Tensor:
-        """What the live subnetwork makes of x by partkernels.linear or conv2d; w_update and b_update get gradients."""
-        # Where nothing learns, a detached weight has no gradient computed for its sake.
-        weight = self.weight.detach() if self.update is None else self.weight
-        bias = None if self.bias is None else self._bias(self.active, self.update)
-        return kernel(x, weight, self.partition, self.active, update=self.update, bias=bias, **geometry)
-
-    def _bias(self, active: int, update: int | None) -> Tensor:
-        rows = self.bias if self.count > 1 else self.bias[None]
-        live = rows[:active].detach()
-        if update is not None:
-            # Joined, not masked: the sum runs over the same numbers whichever row takes the gradient.
-            live = torch.cat([live[: update - 1], rows[update - 1 : update], live[update:]])
-        return live.sum(0)
-
-    def reset_parameters(self) -> None:
-        """The weight back to its defaults, or to torch's initial values if those are 0; b_1 to torch's, the rest 0."""
-        super().reset_parameters()
-        if self.partition is None:  # torch's own constructor calls this
-            return
-        with torch.no_grad():
-            if not isinstance(self.partition.defaults, Zeros):
-                self.weight.copy_(self.partition.defaults.values(self.weight.shape, device=self.weight.device))
-            if self.bias is not None and self.count > 1:
-                self.bias[1:] = 0
-
-    def extra_repr(self) -> str:
-        if self.partition is None:
-            return super().extra_repr()
-        sizes = self.count if self.partition.map.is_meta else self.partition.sizes()
-        return f"{super().extra_repr()}, partitions={sizes}"
-
-    def _apply(self, fn, recurse=True):
-        partition = self.partition.map_tensors(fn)
-        if self.partition.map.is_meta and not partition.map.is_meta:
-            raise RuntimeError(
-                f"this {type(self).__name__} is on the meta device, and its partition cannot be made of empty memory;"
-                " use load_state_dict(..., assign=True), or construct the layer on its real device."
-            )
-        super()._apply(fn, recurse)
-        self.partition = partition
-        return self
-
-    def _save_to_state_dict(self, destination, prefix, keep_vars):
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self.count > 1:
-            destination[prefix + "partition"] = saved_partition.to_plain(self.partition)
-
-    def _load_from_state_dict(self, state_dict, prefix, metadata, strict, missing_keys, unexpected_keys, error_msgs):
-        key = prefix + "partition"
-        plain = state_dict.pop(key, None)  # a copy of ours; torch would call the key unexpected
-        partition = self.partition
-        if plain is not None:
-            try:
-                partition = saved_partition.from_plain(plain, tuple(self.weight.shape), self.count)
-            except (TypeError, ValueError) as error:
-                error_msgs.append(f"{key}: {error}")
-                return
-        elif self.count > 1 and prefix + "weight" in state_dict:
-            error_msgs.append(
-                f"{prefix}weight is that of an ordinary layer, without a partition; load it into the ordinary model"
-                " and partition that with partnets.partition(..., defaults='stored')."
-            )
-            return
-        elif self.count > 1:
-            missing_keys.append(key)
-        errors = len(error_msgs)
-        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing_keys, unexpected_keys, error_msgs)
-        if len(error_msgs) == errors:
-            self.partition = partition.map_tensors(lambda tensor: tensor.to(self.weight.device, copy=True))
+        """An ordinary module that computes what subnetwork `active` computes; shares no parameter with this one."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no to_ordinary(active); define it, for partnets.merge, as a module without"
+            " partitions."
+        )
 
 
-def _as_class(layer: nn.Module, cls: type[nn.Module]) -> nn.Module:
-    """A shallow copy of a layer as an instance of another class. Hooks are shared, so that their handles still work."""
+def as_class(layer: nn.Module, cls: type[nn.Module]) -> nn.Module:
+    """A shallow copy of a layer as an instance of another class. Hooks are shared, so that their handles still work.
+
+    What a Partitioned layer knows of its partitions is left behind on the way to a class that is none.
+    """
     new = cls.__new__(cls)
     new.__dict__.update(layer.__dict__)
     new._parameters = copy.copy(layer._parameters)
+    if not issubclass(cls, Partitioned):
+        for name in ("partition", "count", "active", "update"):
+            new.__dict__.pop(name, None)
     return new
+
+
+def check_parameters(layer: nn.Module, *expected: str) -> None:
+    """Raises ValueError unless a layer has parameters (or None) of these names and no others.
+
+    Example:
+        >>> check_parameters(nn.Linear(2, 2, bias=False), "weight", "bias")
+    """
+    if set(layer._parameters) != set(expected):
+        raise ValueError(
+            f"a {type(layer).__name__} with the parameters {sorted(layer._parameters)} cannot be partitioned, only"
+            f" one with {' and '.join(expected)}; remove its weight normalisation first, or leave it out with skip=."
+        )
 
 
 def partitioned_layers(model: nn.Module) -> Iterator[tuple[str, Partitioned]]:

@@ -15,8 +15,8 @@ from partnets.partitioned import count, partitioned_layers
 def subnetwork(model: nn.Module, active: int, update: int | None = None) -> Iterator[None]:
     """Inside, the model is its subnetwork w_s^(active), and gradients reach partition `update` only (Eq. 3).
 
-    With update=None no weight or bias receives a gradient, and none is computed (Eq. 4). The backward pass may run
-    inside or outside. On leaving, also by an exception, every layer is as before.
+    With update=None no parameter of a partitioned layer receives a gradient, and none is computed (Eq. 4). The backward
+    pass may run inside or outside. On leaving, also by an exception, every layer is as before.
 
     Args:
         model: with partitioned layers, all of C partitions; or such a layer.
@@ -37,7 +37,7 @@ def subnetwork(model: nn.Module, active: int, update: int | None = None) -> Iter
     """
     count(model)
     layers = [layer for _, layer in partitioned_layers(model)]
-    check_live(layers[0].partition, active, update)
+    check_live(layers[0], active, update)  # of a partition it reads the count alone
     before = [(layer.active, layer.update) for layer in layers]
     try:
         for layer in layers:

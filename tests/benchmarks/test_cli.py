@@ -72,7 +72,8 @@ def test_users_measure_their_own_model(suite, tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "from torch import nn\n"
         "def net():\n"
-        "    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(144, 5))\n"
+        "    features = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.PReLU())\n"
+        "    return nn.Sequential(features, nn.Flatten(), nn.Linear(144, 5))\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     path = tmp_path / "results.json"
@@ -81,7 +82,7 @@ def test_users_measure_their_own_model(suite, tmp_path, monkeypatch):
     records = Results.load(path).records
     assert {record.case["model"] for record in records} == {"mine:net"}
     if suite == "memory":
-        assert {record.facts["dense layers"] for record in records} == {"GroupNorm"}
+        assert {record.facts["dense layers"] for record in records} == {"PReLU"}
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import partnets
+from partnets import models
 
 CONVOLUTIONS = [
     {"kernel_size": 3},
@@ -38,6 +39,14 @@ def agree(ours, theirs, x):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-12, atol=1e-12)
 
 
+def trained(layer):
+    """Away from its start, where scales are 1 and shifts 0."""
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    return layer
+
+
 @pytest.mark.parametrize("shape", [(5, 7), (7,), (2, 3, 7), (0, 7)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_linear_computes_what_torchs_does(shape, bias):
@@ -52,16 +61,46 @@ def test_conv2d_computes_what_torchs_does(arguments, shape):
     agree(ours, nn.Conv2d(4, 8, **arguments, dtype=torch.float64), torch.randn(shape, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("shape", [(2, 4), (2, 4, 5), (2, 4, 5, 3), (0, 4, 5)])
+def test_group_norm_computes_what_torchs_does(affine, shape):
+    ours, theirs = (cls(2, 4, 1e-3, affine, dtype=torch.float64) for cls in (partnets.GroupNorm, nn.GroupNorm))
+    agree(trained(ours), theirs, torch.randn(shape, dtype=torch.float64))
+
+
+@pytest.mark.skipif("bias" not in inspect.signature(nn.GroupNorm).parameters, reason="torch's GroupNorm has no bias=")
+def test_group_norm_without_bias_computes_what_torchs_does():
+    ours, theirs = (cls(2, 4, bias=False, dtype=torch.float64) for cls in (partnets.GroupNorm, nn.GroupNorm))
+    assert ours.bias is None
+    agree(trained(ours), theirs, torch.randn(2, 4, 5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("arguments", [{}, {"bias": False}, {"elementwise_affine": False}], ids=str)
+@pytest.mark.parametrize("normalized", [3, (5, 3)])
+def test_layer_norm_computes_what_torchs_does(arguments, normalized):
+    ours, theirs = (cls(normalized, **arguments, dtype=torch.float64) for cls in (partnets.LayerNorm, nn.LayerNorm))
+    agree(trained(ours), theirs, torch.randn(2, 5, 3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("theirs", [models.Bias, models.Scale])
+def test_fixups_scalars_compute_what_ordinary_ones_do(theirs):
+    ours = partnets.partition(theirs(), (1.0,)).double()
+    agree(trained(ours), theirs().double(), torch.randn(2, 5, dtype=torch.float64))
+
+
 def test_conv2d_keeps_channels_last():
     x = torch.randn(2, 4, 8, 8).to(memory_format=torch.channels_last)
     assert partnets.Conv2d(4, 8, 3)(x).is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [(partnets.Linear, nn.Linear), (partnets.Conv2d, nn.Conv2d)])
-def test_the_constructors_take_torchs_arguments_in_torchs_order(ours, theirs):
+@pytest.mark.parametrize("name", ["Linear", "Conv2d", "GroupNorm", "LayerNorm"])
+def test_the_constructors_take_torchs_arguments_in_torchs_order(name):
+    ours, theirs = getattr(partnets, name), getattr(nn, name)
     taken = list(inspect.signature(ours).parameters.values())
     expected = list(inspect.signature(theirs).parameters.values())
-    assert [(p.name, p.default) for p in taken[: len(expected)]] == [(p.name, p.default) for p in expected]
+    assert [(p.name, p.kind, p.default) for p in taken[: len(expected)]] == [
+        (p.name, p.kind, p.default) for p in expected
+    ]
     assert issubclass(ours, theirs)
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import partnets
-from partnets import hyper, optim
+from partnets import hyper, models, optim
 
 PROPORTIONS = (0.5, 0.3, 0.2)
 COUNT = len(PROPORTIONS)
@@ -17,43 +17,62 @@ OPTIMIZERS = {
 }
 
 
-def trainer(optimizer, changed=None, cls=partnets.Trainer):
+# Each takes images of 1 x SIZE x SIZE.
+SIZE = 6
+NETWORKS = {
+    "layers": lambda: nn.Sequential(
+        nn.Conv2d(1, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(80, 7), nn.ReLU(), nn.Linear(7, 3)
+    ),
+    "norms": lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.GroupNorm(2, 4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64, 7),
+        nn.LayerNorm(7),
+        nn.Linear(7, 3),
+    ),
+    "FixUp": lambda: models.FixupResNet(8, in_channels=1, classes=3),
+}
+
+
+def trainer(optimizer, network="layers", changed=None, cls=partnets.Trainer):
     """A new trainer with ψ present but frozen, the same each time, except for the examples of chunk `changed`."""
     torch.manual_seed(0)
-    x, y = torch.randn(60, 1, 5, 5), torch.randint(3, (60,))
+    x, y = torch.randn(60, 1, SIZE, SIZE), torch.randint(3, (60,))
     chunks = partnets.chunk((x, y), PROPORTIONS)
     if changed is not None:
-        x[chunks.indices(changed)] = torch.randn(chunks.sizes[changed - 1], 1, 5, 5)
+        x[chunks.indices(changed)] = torch.randn(chunks.sizes[changed - 1], 1, SIZE, SIZE)
         y[chunks.indices(changed)] = (y[chunks.indices(changed)] + 1) % 3
     torch.manual_seed(1)
-    network = nn.Sequential(nn.Conv2d(1, 5, 2), nn.ReLU(), nn.Flatten(), nn.Linear(80, 7), nn.ReLU(), nn.Linear(7, 3))
-    model = partnets.partition(hyper.Averaged(hyper.Affine(), network, samples=2), PROPORTIONS)
+    averaged = hyper.Averaged(hyper.Affine(), NETWORKS[network](), samples=2)
+    model = partnets.partition(averaged, PROPORTIONS)
     return cls(model, chunks, optimizer=OPTIMIZERS[optimizer](model), batch_size=8)
 
 
 def owned(trainer, partitions):
-    """The entries of these partitions in every weight, bias, moment and step count."""
-    tensors = []
-    for _, layer in partnets.partitioned.partitioned_layers(trainer.model):
-        rows = [k - 1 for k in partitions]
-        mask = torch.isin(layer.partition.ids(), torch.tensor(partitions))
-        for parameter, index in ((layer.weight, mask), (layer.bias, rows)):
-            state = trainer.optimizer.state[parameter]
-            tensors += [
-                parameter.detach()[index],
-                *(value[rows if name == "step" else index] for name, value in state.items()),
-            ]
+    """The entries of these partitions in every parameter but ψ, in its moments and in its step counts."""
+    tensors, rows = [], [k - 1 for k in partitions]
+    for path, parameter in trainer.model.network.named_parameters():
+        layer = trainer.model.network.get_submodule(path.rpartition(".")[0])
+        weight = isinstance(layer, nn.Linear | nn.Conv2d) and parameter is layer.weight
+        index = torch.isin(layer.partition.ids(), torch.tensor(partitions)) if weight else rows
+        state = trainer.optimizer.state[parameter]
+        tensors += [
+            parameter.detach()[index],
+            *(value[rows if name == "step" else index] for name, value in state.items()),
+        ]
     return tensors
 
 
-def check_invariant(optimizer, k, folder, cls=partnets.Trainer):
+def check_invariant(optimizer, k, folder, network="layers", cls=partnets.Trainer, steps=STEPS):
     """Trains twice, with other examples in D_k the second time, and compares the bits, also of reloaded checkpoints."""
-    pair = [trainer(optimizer, changed, cls) for changed in (None, k)]
+    pair = [trainer(optimizer, network, changed, cls) for changed in (None, k)]
     for i, one in enumerate(pair):
         torch.manual_seed(2)  # the augmentation's noise is torch's
-        one.fit(STEPS)
+        one.fit(steps)
         one.save(folder / f"{i}.pt")
-    reloaded = [trainer(optimizer, changed, cls) for changed in (None, k)]
+    reloaded = [trainer(optimizer, network, changed, cls) for changed in (None, k)]
     for i, one in enumerate(reloaded):
         one.load(folder / f"{i}.pt")
     earlier, later = list(range(1, k)), list(range(k, COUNT + 1))
@@ -69,6 +88,12 @@ def test_examples_of_a_later_chunk_never_reach_earlier_partitions(optimizer, k, 
     check_invariant(optimizer, k, tmp_path)
 
 
+@pytest.mark.parametrize(("network", "optimizer"), [("norms", "sgd"), ("norms", "adam"), ("FixUp", "sgd")])
+@pytest.mark.parametrize("k", range(1, COUNT + 1))
+def test_nor_do_they_through_norms_and_fixups_scalars(network, optimizer, k, tmp_path):
+    check_invariant(optimizer, k, tmp_path, network, steps=12)
+
+
 class DrawsFromAllChunks(partnets.Trainer):
     def step_weights(self):
         sample_upto, self.chunks.sample_upto = self.chunks.sample_upto, lambda k, *rest: sample_upto(COUNT, *rest)
@@ -80,7 +105,7 @@ class DrawsFromAllChunks(partnets.Trainer):
 
 class StepsAllPartitions(partnets.Trainer):
     def step_weights(self):
-        k = self._draw_chunk(first=1)
+        k = 1 + int(torch.multinomial(torch.tensor(PROPORTIONS), 1, generator=self.generator))
         x, y = self.chunks.sample_upto(k, self.batch_size, self.generator)
         for update in range(1, k + 1):
             self.optimizer.zero_grad()
@@ -96,4 +121,14 @@ class StepsAllPartitions(partnets.Trainer):
 @pytest.mark.parametrize("k", range(2, COUNT + 1))
 def test_a_broken_trainer_fails_that_check(broken, optimizer, k, tmp_path):
     with pytest.raises(AssertionError, match="reached an earlier partition"):
-        check_invariant(optimizer, k, tmp_path, broken)
+        check_invariant(optimizer, k, tmp_path, cls=broken)
+
+
+@pytest.mark.parametrize("network", ["norms", "FixUp"])
+@pytest.mark.parametrize("k", range(2, COUNT + 1))
+def test_scales_that_all_partitions_share_fail_that_check(network, k, monkeypatch, tmp_path):
+    rows = partnets.partitioned_rows
+    monkeypatch.setattr(rows, "product", lambda parameter, count, active, update: parameter[:active].prod(0))
+    monkeypatch.setattr(rows.PartitionedRows, "entries", lambda self, name, tensors, update: (tensors, None))
+    with pytest.raises(AssertionError, match="reached an earlier partition"):
+        check_invariant("sgd", k, tmp_path, network, steps=12)

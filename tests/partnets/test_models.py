@@ -12,6 +12,7 @@ from partnets import models
 
 # A small model of each kind, and the shape of one example without its batch.
 SMALL = {
+    "MLP": (lambda: models.MLP(6, (8, 7), classes=10), (6,)),
     "MnistCNN": (lambda: models.MnistCNN(image_size=12), (1, 12, 12)),
     "FixupResNet": (lambda: models.FixupResNet(14), (3, 12, 12)),
     "WideResNet": (lambda: models.WideResNet(8, 2), (3, 12, 12)),
@@ -82,6 +83,7 @@ def test_the_device_context_decides_where_parameters_and_buffers_are(name):
 # Without ThinResNet50, a WideResNet that takes 3 s to trace.
 @pytest.mark.parametrize("name", [name for name in SMALL if name != "ThinResNet50"])
 def test_compiles_as_one_graph(name):
+    torch.compiler.reset()  # otherwise the graphs of other tests count towards its limit
     model, x = small(name)
     perturbed(model).eval()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
@@ -107,6 +109,8 @@ def test_every_layer_can_be_partitioned_one_by_one(name):
 @pytest.mark.parametrize(
     "make, argument, message",
     [
+        (models.MLP, {"in_features": 0}, "in_features=0; pass a positive integer"),
+        (models.MLP, {"in_features": 3, "hidden": (4, 0)}, r"hidden\[1\]=0; pass a positive integer"),
         (models.MnistCNN, {"in_channels": 0}, "in_channels=0; pass a positive integer"),
         (models.MnistCNN, {"classes": 2.5}, "classes=2.5; pass a positive integer"),
         (models.MnistCNN, {"image_size": 3}, "image_size=3, .* pass at least 4"),
@@ -168,13 +172,101 @@ def test_fixup_starts_at_zero_logits_with_the_published_deviations():
     assert all(module.scale.tolist() == [1] for module in of_type(model, models.Scale))
 
 
-@pytest.mark.parametrize("defaults", ["stored", "zero"])
+@pytest.mark.parametrize("defaults", ["seed", "stored", "zero"])
 def test_fixup_keeps_its_start_when_it_is_partitioned(defaults):
-    model = models.FixupResNet(8)
-    partnets.partition(model, (0.5, 0.5), defaults=defaults, skip=of_type(model, models.Bias, models.Scale))
-    for active in (1, 2):
+    model = partnets.partition(models.FixupResNet(14, width=2), (0.8, 0.1, 0.1), defaults=defaults)
+    for active in (1, 2, 3):
         with partnets.subnetwork(model, active):
-            assert not model(torch.randn(2, 3, 8, 8)).any()
+            assert torch.equal(model(torch.randn(2, 3, 8, 8)), torch.zeros(2, 10))
+    for stage, channels in ((model.stage1, 32), (model.stage2, 64), (model.stage3, 128)):
+        for block in stage:
+            deviation = (2 / (9 * channels)) ** 0.5 * 6**-0.5
+            assert block.conv1.weight.std().item() == pytest.approx(deviation, rel=0.04)
+            assert not block.conv2.weight.any()
+    assert not model.classifier.weight.any() and not model.classifier.bias.any()
+    half_width = model.stem.weight.abs().max().item()
+    assert half_width == pytest.approx((9 * 3) ** -0.5, rel=0.02)  # torch's own
+
+
+def test_every_subnetwork_of_fixup_computes_the_same_features_at_its_start():
+    model = partnets.partition(models.FixupResNet(8), (0.8, 0.1, 0.1))
+    x, features = torch.randn(2, 3, 8, 8), []
+    for active in (1, 2, 3):
+        with partnets.subnetwork(model, active):
+            features.append(model.stage1[0].conv1(model.stem(x)))
+    assert features[0].any()
+    torch.testing.assert_close(features[1:], features[:1] * 2)
+
+
+# Those whose every parameter has a rule.
+WHOLE = {
+    "MLP": lambda: (models.MLP(6), (6,)),
+    "MnistCNN": lambda: (models.MnistCNN(image_size=8), (1, 8, 8)),
+    "FixupResNet": lambda: (models.FixupResNet(8), (3, 8, 8)),
+    "WideResNet": lambda: (models.WideResNet(8, 1, norm=lambda channels: nn.GroupNorm(2, channels)), (3, 16, 16)),
+    "ThinResNet50": lambda: (models.ThinResNet50(), (3, 8, 8)),
+    "ResNet9": lambda: (models.ResNet9(dropout=0.0), (3, 32, 32)),
+    "Block": lambda: (models.Block(12, 3), (5, 12)),
+}
+
+
+@pytest.mark.parametrize("defaults", ["seed", "zero"])
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole_architectures_are_partitioned_without_skip(name, defaults):
+    model, shape = WHOLE[name]()
+    partnets.partition(model, (0.8, 0.1, 0.1), defaults=defaults)
+    assert {*partnets.optim.SGD(model).parameters()} == {*model.parameters()}
+    x = torch.rand(2, *shape)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.01 * torch.randn_like(parameter)
+    with partnets.subnetwork(model, active=2, update=1):
+        output = model(x)
+    torch.testing.assert_close(partnets.merge(model, 2)(x), output, rtol=1e-3, atol=1e-4)
+    output.square().sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("size", [8, 16])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda size: models.MnistCNN(in_channels=3, image_size=size),
+        lambda size: models.FixupResNet(8),
+        lambda size: models.WideResNet(8, 1),
+        lambda size: models.ThinResNet50(),
+        lambda size: models.ViT(size, 4, 12, 2, 3),
+    ],
+    ids=["MnistCNN", "FixupResNet", "WideResNet", "ThinResNet50", "ViT"],
+)
+def test_small_images_are_taken(make, size):
+    assert make(size)(torch.rand(2, 3, size, size)).isfinite().all()
+
+
+def test_mlp_is_the_papers():
+    layers = [*models.MLP(30)]
+    widths = [(layer.in_features, layer.out_features) for layer in layers[::2]]
+    assert widths == [(30, 256), (256, 256), (256, 2)] and [type(layer) for layer in layers[1::2]] == [nn.GELU] * 2
+    assert parameters(models.MLP, 30) == 30 * 256 + 256 * 256 + 256 * 2 + 256 + 256 + 2
+
+
+@pytest.mark.parametrize("partition", [False, True], ids=["ordinary", "partitioned from a seed"])
+def test_mlp_starts_by_kaimings_scheme(partition):
+    model = models.MLP(300, hidden=(400, 200), classes=30)
+    if partition:
+        partnets.partition(model, (0.8, 0.2))
+    for layer, fan_in in zip([*model][::2], (300, 400, 200), strict=True):
+        assert layer.weight.abs().max().item() == pytest.approx((6 / fan_in) ** 0.5, rel=0.01)
+        assert layer.weight.std().item() == pytest.approx((2 / fan_in) ** 0.5, rel=0.03)
+        assert not layer.bias.any()
+
+
+def test_mlp_keeps_leading_dimensions_and_can_be_linear():
+    assert models.MLP(6, hidden=(), classes=3)(torch.zeros(2, 5, 6)).shape == (2, 5, 3)
+
+
+def test_mlp_takes_another_activation():
+    assert [type(layer) for layer in [*models.MLP(6, activation=nn.ReLU)][1::2]] == [nn.ReLU, nn.ReLU]
 
 
 def test_fixup_blocks_are_those_of_the_paper():

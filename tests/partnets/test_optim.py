@@ -6,9 +6,10 @@ import io
 import pytest
 import torch
 from torch import nn
+from torch.optim import lr_scheduler
 
 import partnets
-from partnets import hyper, optim
+from partnets import hyper, models, optim
 
 PROPORTIONS = (0.8, 0.1, 0.1)
 DECAYS = (0.1, 0.02, 0.003)
@@ -137,16 +138,115 @@ def test_it_resumes_from_its_state_dict_with_the_same_bits(ours, arguments):
     assert all(map(torch.equal, model.parameters(), twin.parameters()))
 
 
-def test_torchs_schedulers_work():
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        (lambda optimizer: lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5), [1.0, 0.5, 0.25, 0.125]),
+        # (1 + cos(pi t / 4)) / 2
+        (lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, T_max=4), [1.0, 0.8535534, 0.5, 0.1464466]),
+    ],
+    ids=["step", "cosine"],
+)
+def test_torchs_schedulers_work(schedule, rates):
     model = network()
-    optimizer = optim.SGD(model, lr=1.0)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
-    gradients(model, 0)
-    optimizer.step(update=1)
-    scheduler.step()
-    before = model[3].bias.detach().clone()
+    optimizer = optim.SGD(model, lr=1.0, groups=[{"params": model[0].parameters(), "lr": 0.1}])
+    scheduler = schedule(optimizer)
+    for step, (k, rate) in enumerate(zip((1, 2, 2, 3), rates, strict=True)):
+        gradients(model, step)
+        before = [layer.bias.detach().clone() for layer in (model[0], model[3])]
+        optimizer.step(update=k)
+        for bias, old, scale in zip((model[0].bias, model[3].bias), before, (0.1, 1.0), strict=True):
+            torch.testing.assert_close(old[k - 1] - bias[k - 1], scale * rate * bias.grad[k - 1])
+        scheduler.step()
+
+
+@pytest.mark.parametrize(("ours", "theirs", "arguments"), CASES)
+def test_groups_have_settings_of_their_own_as_torchs_have(ours, theirs, arguments):
+    model = network((1.0,))
+    twin = copy.deepcopy(model)
+    own = {"lr": 0.003, "weight_decay": 0.2}
+    optimizer = ours(model, weight_decay=0.1, **arguments, groups=[{"params": model[3].parameters(), **own}])
+    groups = [{"params": twin[3].parameters(), **own}, {"params": twin[0].parameters()}]
+    reference = theirs(groups, weight_decay=0.1, **arguments)
+    for step in range(5):
+        gradients(model, step)
+        gradients(twin, step)
+        optimizer.step(update=1)
+        reference.step()
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-14)
+
+
+def test_fixups_scalars_learn_at_a_tenth_of_the_rate():
+    model = partnets.partition(models.FixupResNet(8), PROPORTIONS)
+    scalars = [p for m in model.modules() if isinstance(m, models.Bias | models.Scale) for p in m.parameters()]
+    optimizer = optim.SGD(model, lr=0.1, groups=[{"params": scalars, "lr": 0.01}])
+    assert len(scalars) == 5 * 3 + 2 and set(optimizer.parameters()) == set(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    before = copy.deepcopy(model)
     optimizer.step(update=2)
-    torch.testing.assert_close(before[1] - model[3].bias[1], 0.5 * model[3].bias.grad[1])
+    for one, old in ((model.bias1, before.bias1), (model.stage1[0].scale, before.stage1[0].scale)):
+        (moved,), (start,) = one.parameters(), old.parameters()
+        torch.testing.assert_close((start - moved).flatten(), torch.tensor([0.0, 0.01, 0.0]))
+    torch.testing.assert_close(before.classifier.bias[1] - model.classifier.bias[1], torch.full((10,), 0.1))
+
+
+def test_a_state_dict_keeps_groups_and_their_decays():
+    model = network()
+    groups = [{"params": [model[3].bias], "lr": 0.5, "weight_decay": DECAYS}]
+    optimizer = optim.Adam(model, groups=groups)
+    loaded = optim.Adam(model, groups=[{"params": [model[3].bias]}])
+    loaded.load_state_dict(optimizer.state_dict())
+    settings = [(group["lr"], group["weight_decay"], len(group["params"])) for group in loaded.param_groups]
+    assert settings == [(0.5, DECAYS, 1), (1e-3, (0.0,) * 3, 3)]
+    with pytest.raises(ValueError, match="parameter group"):
+        optim.Adam(model).load_state_dict(optimizer.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        ({"learning_rate": 0.1}, "a group has learning_rate; its settings can be lr, weight_decay, momentum, nesterov"),
+        ({"lr": -1.0}, "lr=-1.0"),
+        ({"weight_decay": (0.1, 0.1)}, "3 of them"),
+        ({"nesterov": True}, "nesterov=True with momentum=0"),
+        ({"params": [nn.Parameter(torch.zeros(2))]}, "no trainable one of this model's partitioned layers"),
+    ],
+)
+def test_wrong_groups_raise(group, message):
+    model = network()
+    with pytest.raises(ValueError, match=message):
+        optim.SGD(model, groups=[{"params": [model[0].weight]} | group])
+
+
+def test_a_parameter_in_two_groups_raises():
+    model = network()
+    with pytest.raises(ValueError, match="more than one parameter group"):
+        optim.SGD(model, groups=[{"params": [model[0].weight]}, {"params": model[0].parameters()}])
+
+
+def test_decays_are_the_priors_precision_over_the_examples_seen():
+    assert optim.decays(2.0, [5, 3, 2]) == (2 / 5, 2 / 8, 2 / 10)
+    assert optim.decays(6.0, [4, 5, 16, 11], rule="square root") == (6 / 2, 6 / 3, 6 / 5, 6 / 6)
+    chunks = partnets.chunk(torch.utils.data.TensorDataset(torch.arange(10)), (0.5, 0.3, 0.2))
+    model = network()
+    assert optim.SGD(model, weight_decay=optim.decays(2.0, chunks.sizes)).defaults["weight_decay"] == (0.4, 0.25, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((-1.0, [5]), "precision=-1.0"),
+        ((float("nan"), [5]), "precision=nan"),
+        ((1.0, [5, 0]), "at least 1"),
+        ((1.0, []), "at least 1"),
+        ((1.0, [5], "root"), "'reciprocal' or 'square root'"),
+    ],
+)
+def test_decays_of_wrong_arguments_raise(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        optim.decays(*arguments)
 
 
 @pytest.mark.parametrize("update", [0, 4, None, True, 1.0])

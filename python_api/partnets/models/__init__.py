@@ -1,11 +1,14 @@
 """The paper's architectures (Appendix I.3), and transformers: ordinary torch modules, for partnets.partition to divide.
 
-Each parameter belongs to a module without children, so that a model can be partitioned layer by layer: convolutions and
-linear layers by their rules, and whatever has no rule left out by its path with `skip`. All start from torch's own
-initial weights, which the paper does not change, except FixupResNet, and the transformers' embeddings.
+Each parameter belongs to a module without children, so that a model can be partitioned layer by layer. MLP, MnistCNN,
+FixupResNet, ThinResNet50 and ResNet9 are partitioned whole, as is WideResNet with GroupNorm. BatchNorm and Embedding
+have no rule yet: skip WideResNet's norms, which are BatchNorm by default, and the transformers' embeddings. All start
+from torch's own initial weights, which the paper does not change, except MLP, FixupResNet and the transformers'
+embeddings; MLP and FixupResNet start in their own way also where partnets.partition draws them from a seed.
 """
 
 from partnets.models.fixup_resnet import Bias, FixupResNet, Scale
+from partnets.models.mlp import MLP
 from partnets.models.mnist_cnn import MnistCNN
 from partnets.models.resnet9 import ResNet9
 from partnets.models.transformer import Block, TransformerLM
@@ -13,6 +16,7 @@ from partnets.models.vit import ViT
 from partnets.models.wide_resnet import ThinResNet50, WideResNet
 
 __all__ = [
+    "MLP",
     "Bias",
     "Block",
     "FixupResNet",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from partkernels import Normal, Zeros
 from partnets.models.check import check_positive
 from partnets.models.residual import blocks_per_stage, shortcut
 
@@ -62,9 +64,10 @@ class FixupResNet(nn.Module):
     A convolution, three stages of residual blocks with 16, 32 and 64 channels, average pooling, a linear layer. Each
     stage but the first halves the image. In each block the first convolution starts at
     N(0, sqrt(2 / (9 channels)) / sqrt(number of blocks)), the second at 0, as does the linear layer; so the logits
-    start at 0. `partnets.partition` keeps this start with defaults='stored' or 'zero', but not with 'seed'.
+    start at 0. `partnets.partition` keeps this start; with defaults='seed' it draws from the same distributions.
 
-    Zhang et al. (2019) train the scalars, of Bias and Scale, at a tenth of the learning rate.
+    Zhang et al. (2019) train the scalars, of Bias and Scale, at a tenth of the learning rate: see groups in
+    partnets.optim.SGD.
 
     Args:
         depth: 6n + 2 for n blocks a stage: 8, 14, 20, ...; 74 827, 171 610 and 268 393 parameters by default.
@@ -99,6 +102,7 @@ class FixupResNet(nn.Module):
         self.classifier = nn.Linear(64 * width, classes)
         nn.init.zeros_(self.classifier.weight)
         nn.init.zeros_(self.classifier.bias)
+        self.classifier.seed_defaults = Zeros()
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.bias1(self.stem(x)))
@@ -117,8 +121,10 @@ class _FixupBlock(nn.Module):
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.scale = Scale()
         self.bias2b = Bias()
-        nn.init.normal_(self.conv1.weight, std=math.sqrt(2 / (9 * channels) / blocks))
+        std = math.sqrt(2 / (9 * channels) / blocks)
+        nn.init.normal_(self.conv1.weight, std=std)
         nn.init.zeros_(self.conv2.weight)
+        self.conv1.seed_defaults, self.conv2.seed_defaults = functools.partial(Normal, std), Zeros()
 
     def forward(self, x: Tensor) -> Tensor:
         biased = self.bias1a(x)

@@ -1,0 +1,40 @@
+"""decays: the weight decay of each partition, from one prior over all weights (Appendix I.1)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+RULES = {"reciprocal": lambda examples: examples, "square root": math.sqrt}
+
+
+def decays(precision: float, sizes: Sequence[int], rule: str = "reciprocal") -> tuple[float, ...]:
+    """The C weight decays of partnets.optim: partition k is regularised by what it learns from, D_1:k.
+
+    Args:
+        precision: lambda of the Gaussian prior N(w; 0, I / lambda), 0 or more.
+        sizes: the number of examples of each chunk, as in chunks.sizes.
+        rule: 'reciprocal' divides precision by the number n_k of examples in D_1:k (Appendix I.1); it follows from the
+            prior, beside a loss that is a mean over n_k examples. 'square root' divides by the square root of n_k, as
+            Appendix I.4 has it for CIFAR-10. Either gives earlier partitions the larger decay.
+
+    Returns:
+        C numbers, for weight_decay.
+
+    Raises:
+        ValueError: precision is negative or not finite, a size is below 1, or the rule is neither.
+
+    Example:
+        >>> decays(100.0, (800, 100, 100))[2]
+        0.1
+        >>> decays(1.0, (64, 36), rule="square root")
+        (0.125, 0.1)
+    """
+    if not 0 <= precision < math.inf:
+        raise ValueError(f"precision={precision}; pass a finite number that is not negative.")
+    if not sizes or not all(size >= 1 for size in sizes):
+        raise ValueError(f"sizes={sizes}; pass the number of examples of each chunk, at least 1, as in chunks.sizes.")
+    if rule not in RULES:
+        raise ValueError(f"rule={rule!r}; pass 'reciprocal' or 'square root'.")
+    return tuple(precision / RULES[rule](examples) for examples in itertools.accumulate(sizes))

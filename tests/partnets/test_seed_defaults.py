@@ -1,0 +1,81 @@
+"""A layer that says how it starts is drawn in that way from its seed, wherever the model has been meanwhile."""
+
+import copy
+import functools
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import partnets
+from partkernels import Normal, Uniform, Zeros
+
+DECLARED = [functools.partial(Normal, 0.3), functools.partial(Uniform, 0.7), Zeros()]
+every_declaration = pytest.mark.parametrize("declared", DECLARED, ids=["normal", "uniform", "zeros"])
+
+
+def model(declared):
+    network = nn.Sequential(nn.Linear(5, 4), nn.Conv2d(2, 3, 3))
+    network[0].seed_defaults = declared
+    return network
+
+
+def expected(declared, layer):
+    """The declared distribution's values for the seed that the layer was given."""
+    if isinstance(declared, Zeros):
+        return torch.zeros(4, 5)
+    return declared.func(*declared.args, seed=layer.partition.defaults.seed).values((4, 5))
+
+
+@every_declaration
+@pytest.mark.parametrize("copied", [lambda m: m, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_the_weight_starts_at_its_defaults_which_are_the_declared_ones(declared, copied):
+    network = copied(model(declared))
+    bias = network[0].bias.detach().clone()
+    layer, other = partnets.partition(network, (0.5, 0.5), seed=3)
+    assert torch.equal(layer.weight, expected(declared, layer))
+    assert torch.equal(layer.partition.defaults.values((4, 5)), layer.weight)
+    assert torch.equal(layer.bias[0], bias) and not layer.bias[1].any()
+    assert isinstance(other.partition.defaults, Uniform), "a layer that declares nothing starts as torch's"
+
+
+@every_declaration
+def test_the_seed_decides_the_draw(declared):
+    first, again, other = (partnets.partition(model(declared), (0.5, 0.5), seed=seed)[0].weight for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert torch.equal(first, other) == isinstance(declared, Zeros)
+
+
+@pytest.mark.parametrize("defaults", ["zero", "stored", Normal(0.1, seed=0)], ids=["zero", "stored", "normal"])
+def test_other_defaults_take_no_notice(defaults):
+    torch.manual_seed(0)
+    network = model(functools.partial(Normal, 0.3))
+    plain = copy.deepcopy(network)
+    plain[0].seed_defaults = None
+    twins = [partnets.partition(one, (0.5, 0.5), defaults=defaults) for one in (network, plain)]
+    assert all(map(torch.equal, twins[0].parameters(), twins[1].parameters()))
+
+
+def test_a_state_dict_restores_the_declared_defaults():
+    saved = partnets.partition(model(functools.partial(Normal, 0.3)), (0.5, 0.5), seed=1)
+    loaded = partnets.partition(model(Zeros()), (0.5, 0.5), seed=2)
+    loaded.load_state_dict(saved.state_dict())
+    with partnets.subnetwork(saved, 1), partnets.subnetwork(loaded, 1):
+        assert torch.equal(saved[0](torch.ones(5)), loaded[0](torch.ones(5)))
+
+
+def test_a_merged_layer_starts_in_the_same_way_again():
+    declared = functools.partial(Normal, 0.3)
+    merged = partnets.merge(partnets.partition(model(declared), (0.5, 0.5)))
+    layer = partnets.partition(merged, (0.5, 0.5), seed=7)[0]
+    assert torch.equal(layer.weight, expected(declared, layer))
+
+
+@pytest.mark.parametrize("declared", [0.1, "normal", lambda seed: torch.zeros(4, 5)], ids=["float", "str", "tensor"])
+def test_what_makes_no_defaults_raises_and_changes_nothing(declared):
+    network = model(declared)
+    layers = list(network)
+    with pytest.raises(ValueError, match=r"seed_defaults of a Linear .* set it to partkernels\.Zeros"):
+        partnets.partition(network, (0.5, 0.5))
+    assert list(network) == layers
