@@ -7,9 +7,10 @@ Partition a model and its data, and train weights and hyperparameters together:
     history = partnets.Trainer(model, chunks, hyper=augmentation).fit(1000)
 """
 
-from partnets import hyper, models, optim
+from partnets import baselines, callbacks, data, hyper, loggers, models, optim
 from partnets.chunks import Chunks, chunk
 from partnets.conv2d import Conv2d
+from partnets.evaluation import accuracy, loss_matrix, mean_loss, per_subnetwork
 from partnets.history import History
 from partnets.linear import Linear
 from partnets.lml import lml
@@ -27,13 +28,21 @@ __all__ = [
     "LayerNorm",
     "Linear",
     "Trainer",
+    "accuracy",
+    "baselines",
+    "callbacks",
     "chunk",
+    "data",
     "hyper",
     "lml",
+    "loggers",
+    "loss_matrix",
+    "mean_loss",
     "merge",
     "models",
     "optim",
     "partition",
+    "per_subnetwork",
     "register",
     "subnetwork",
     "without_rule",

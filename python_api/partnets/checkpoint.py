@@ -14,11 +14,12 @@ import torch
 
 from partnets.history import History
 from partnets.partitioned import partitioned_layers
+from partnets.selection import Best
 
 if TYPE_CHECKING:
     from partnets.trainer import Trainer
 
-FORMAT = 1
+FORMAT = 2
 
 
 def save(trainer: Trainer, path: str | PathLike) -> None:
@@ -58,6 +59,11 @@ def load(trainer: Trainer, path: str | PathLike) -> None:
     trainer.optimizer.load_state_dict(saved["optimizer"])
     if trainer.hyper_optimizer is not None:
         trainer.hyper_optimizer.load_state_dict(saved["hyper_optimizer"])
+    for name in ("scheduler", "hyper_scheduler"):
+        if saved[name] is not None:
+            getattr(trainer, name).load_state_dict(saved[name])
+    if trainer.best is not None:
+        trainer.best = Best(**saved["best"])
     trainer.generator.set_state(saved["generator"])
     torch.set_rng_state(saved["noise"])
     if trainer.device.type != "cpu" and saved["device_noise"] is not None:
@@ -66,17 +72,24 @@ def load(trainer: Trainer, path: str | PathLike) -> None:
 
 
 def _state(trainer: Trainer) -> dict:
-    device, hyper_optimizer = trainer.device, trainer.hyper_optimizer
+    device = trainer.device
     return {
         "order": trainer.chunks.order,
         "model": trainer.model.state_dict(),
         "optimizer": trainer.optimizer.state_dict(),
-        "hyper_optimizer": None if hyper_optimizer is None else hyper_optimizer.state_dict(),
+        "hyper_optimizer": _state_dict(trainer.hyper_optimizer),
+        "scheduler": _state_dict(trainer.scheduler),
+        "hyper_scheduler": _state_dict(trainer.hyper_scheduler),
+        "best": None if trainer.best is None else vars(trainer.best),
         "generator": trainer.generator.get_state(),
         "noise": torch.get_rng_state(),
         "device_noise": None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device),
         "history": dataclasses.asdict(trainer.history),
     }
+
+
+def _state_dict(stateful) -> dict | None:
+    return None if stateful is None else stateful.state_dict()
 
 
 def _configuration(trainer: Trainer) -> dict:
@@ -87,6 +100,13 @@ def _configuration(trainer: Trainer) -> dict:
         "hyper": list(trainer.hyper),
         "optimizer": type(trainer.optimizer).__name__,
         "hyper_optimizer": type(trainer.hyper_optimizer).__name__,
+        "scheduler": type(trainer.scheduler).__name__,
+        "hyper_scheduler": type(trainer.hyper_scheduler).__name__,
         "batch_size": trainer.batch_size,
         "hyper_batch_size": trainer.hyper_batch_size,
+        "sampling": list(trainer.sampling),
+        "hyper_every": trainer.hyper_every,
+        "hyper_after": trainer.hyper_after,
+        "hyper_chunks": trainer.hyper_chunks,
+        "keep_best": trainer.best is not None,
     }

@@ -88,8 +88,7 @@ class Chunks:
             >>> [len(x) for (x,) in chunks.batches(1, batch_size=2)]
             [2, 2, 1]
         """
-        check_batch_size(batch_size)
-        return map(self._collated, self.indices(k).split(batch_size))
+        return batches(self.dataset, batch_size, self.indices(k))
 
     def __len__(self) -> int:
         return self.count
@@ -110,17 +109,50 @@ class Chunks:
     def _sample(self, indices: Tensor, batch_size: int, generator: Generator | None):
         check_batch_size(batch_size)
         draws = torch.randint(len(indices), (batch_size,), generator=generator, device="cpu")
-        return self._collated(indices[draws])
-
-    def _collated(self, indices: Tensor):
-        if isinstance(self.dataset, TensorDataset):
-            return tuple(tensor[indices] for tensor in self.dataset.tensors)
-        return default_collate([self.dataset[i] for i in indices.tolist()])
+        return collated(self.dataset, indices[draws])
 
 
 def check_batch_size(batch_size: int) -> None:
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size={batch_size!r}; pass an int, at least 1.")
+
+
+def collated(dataset: Dataset, indices: Tensor):
+    """The examples of a dataset at these indices as a batch."""
+    # A subclass may do more in __getitem__, as to transform an example.
+    if type(dataset) is TensorDataset:
+        return tuple(tensor[indices] for tensor in dataset.tensors)
+    if type(dataset) is Subset:
+        return collated(dataset.dataset, torch.as_tensor(dataset.indices, device="cpu")[indices])
+    return default_collate([dataset[i] for i in indices.tolist()])
+
+
+def batches(dataset: Dataset, batch_size: int, indices: Tensor | None = None) -> Iterator:
+    """The examples at these indices, or all, in batches and in this order; the last may be smaller."""
+    check_batch_size(batch_size)
+    indices = torch.arange(len(dataset), device="cpu") if indices is None else indices
+    return (collated(dataset, part) for part in indices.split(batch_size))
+
+
+def as_dataset(data: Dataset | Sequence[Tensor]) -> Dataset:
+    """A map-style dataset with a length: data itself, or the TensorDataset of tensors of equal length.
+
+    Raises:
+        TypeError: data is neither.
+        ValueError: tensors differ in length.
+    """
+    if isinstance(data, tuple | list):
+        if not data or not all(isinstance(tensor, Tensor) and tensor.dim() > 0 for tensor in data):
+            raise TypeError("data must be tensors with at least one dimension, as in (x, y), or a Dataset.")
+        lengths = [len(tensor) for tensor in data]
+        if len(set(lengths)) > 1:
+            raise ValueError(f"the tensors have {lengths} examples; pass tensors of equal length.")
+        return TensorDataset(*data)
+    if not isinstance(data, Sized) or not hasattr(data, "__getitem__") or isinstance(data, Tensor):
+        raise TypeError(
+            f"data are a {type(data).__name__}; pass a Dataset with __len__ and __getitem__, or tensors (x, y)."
+        )
+    return data
 
 
 def chunk(dataset: Dataset | Sequence[Tensor], proportions: Sequence[float], *, seed: int = 0) -> Chunks:
@@ -140,17 +172,7 @@ def chunk(dataset: Dataset | Sequence[Tensor], proportions: Sequence[float], *, 
         >>> chunk((torch.zeros(1000, 3), torch.zeros(1000)), (0.8, 0.1, 0.1))
         Chunks(sizes=[800, 100, 100])
     """
-    if isinstance(dataset, tuple | list):
-        if not dataset or not all(isinstance(tensor, Tensor) and tensor.dim() > 0 for tensor in dataset):
-            raise TypeError("chunk takes tensors with at least one dimension, as in chunk((x, y), proportions).")
-        lengths = [len(tensor) for tensor in dataset]
-        if len(set(lengths)) > 1:
-            raise ValueError(f"the tensors have {lengths} examples; pass tensors of equal length.")
-        dataset = TensorDataset(*dataset)
-    if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__") or isinstance(dataset, Tensor):
-        raise TypeError(
-            f"chunk got a {type(dataset).__name__}; pass a Dataset with __len__ and __getitem__, or tensors (x, y)."
-        )
+    dataset = as_dataset(dataset)
     check_seed("seed", seed)
     total = len(dataset)
     split = sizes(total, proportions)

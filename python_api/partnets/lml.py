@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partnets.chunks import Chunks
-from partnets.partitioned import count
+from partnets.evaluation import check_counts, device_of, mean_loss
 from partnets.subnetwork import subnetwork
 
 
@@ -47,43 +46,20 @@ def lml(
     """
     check_counts(model, chunks)
     check_unseen(chunks)
-    device = next(model.parameters()).device
     total = 0.0
-    with torch.no_grad(), evaluating(model), fork_rng(device):
+    with fork_rng(device_of(model)):
         if seed is not None:
             torch.manual_seed(seed)
         for k in range(2, chunks.count + 1):
             with subnetwork(model, active=k - 1):
-                for x, y in chunks.batches(k, batch_size):
-                    total -= len(x) * loss(model(x.to(device)), y.to(device)).item()
+                total -= chunks.sizes[k - 1] * mean_loss(model, chunks[k], loss, batch_size=batch_size)
     return total
-
-
-def check_counts(model: nn.Module, chunks: Chunks) -> None:
-    """Raises ValueError unless the model has as many partitions as there are chunks."""
-    if count(model) != chunks.count:
-        raise ValueError(
-            f"the model has {count(model)} partitions and the data {chunks.count} chunks; pass the same number of"
-            " proportions to partnets.partition and partnets.chunk."
-        )
 
 
 def check_unseen(chunks: Chunks) -> None:
     """Raises ValueError unless there is a chunk that some subnetwork has not seen."""
     if chunks.count < 2:
         raise ValueError("there is 1 chunk; L_ML needs at least 2, as in chunk(dataset, (0.8, 0.2)).")
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, every module is in evaluation mode; afterwards each is as it was."""
-    training = [module for module in model.modules() if module.training]
-    try:
-        model.eval()
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def fork_rng(device: torch.device):

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.optim.lr_scheduler import LRScheduler
 
 from partkernels.defaults import check_seed
 from partnets import checkpoint, optim
+from partnets.callbacks import Callback
 from partnets.chunks import Chunks, check_batch_size
+from partnets.evaluation import check_counts, device_of
+from partnets.frozen import frozen
 from partnets.history import History
 from partnets.hyper import Hyperparameter, hyperparameters
-from partnets.lml import check_counts, check_unseen, lml
+from partnets.lml import check_unseen, fork_rng, lml
 from partnets.progress import Progress
+from partnets.selection import Best
 from partnets.subnetwork import subnetwork
 
 
@@ -48,17 +52,28 @@ class Trainer:
         loss: loss(output, y), the mean negative log-likelihood per example in nats, as torch's criteria return it.
         optimizer: of partnets.optim, of this model; Adam with a learning rate of 1e-3 if None.
         hyper_optimizer: of torch.optim, of the parameters of hyper; Adam with a learning rate of 1e-3 if None.
+        scheduler, hyper_scheduler: of torch.optim.lr_scheduler, of these two optimisers; stepped after each step of w
+            of any partition (as in Appendix I.1), and after each step of ψ.
         batch_size, hyper_batch_size: examples in a step of w and of ψ; the latter as the former if None.
+        sampling: C probabilities, with which k is drawn for a step of w; the chunks' proportions if None.
+        hyper_every: ψ takes a step after each so many steps of w.
+        hyper_after: how many steps of w come before the first of ψ.
+        hyper_chunks: 'one': a step of ψ takes a batch of one chunk, D_k with k ~ Cat(u_2..u_C). 'all': one of each
+            unseen chunk, weighted by their sizes, at C - 1 times the cost: the same gradient in the mean, less noise.
         lml_every: evaluates L_ML in full each time that so many steps are done; None never does.
+        keep_best: keeps a copy of the model where L_ML was highest; see restore_best.
+        patience: fit ends where so many evaluations of L_ML in a row brought none higher; None never ends early.
+        callbacks: called after each step, in this order, as callback(trainer); see partnets.callbacks and loggers.
         seed: an int in [0, 2**63) of the trainer's generator.
 
     Attributes:
         history: the History of all steps.
         generator: of the draws of chunks and batches.
+        best: the step, L_ML and state that keep_best kept.
 
     Raises:
         ValueError: the model and the chunks differ in C, hyper is not inside the model, an optimiser belongs to other
-            parameters, or a number is out of range.
+            parameters, a scheduler to another optimiser, or a number is out of range.
 
     Example:
         >>> import partnets
@@ -72,6 +87,9 @@ class Trainer:
         ([10, 20], ['0.0', '0.1', '0.2', '0.3'])
     """
 
+    # Whether ψ learns from chunks that a subnetwork has not seen.
+    needs_unseen = True
+
     def __init__(
         self,
         model: nn.Module,
@@ -81,9 +99,18 @@ class Trainer:
         loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
         optimizer: optim.PartitionedOptimizer | None = None,
         hyper_optimizer: torch.optim.Optimizer | None = None,
+        scheduler: LRScheduler | None = None,
+        hyper_scheduler: LRScheduler | None = None,
         batch_size: int = 128,
         hyper_batch_size: int | None = None,
+        sampling: Sequence[float] | None = None,
+        hyper_every: int = 1,
+        hyper_after: int = 0,
+        hyper_chunks: str = "one",
         lml_every: int | None = None,
+        keep_best: bool = False,
+        patience: int | None = None,
+        callbacks: Iterable[Callback] = (),
         seed: int = 0,
     ) -> None:
         check_counts(model, chunks)
@@ -91,10 +118,14 @@ class Trainer:
         hyper_batch_size = batch_size if hyper_batch_size is None else hyper_batch_size
         check_batch_size(hyper_batch_size)
         check_seed("seed", seed)
-        if lml_every is not None and lml_every < 1:
-            raise ValueError(f"lml_every={lml_every}; pass a number of steps, at least 1, or None.")
+        _check_at_least(1, hyper_every=hyper_every, lml_every=lml_every, patience=patience)
+        _check_at_least(0, hyper_after=hyper_after)
+        if hyper_chunks not in ("one", "all"):
+            raise ValueError(f"hyper_chunks={hyper_chunks!r}; pass 'one' or 'all'.")
+        if lml_every is None and (keep_best or patience is not None):
+            raise ValueError("keep_best and patience go by L_ML; pass lml_every, how many steps apart to evaluate it.")
         self.hyper = _find_hyper(model, hyper)
-        if self.hyper or lml_every:
+        if (self.hyper and self.needs_unseen) or lml_every:
             check_unseen(chunks)
         psi = [parameter for module in self.hyper.values() for parameter in module.parameters()]
 
@@ -104,7 +135,13 @@ class Trainer:
         if psi and hyper_optimizer is None:
             self.hyper_optimizer = torch.optim.Adam(psi, lr=1e-3)
         _check_optimizers(model, self.optimizer, psi, self.hyper_optimizer)
+        self.scheduler = _check_scheduler("scheduler", scheduler, self.optimizer)
+        self.hyper_scheduler = _check_scheduler("hyper_scheduler", hyper_scheduler, self.hyper_optimizer)
         self.batch_size, self.hyper_batch_size, self.lml_every = batch_size, hyper_batch_size, lml_every
+        self.sampling = chunks.proportions if sampling is None else _check_sampling(sampling, chunks)
+        self.hyper_every, self.hyper_after, self.hyper_chunks = hyper_every, hyper_after, hyper_chunks
+        self.best = Best() if keep_best else None
+        self.patience, self.callbacks = patience, list(callbacks)
         self.generator = torch.Generator().manual_seed(seed)
         self.history = History()
 
@@ -116,13 +153,21 @@ class Trainer:
     @property
     def device(self) -> torch.device:
         """The model's."""
-        return next(self.model.parameters()).device
+        return device_of(self.model)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether `patience` evaluations in a row brought no higher L_ML."""
+        if self.patience is None:
+            return False
+        best = self.history.best_lml()
+        return sum(step > (best[0] if best else 0) for step in self.history.lml["step"]) >= self.patience
 
     def fit(self, steps: int) -> History:
-        """Trains for so many more steps, in training mode; on a terminal it shows progress.
+        """Trains for so many more steps, or until L_ML exhausts `patience`; on a terminal it shows progress.
 
-        Modules with running statistics, which partnets.partition left out, stay in evaluation mode: otherwise they
-        would carry D_k into earlier subnetworks.
+        The model is in training mode, except for modules with running statistics that partnets.partition left out:
+        they would carry D_k into earlier subnetworks, and stay in evaluation mode.
 
         Raises:
             ValueError: steps is negative.
@@ -135,41 +180,79 @@ class Trainer:
                 module.eval()
         with Progress(self.steps, steps) as progress:
             for _ in range(steps):
+                if self.exhausted:
+                    break
                 self.step()
                 progress.update(self.history)
         return self.history
 
     def step(self) -> None:
-        """One iteration of Appendix I.1, and its record."""
+        """An iteration, its record, and what is due after it."""
+        done = self.steps + 1
+        self.history.add(done, *self.iterate(), self.values())
+        if self.lml_every and done % self.lml_every == 0:
+            self.history.add_lml(done, lml(self.model, self.chunks, self.loss, batch_size=self.batch_size))
+            if self.best is not None:
+                self.best.offer(self.model, done, self.history.lml["lml"][-1])
+        for callback in self.callbacks:
+            with fork_rng(self.device):
+                metrics = callback(self)
+            if metrics:
+                self.history.add_metrics(done, metrics)
+
+    def iterate(self) -> tuple[int, float, int | None, float | None]:
+        """One iteration of Appendix I.1; returns k and loss of the step of w, and of the step of ψ if one is due."""
         k, loss = self.step_weights()
-        hyper_k, hyper_loss = self.step_hyper() if self.hyper else (None, None)
-        self.history.add(self.steps + 1, k, loss, hyper_k, hyper_loss, self.values())
-        if self.lml_every and self.steps % self.lml_every == 0:
-            self.history.add_lml(self.steps, lml(self.model, self.chunks, self.loss, batch_size=self.batch_size))
+        late = self.steps + 1 - self.hyper_after
+        if not self.hyper or late < 1 or late % self.hyper_every:
+            return k, loss, None, None
+        return k, loss, *self.step_hyper()
 
     def step_weights(self) -> tuple[int, float]:
-        """Updates w_k on a batch from D_1:k, with k ~ Cat(u_1..u_C); returns k and the loss."""
-        k = self._draw_chunk(first=1)
+        """Updates w_k on a batch from D_1:k, with k ~ Cat(sampling); returns k and the loss."""
+        k = 1 + self._draw(self.sampling)
         batch = self.chunks.sample_upto(k, self.batch_size, self.generator)
         self.optimizer.zero_grad()
         with subnetwork(self.model, active=k, update=k), frozen(hyperparameters(self.model)):
             loss = self._loss(batch)
             loss.backward()
         self.optimizer.step(update=k)
+        if self.scheduler is not None:
+            self.scheduler.step()
         return k, loss.item()
 
-    def step_hyper(self) -> tuple[int, float]:
-        """Updates ψ on a batch from D_k, unseen by subnetwork k - 1, with k ~ Cat(u_2..u_C); returns k and the loss."""
-        k = self._draw_chunk(first=2)
-        batch = self.chunks.sample(k, self.hyper_batch_size, self.generator)
+    def step_hyper(self) -> tuple[int | None, float]:
+        """Updates ψ on chunks that the subnetworks have not seen; returns k, None for all chunks, and the loss."""
+        u = self.chunks.proportions[1:]
+        k = 2 + self._draw(u) if self.hyper_chunks == "one" else None
+        weights = {k: 1.0} if k else {j: share / sum(u) for j, share in enumerate(u, start=2)}
         self.hyper_optimizer.zero_grad()
-        with subnetwork(self.model, active=k - 1, update=None):
-            loss = self._loss(batch)
-            if loss.requires_grad:  # otherwise ψ reaches nothing, which is reported below
-                loss.backward()
+        total = 0.0
+        for j, weight in weights.items():
+            batch = self.chunks.sample(j, self.hyper_batch_size, self.generator)
+            with subnetwork(self.model, active=j - 1, update=None):
+                loss = weight * self._loss(batch)
+                if loss.requires_grad:  # otherwise ψ reaches nothing, which is reported below
+                    loss.backward()
+            total += loss.item()
         self._check_reached()
         self.hyper_optimizer.step()
-        return k, loss.item()
+        if self.hyper_scheduler is not None:
+            self.hyper_scheduler.step()
+        return k, total
+
+    def restore_best(self) -> float:
+        """Sets the model, ψ included, to where L_ML was highest, and returns that L_ML, in nats.
+
+        The optimisers stay where they are: this is for the end of training.
+
+        Raises:
+            ValueError: the trainer keeps no best state, or has evaluated none.
+        """
+        if self.best is None:
+            raise ValueError("this trainer keeps no best state; construct it with keep_best=True and lml_every.")
+        self.best.restore(self.model)
+        return self.best.lml
 
     def values(self) -> dict[str, float]:
         """The present value of each hyperparameter that is trained, in its units, under its module's path."""
@@ -192,9 +275,8 @@ class Trainer:
         """
         checkpoint.load(self, path)
 
-    def _draw_chunk(self, first: int) -> int:
-        u = torch.tensor(self.chunks.proportions[first - 1 :], device="cpu")
-        return first + int(torch.multinomial(u, 1, generator=self.generator))
+    def _draw(self, probabilities: Sequence[float]) -> int:
+        return int(torch.multinomial(torch.tensor(probabilities, device="cpu"), 1, generator=self.generator))
 
     def _loss(self, batch: Sequence[Tensor]) -> Tensor:
         x, y = (part.to(self.device) for part in batch)
@@ -212,19 +294,6 @@ class Trainer:
                 f"the loss gives {', '.join(unreached)} no gradient; use it in the model's forward, without detaching,"
                 " or leave it out of hyper."
             )
-
-
-@contextmanager
-def frozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Inside, these parameters require no gradient; afterwards they do as before."""
-    trainable = [parameter for parameter in parameters if parameter.requires_grad]
-    try:
-        for parameter in trainable:
-            parameter.requires_grad_(False)
-        yield
-    finally:
-        for parameter in trainable:
-            parameter.requires_grad_(True)
 
 
 def _find_hyper(model: nn.Module, hyper) -> dict[str, Hyperparameter]:
@@ -260,3 +329,22 @@ def _check_optimizers(model, optimizer, psi, hyper_optimizer) -> None:
     trained = {parameter for group in hyper_optimizer.param_groups for parameter in group["params"]}
     if trained != {parameter for parameter in psi if parameter.requires_grad}:
         raise ValueError("hyper_optimizer has other parameters than hyper; construct it with hyper.parameters().")
+
+
+def _check_scheduler(name: str, scheduler, optimizer):
+    if scheduler is not None and scheduler.optimizer is not optimizer:
+        raise ValueError(f"{name} belongs to another optimiser; construct it with the one that the trainer gets.")
+    return scheduler
+
+
+def _check_sampling(sampling: Sequence[float], chunks: Chunks) -> tuple[float, ...]:
+    sampling = tuple(map(float, sampling))
+    if len(sampling) != chunks.count or not all(share >= 0 for share in sampling) or not sum(sampling) > 0:
+        raise ValueError(f"sampling={sampling}; pass {chunks.count} probabilities, one for each partition.")
+    return sampling
+
+
+def _check_at_least(least: int, **numbers: int | None) -> None:
+    for name, number in numbers.items():
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < least):
+            raise ValueError(f"{name}={number!r}; pass an int, at least {least}.")

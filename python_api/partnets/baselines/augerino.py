@@ -1,0 +1,75 @@
+"""Augerino: augmentations learned on the training loss, with a bonus for their width (Benton et al. 2020)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from partnets.hyper import Affine
+from partnets.subnetwork import subnetwork
+from partnets.trainer import Trainer
+
+# Their code's: beyond it, the safe variant gives no bonus.
+SAFE_WIDTH = 10.0
+
+
+class Augerino(Trainer):
+    """Steps of w and ψ together on the training loss minus regularisation * ||width||_2.
+
+    Without a bound the bonus has no end, and training may diverge (Appendix E); the safe variant takes it away, without
+    a gradient, while any width is 10 or more.
+
+    Args:
+        model, chunks: of baselines.whole.
+        hyper: one hyper.Affine of Benton et al.'s generators; its widths are 2 of its half-widths, in radians, log-
+            factors and half-widths of the image.
+        regularisation: 0.01 in the paper.
+        safe: whether to clip.
+        options: as of partnets.Trainer. The paper has a learning rate of 0.05 for ψ on MNIST.
+
+    Raises:
+        ValueError: as partnets.Trainer; or there is more than one chunk.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from partnets import baselines, hyper
+        >>> data = torch.rand(20, 1, 8, 8), torch.randint(10, (20,))
+        >>> augmentation = hyper.Affine(rotation=5.0)
+        >>> model = nn.Sequential(augmentation, nn.Flatten(), nn.Linear(64, 10))
+        >>> history = Augerino(*baselines.whole(model, data), hyper=augmentation).fit(3)
+        >>> history.steps["k"]
+        [1, 1, 1]
+    """
+
+    needs_unseen = False
+
+    def __init__(self, model, chunks, *, hyper, regularisation: float = 0.01, safe: bool = True, **options) -> None:
+        super().__init__(model, chunks, hyper=hyper, **options)
+        if [type(module) for module in self.hyper.values()] != [Affine]:
+            raise ValueError(f"hyper is {hyper!r}; pass one hyper.Affine, whose widths the bonus is for.")
+        if chunks.count > 1:
+            raise ValueError(f"there are {chunks.count} chunks; Augerino learns from all data: pass baselines.whole's.")
+        self.regularisation, self.safe = regularisation, safe
+
+    def iterate(self) -> tuple[int, float, None, None]:
+        """A step of w and of ψ on one batch; the loss that is recorded is without the bonus."""
+        batch = self.chunks.sample_upto(1, self.batch_size, self.generator)
+        self.optimizer.zero_grad()
+        self.hyper_optimizer.zero_grad()
+        with subnetwork(self.model, active=1, update=1):
+            loss = self._loss(batch)
+            (loss - self.regularisation * self._bonus()).backward()
+        self._check_reached()
+        self.optimizer.step(update=1)
+        self.hyper_optimizer.step()
+        for scheduler in (self.scheduler, self.hyper_scheduler):
+            if scheduler is not None:
+                scheduler.step()
+        return 1, loss.item(), None, None
+
+    def _bonus(self) -> Tensor:
+        (augmentation,) = self.hyper.values()
+        widths = 2 * augmentation.half_widths()
+        if self.safe and not (widths < SAFE_WIDTH).all():
+            widths = widths.detach()
+        return widths.norm()

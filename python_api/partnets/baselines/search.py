@@ -1,0 +1,82 @@
+"""search: hyperparameters by many trainings, drawn at random or by Optuna's tree-structured Parzen estimator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+SAMPLERS = ("random", "tpe")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training of a search.
+
+    Attributes:
+        values: the hyperparameters.
+        score: what the objective gave, the higher the better; minus infinity for NaN.
+    """
+
+    values: dict[str, float]
+    score: float
+
+
+def search(
+    objective: Callable[[dict[str, float]], float],
+    space: Mapping[str, tuple[float, float]],
+    trials: int,
+    *,
+    sampler: str = "random",
+    seed: int = 0,
+) -> list[Trial]:
+    """Tries hyperparameters, one training each.
+
+    For equal compute with one partitioned run of n steps, which are n steps of w and n of ψ, give each of `trials`
+    trainings 2 n / trials steps.
+
+    Args:
+        objective: trains with the given values and returns a score to be maximised, as the log-likelihood of a
+            validation set.
+        space: the least and the greatest value of each hyperparameter, in its own units; drawn uniformly.
+        trials: how many, at least 1.
+        sampler: 'random', or 'tpe' (Bergstra et al. 2011).
+        seed: of the sampler.
+
+    Returns:
+        All trials in their order; the best is max(trials, key=lambda trial: trial.score).
+
+    Raises:
+        ValueError: trials is below 1, a range is empty, or the sampler is unknown.
+        ImportError: Optuna is not installed.
+
+    Example:
+        >>> tried = search(lambda values: -abs(values["rotation"] - 30), {"rotation": (0, 180)}, trials=20)
+        >>> len(tried), max(tried, key=lambda trial: trial.score).score > -30
+        (20, True)
+    """
+    if trials < 1:
+        raise ValueError(f"trials={trials}; pass at least 1.")
+    for name, (low, high) in space.items():
+        if not low < high:
+            raise ValueError(f"the range of {name} is ({low}, {high}); pass (least, greatest).")
+    if sampler not in SAMPLERS:
+        raise ValueError(f"sampler={sampler!r}; pass one of {', '.join(SAMPLERS)}.")
+    try:
+        import optuna
+    except ImportError as error:
+        raise ImportError("baselines.search needs Optuna; pip install partkernels[baselines].") from error
+    samplers = {"random": optuna.samplers.RandomSampler, "tpe": optuna.samplers.TPESampler}
+    study = optuna.create_study(
+        storage=optuna.storages.InMemoryStorage(), sampler=samplers[sampler](seed=seed), direction="maximize"
+    )
+    tried = []
+    for _ in range(trials):
+        trial = study.ask()
+        values = {name: trial.suggest_float(name, low, high) for name, (low, high) in space.items()}
+        score = float(objective(values))
+        if math.isnan(score):  # the training diverged; a NaN would come first or last in max by chance
+            score = -math.inf
+        study.tell(trial, score)
+        tried.append(Trial(values, score))
+    return tried
