@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from partnets.history import History
 from partnets.partitioned import partitioned_layers
@@ -92,6 +93,13 @@ def _state_dict(stateful) -> dict | None:
     return None if stateful is None else stateful.state_dict()
 
 
+def _groups(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[list[str]]:
+    """The names of each group's parameters: an optimiser's state goes by their order."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    groups = [] if optimizer is None else optimizer.param_groups
+    return [[names[parameter] for parameter in group["params"]] for group in groups]
+
+
 def _configuration(trainer: Trainer) -> dict:
     return {
         "chunk sizes": trainer.chunks.sizes,
@@ -100,6 +108,8 @@ def _configuration(trainer: Trainer) -> dict:
         "hyper": list(trainer.hyper),
         "optimizer": type(trainer.optimizer).__name__,
         "hyper_optimizer": type(trainer.hyper_optimizer).__name__,
+        "optimizer groups": _groups(trainer.model, trainer.optimizer),
+        "hyper_optimizer groups": _groups(trainer.model, trainer.hyper_optimizer),
         "scheduler": type(trainer.scheduler).__name__,
         "hyper_scheduler": type(trainer.hyper_scheduler).__name__,
         "batch_size": trainer.batch_size,

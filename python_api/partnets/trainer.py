@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
 
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from partkernels.defaults import check_seed
 from partnets import checkpoint, optim
@@ -20,6 +21,7 @@ from partnets.frozen import frozen
 from partnets.history import History
 from partnets.hyper import Hyperparameter, hyperparameters
 from partnets.lml import check_unseen, fork_rng, lml
+from partnets.partitioned import partitioned_layers
 from partnets.progress import Progress
 from partnets.selection import Best
 from partnets.subnetwork import subnetwork
@@ -138,7 +140,7 @@ class Trainer:
         self.scheduler = _check_scheduler("scheduler", scheduler, self.optimizer)
         self.hyper_scheduler = _check_scheduler("hyper_scheduler", hyper_scheduler, self.hyper_optimizer)
         self.batch_size, self.hyper_batch_size, self.lml_every = batch_size, hyper_batch_size, lml_every
-        self.sampling = chunks.proportions if sampling is None else _check_sampling(sampling, chunks)
+        self.sampling = _check_sampling(chunks.proportions if sampling is None else sampling, model, chunks)
         self.hyper_every, self.hyper_after, self.hyper_chunks = hyper_every, hyper_after, hyper_chunks
         self.best = Best() if keep_best else None
         self.patience, self.callbacks = patience, list(callbacks)
@@ -332,15 +334,23 @@ def _check_optimizers(model, optimizer, psi, hyper_optimizer) -> None:
 
 
 def _check_scheduler(name: str, scheduler, optimizer):
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise ValueError(f"{name} is a ReduceLROnPlateau, whose steps need a metric; step it in a callback of yours.")
     if scheduler is not None and scheduler.optimizer is not optimizer:
         raise ValueError(f"{name} belongs to another optimiser; construct it with the one that the trainer gets.")
     return scheduler
 
 
-def _check_sampling(sampling: Sequence[float], chunks: Chunks) -> tuple[float, ...]:
+def _check_sampling(sampling: Sequence[float], model: nn.Module, chunks: Chunks) -> tuple[float, ...]:
     sampling = tuple(map(float, sampling))
-    if len(sampling) != chunks.count or not all(share >= 0 for share in sampling) or not sum(sampling) > 0:
+    if len(sampling) != chunks.count or not all(0 <= share < math.inf for share in sampling) or not sum(sampling):
         raise ValueError(f"sampling={sampling}; pass {chunks.count} probabilities, one for each partition.")
+    layers = [layer for _, layer in partitioned_layers(model)]
+    for k, share in enumerate(sampling, start=1):
+        owns = any(layer.entries(name, [tensor], k) for layer in layers for name, tensor in layer.owned())
+        if share and not owns:
+            only = tuple(float(j != k) for j in range(1, chunks.count + 1))
+            raise ValueError(f"partition {k} has no parameter to learn; pass sampling, as {only}, that leaves it out.")
     return sampling
 
 

@@ -10,6 +10,8 @@ from partnets.trainer import Trainer
 
 # Their code's: beyond it, the safe variant gives no bonus.
 SAFE_WIDTH = 10.0
+# Options of partnets.Trainer for steps of w and ψ that are apart.
+SEPARATE = {"hyper_every", "hyper_after", "hyper_chunks", "hyper_batch_size", "sampling"}
 
 
 class Augerino(Trainer):
@@ -44,11 +46,15 @@ class Augerino(Trainer):
     needs_unseen = False
 
     def __init__(self, model, chunks, *, hyper, regularisation: float = 0.01, safe: bool = True, **options) -> None:
+        if unused := sorted(
+            {"hyper_every", "hyper_after", "hyper_chunks", "hyper_batch_size", "sampling"} & set(options)
+        ):
+            raise ValueError(f"{', '.join(unused)}: Augerino's steps are of w and ψ together; leave these out.")
+        if chunks.count > 1:
+            raise ValueError(f"there are {chunks.count} chunks; Augerino learns from all data: pass baselines.whole's.")
         super().__init__(model, chunks, hyper=hyper, **options)
         if [type(module) for module in self.hyper.values()] != [Affine]:
             raise ValueError(f"hyper is {hyper!r}; pass one hyper.Affine, whose widths the bonus is for.")
-        if chunks.count > 1:
-            raise ValueError(f"there are {chunks.count} chunks; Augerino learns from all data: pass baselines.whole's.")
         self.regularisation, self.safe = regularisation, safe
 
     def iterate(self) -> tuple[int, float, None, None]:

@@ -40,7 +40,7 @@ def search(
             validation set.
         space: the least and the greatest value of each hyperparameter, in its own units; drawn uniformly.
         trials: how many, at least 1.
-        sampler: 'random', or 'tpe' (Bergstra et al. 2011).
+        sampler: 'random', or 'tpe' (Bergstra et al. 2011), whose first third, at most ten, is random as well.
         seed: of the sampler.
 
     Returns:
@@ -66,10 +66,17 @@ def search(
         import optuna
     except ImportError as error:
         raise ImportError("baselines.search needs Optuna; pip install partkernels[baselines].") from error
-    samplers = {"random": optuna.samplers.RandomSampler, "tpe": optuna.samplers.TPESampler}
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # it reports each study and each trial
+    samplers = {
+        "random": lambda: optuna.samplers.RandomSampler(seed=seed),
+        # Optuna draws its first ten at random, which may be all that there are.
+        "tpe": lambda: optuna.samplers.TPESampler(seed=seed, n_startup_trials=min(10, -(-trials // 3))),
+    }
     study = optuna.create_study(
-        storage=optuna.storages.InMemoryStorage(), sampler=samplers[sampler](seed=seed), direction="maximize"
+        storage=optuna.storages.InMemoryStorage(), sampler=samplers[sampler](), direction="maximize"
     )
+    optuna.logging.set_verbosity(verbosity)
     tried = []
     for _ in range(trials):
         trial = study.ask()

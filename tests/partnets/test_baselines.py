@@ -1,0 +1,228 @@
+"""Ensembles and undivided networks train like partitioned ones: each network learns from its own chunks alone."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import partnets
+from partnets import hyper, optim
+from partnets.baselines import Ensemble, held_out, whole
+
+PROPORTIONS = (0.5, 0.3, 0.2)
+COUNT = len(PROPORTIONS)
+
+
+def examples(n=60):
+    x = torch.randn(n, 4)
+    return x, (x[:, 0] > 0).long()
+
+
+def ensemble(count=None, networks=COUNT):
+    mask = hyper.InputMask(4, temperature=0.5)
+    return Ensemble([nn.Sequential(mask, nn.Linear(4, 2)) for _ in range(networks)], count), mask
+
+
+def copies(tensors):
+    return [tensor.detach().clone() for tensor in tensors]
+
+
+def weights(network):
+    return list(network[1].parameters())
+
+
+@pytest.mark.parametrize(("networks", "count"), [(3, None), (2, 4), (1, 2), (1, None)])
+def test_subnetwork_k_is_network_k_and_the_last_from_there_on(networks, count):
+    model, _ = ensemble(count, networks)
+    model.eval()
+    x, expected = torch.randn(5, 4), []
+    for k in range(1, (count or networks) + 1):
+        expected.append(model.networks[min(k, networks) - 1](x))
+        with partnets.subnetwork(model, active=k):
+            assert torch.equal(model(x), expected[-1])
+        for plain in (partnets.merge(model, k), model.to_ordinary(k)):
+            assert type(plain) is nn.Sequential and torch.equal(plain(x), expected[-1])
+            assert not set(plain.parameters()) & set(model.parameters())
+            assert all(parameter.requires_grad for parameter in plain.parameters())
+    assert torch.equal(model(x), expected[-1])  # by default the last
+    assert len({tuple(output.flatten().tolist()) for output in expected}) == networks
+
+
+@pytest.mark.parametrize("optimizer", [optim.SGD, optim.Adam, optim.AdamW])
+@pytest.mark.parametrize("k", range(1, COUNT + 1))
+def test_a_step_of_a_partition_changes_one_network_alone(optimizer, k):
+    model, mask = ensemble()
+    sampling = [float(j == k) for j in range(1, COUNT + 1)]
+    one = partnets.Trainer(
+        model, partnets.chunk(examples(), PROPORTIONS), hyper=mask, optimizer=optimizer(model), sampling=sampling
+    )
+    before = [copies(weights(network)) for network in model.networks]
+    for _ in range(3):
+        one.step_weights()
+    for j, (network, old) in enumerate(zip(model.networks, before, strict=True), start=1):
+        assert all(torch.equal(weight, was) == (j != k) for weight, was in zip(weights(network), old, strict=True))
+    assert torch.equal(mask.logits, torch.zeros(4)) and mask.logits.grad is None
+
+
+@pytest.mark.parametrize("k", range(1, COUNT + 1))
+def test_gradients_of_other_networks_are_left_alone(k):
+    model, _ = ensemble()
+    before = [copies(weights(network)) for network in model.networks]
+    for weight in model.parameters():
+        weight.grad = torch.ones_like(weight)
+    optim.SGD(model, lr=0.5).step(update=k)
+    for j, (network, old) in enumerate(zip(model.networks, before, strict=True), start=1):
+        assert all(torch.equal(weight, was - 0.5 * (j == k)) for weight, was in zip(weights(network), old, strict=True))
+
+
+def test_a_step_is_that_of_an_ordinary_optimiser_on_the_one_network():
+    model, _ = ensemble()
+    model.eval()
+    alone, (x, y) = copy.deepcopy(model.networks[1]), examples(16)
+    ordinary, optimizer = torch.optim.Adam(alone[1].parameters(), lr=0.01), optim.Adam(model, lr=0.01)
+    for _ in range(3):
+        ordinary.zero_grad()
+        F.cross_entropy(alone(x), y).backward()
+        ordinary.step()
+        optimizer.zero_grad()
+        with partnets.subnetwork(model, active=2, update=2):
+            F.cross_entropy(model(x), y).backward()
+        optimizer.step(update=2)
+    torch.testing.assert_close(weights(model.networks[1]), weights(alone))
+
+
+@pytest.mark.parametrize(("active", "update"), [(2, None), (3, None), (3, 2), (2, 1)])
+def test_psi_alone_gets_a_gradient_where_the_live_network_is_not_updated(active, update):
+    model, mask = ensemble()
+    model.eval()
+    x, y = examples(16)
+    with partnets.subnetwork(model, active=active, update=update):
+        F.cross_entropy(model(x), y).backward()
+    assert all(weight.grad is None for network in model.networks for weight in weights(network))
+    logits = torch.zeros(4, requires_grad=True)
+    linear = model.networks[active - 1][1]
+    F.cross_entropy(F.linear(x * logits.sigmoid(), linear.weight.detach(), linear.bias.detach()), y).backward()
+    torch.testing.assert_close(mask.logits.grad, logits.grad)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_psi_is_shared_and_learns_from_every_network():
+    model, mask = ensemble()
+    one = partnets.Trainer(model, partnets.chunk(examples(), PROPORTIONS), hyper=mask, batch_size=8)
+    one.fit(12)
+    assert set(one.history.steps["hyper_k"]) == {2, 3}
+    assert all(network[0] is mask for network in model.networks) and (mask.logits != 0).all()
+    assert sorted(one.history.values) == [f"networks.0.0.{i}" for i in range(4)]
+
+
+def run(build, sampling=None, changed=None):
+    """The weights of each network after training with ψ frozen, once with other examples in chunk `changed`."""
+    torch.manual_seed(0)
+    x, y = examples()
+    model, chunks = build((x, y))
+    if changed is not None:
+        x[chunks.indices(changed)] *= -3
+        y[chunks.indices(changed)] = 1 - y[chunks.indices(changed)]
+    torch.manual_seed(1)
+    one = partnets.Trainer(model, chunks, sampling=sampling, batch_size=8, lml_every=5)
+    one.fit(20)
+    moments = [value for state in one.optimizer.state.values() for value in state.values()]
+    return [copies(weights(network)) for network in model.networks], copies(moments), one.history.lml["lml"]
+
+
+def test_what_is_learned_from_a_chunk_never_reaches_earlier_networks():
+    def build(data):
+        return ensemble()[0], partnets.chunk(data, PROPORTIONS)
+
+    first, _, _ = run(build)
+    for k in range(1, COUNT + 1):
+        second, _, _ = run(build, changed=k)
+        for j, pair in enumerate(zip(first, second, strict=True), start=1):
+            assert all(map(torch.equal, *pair)) == (j < k)
+
+
+def test_the_validation_set_never_reaches_a_weight():
+    def build(data):
+        return held_out(nn.Sequential(hyper.InputMask(4), nn.Linear(4, 2)), data, validation=0.25)
+
+    (first, moments, lml), (second, other_moments, other_lml), (third, _, _) = (
+        run(build, sampling=(1, 0), changed=changed) for changed in (None, 2, 1)
+    )
+    assert all(map(torch.equal, first[0], second[0])) and all(map(torch.equal, moments, other_moments))
+    assert lml != other_lml
+    assert not any(map(torch.equal, first[0], third[0]))
+
+
+@pytest.mark.parametrize("validation", [0.1, 0.25, 0.5])
+def test_the_validation_set_has_its_share_and_psi_learns_from_it(validation):
+    mask = hyper.InputMask(4)
+    model, chunks = held_out(nn.Sequential(mask, nn.Linear(4, 2)), examples(), validation=validation, seed=3)
+    assert chunks.sizes == [round(60 * (1 - validation)), round(60 * validation)]
+    assert torch.equal(chunks.order, partnets.chunk(examples(), (1.0,), seed=3).order)
+    one = partnets.Trainer(model, chunks, hyper=mask, sampling=(1, 0), batch_size=8, lml_every=3)
+    before = copies(model.networks[0].parameters())
+    one.fit(3)
+    assert not any(map(torch.equal, before, model.networks[0].parameters()))
+    x, y = (tensor[chunks.indices(2)] for tensor in chunks.dataset.tensors)
+    expected = -F.cross_entropy(model.networks[0].eval()(x), y, reduction="sum").item()
+    assert one.history.lml["lml"] == [pytest.approx(expected, rel=1e-5)]
+
+
+def test_standard_training_is_the_plain_pytorch_loop():
+    network = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
+    plain, (x, y) = copy.deepcopy(network), examples()
+    x = x.double()
+    settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "nesterov": True}
+    model, chunks = whole(network, (x, y), seed=5)
+    assert model.networks[0] is network
+    partnets.Trainer(model, chunks, optimizer=optim.SGD(model, **settings), batch_size=16, seed=3).fit(25)
+
+    generator, order = torch.Generator().manual_seed(3), chunks.order
+    assert sorted(order.tolist()) == list(range(60)) and order.tolist() != whole(plain, (x, y))[1].order.tolist()
+    optimizer = torch.optim.SGD(plain.parameters(), **settings)
+    for _ in range(25):
+        torch.multinomial(torch.ones(1), 1, generator=generator)  # k, which can only be 1
+        batch = order[torch.randint(60, (16,), generator=generator)]
+        optimizer.zero_grad()
+        F.cross_entropy(plain(x[batch]), y[batch]).backward()
+        optimizer.step()
+    torch.testing.assert_close(list(network.parameters()), list(plain.parameters()), rtol=1e-10, atol=1e-12)
+
+
+def test_psi_stays_in_standard_training():
+    mask = hyper.InputMask(4)
+    partnets.Trainer(*whole(nn.Sequential(mask, nn.Linear(4, 2)), examples())).fit(3)
+    assert torch.equal(mask.logits, torch.zeros(4)) and mask.logits.requires_grad
+
+
+def test_a_run_of_an_ensemble_resumes_with_the_same_bits(tmp_path):
+    def fresh():
+        torch.manual_seed(0)
+        model, mask = ensemble()
+        return partnets.Trainer(model, partnets.chunk(examples(), PROPORTIONS), hyper=mask, batch_size=8)
+
+    one, resumed = fresh(), fresh()
+    one.fit(5)
+    one.save(tmp_path / "checkpoint.pt")
+    one.fit(5)
+    resumed.load(tmp_path / "checkpoint.pt")
+    resumed.fit(5)
+    assert all(map(torch.equal, one.model.parameters(), resumed.model.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("construct", "message"),
+    [
+        (lambda: Ensemble([]), "0 networks for 0 partitions"),
+        (lambda: Ensemble([nn.Linear(2, 2)] * 3, count=2), "3 networks for 2 partitions; pass 1 to 2"),
+        (lambda: Ensemble([partnets.Linear(2, 2)]), "has partitions itself"),
+        (lambda: whole(partnets.Linear(2, 2), examples()), "has partitions itself"),
+        (lambda: held_out(nn.Linear(2, 2), examples(), validation=0.0), "would be empty"),
+        (lambda: held_out(nn.Linear(2, 2), examples(), validation=1.5), "proportions"),
+    ],
+)
+def test_what_cannot_be_compared_raises(construct, message):
+    with pytest.raises(ValueError, match=message):
+        construct()

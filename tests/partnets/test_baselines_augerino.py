@@ -1,0 +1,158 @@
+"""Augerino steps w and ψ on the training loss minus a bonus for wide augmentations, which the safe variant limits."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim import lr_scheduler
+
+from partnets import hyper, optim
+from partnets.baselines import Augerino, held_out, whole
+
+# 2 x 300 degrees are more than 10 radians, 2 x 280 less.
+WIDE, NARROW = 300.0, 280.0
+SIZE = 5
+
+
+class Still(nn.Module):
+    """Moves nothing, so that the loss gives the widths a gradient of 0 and the bonus alone remains."""
+
+    def __init__(self, augmentation):
+        super().__init__()
+        self.augmentation = augmentation
+
+    def forward(self, x):
+        return x + 0 * self.augmentation.half_widths().sum()
+
+
+def augerino(rotation=15.0, still=False, **arguments):
+    """float64, with SGD for both."""
+    augmentation = hyper.Affine(rotation=rotation, scale=0.3)
+    moves = Still(augmentation) if still else augmentation
+    network = nn.Sequential(moves, nn.Flatten(), nn.Linear(SIZE * SIZE, 3)).double()
+    model, chunks = whole(network, (torch.rand(30, 1, SIZE, SIZE).double(), torch.randint(3, (30,))))
+    options = {
+        "optimizer": optim.SGD(model, lr=0.1),
+        "hyper_optimizer": torch.optim.SGD(augmentation.parameters(), lr=0.2),
+        "batch_size": 8,
+    }
+    return Augerino(model, chunks, hyper=augmentation, **options | arguments)
+
+
+def raw(one):
+    return next(iter(one.hyper.values())).widths.raw
+
+
+def bonus_gradient(raw, regularisation):
+    """Of -regularisation * ||width||: width_i = 2 softplus(raw_i), whose derivative is 2 sigmoid(raw_i)."""
+    widths = [2 * math.log1p(math.exp(value)) for value in raw.tolist()]
+    norm = math.sqrt(sum(width**2 for width in widths))
+    slopes = [2 / (1 + math.exp(-value)) for value in raw.tolist()]
+    gradient = [-regularisation * width / norm * slope for width, slope in zip(widths, slopes, strict=True)]
+    return torch.tensor(gradient, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("regularisation", [0.0, 0.01, 0.5])
+@pytest.mark.parametrize(
+    ("rotation", "safe", "given"),
+    [(15.0, True, True), (15.0, False, True), (NARROW, True, True), (WIDE, True, False), (WIDE, False, True)],
+)
+def test_the_bonus_has_the_gradient_by_hand_and_the_safe_one_none_while_a_width_is_10(
+    rotation, safe, given, regularisation
+):
+    one = augerino(rotation, still=True, safe=safe, regularisation=regularisation)
+    before = raw(one).detach().clone()
+    one.step()
+    expected = bonus_gradient(before, regularisation) if given else torch.zeros(6, dtype=torch.float64)
+    torch.testing.assert_close(raw(one).grad, expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(raw(one), before - 0.2 * expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_a_step_is_one_of_both_on_one_batch_and_its_record_is_without_the_bonus(safe):
+    one = augerino(safe=safe, regularisation=0.3, seed=2)
+    network, generator = copy.deepcopy(one.model.networks[0]), torch.Generator().manual_seed(2)
+    x, y = one.chunks.dataset.tensors
+    losses = []
+    torch.manual_seed(7)
+    for _ in range(4):
+        batch = one.chunks.order[torch.randint(30, (8,), generator=generator)]
+        widths = network[0].widths.raw
+        loss = F.cross_entropy(network(x[batch]), y[batch])
+        bonus = bonus_gradient(widths.detach(), 0.3)
+        network.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+            widths -= 0.2 * (widths.grad + bonus)
+            for weight in network[2].parameters():
+                weight -= 0.1 * weight.grad
+        losses.append(loss.item())
+    torch.manual_seed(7)
+    history = one.fit(4)
+    assert history.steps["loss"] == pytest.approx(losses, rel=1e-9)
+    assert history.steps["k"] == [1] * 4 and history.steps["hyper_k"] == history.steps["hyper_loss"] == [None] * 4
+    torch.testing.assert_close(list(one.model.networks[0].parameters()), list(network.parameters()))
+
+
+def test_without_a_bound_a_bonus_widens_and_the_safe_one_stops_near_10():
+    for safe in (True, False):
+        one = augerino(NARROW, still=True, safe=safe, regularisation=50.0)
+        widths = []
+        for _ in range(10):
+            one.step()
+            widths.append(2 * next(iter(one.hyper.values())).half_widths().detach().max().item())
+        assert widths[0] > 10
+        assert (widths[-1] == widths[0]) == safe
+
+
+def test_schedulers_are_stepped_once_a_step():
+    one = augerino()
+    one.scheduler = lr_scheduler.StepLR(one.optimizer, 2, gamma=0.5)
+    one.hyper_scheduler = lr_scheduler.StepLR(one.hyper_optimizer, 3, gamma=0.5)
+    one.fit(5)
+    assert [optimizer.param_groups[0]["lr"] for optimizer in (one.optimizer, one.hyper_optimizer)] == [0.025, 0.1]
+
+
+def images():
+    return torch.rand(20, 1, SIZE, SIZE), torch.randint(3, (20,))
+
+
+def construct(hyperparameters, data=whole):
+    network = nn.Sequential(*hyperparameters, nn.Flatten(), nn.Linear(SIZE * SIZE, 3))
+    return Augerino(*data(network, images()), hyper=hyperparameters or None)
+
+
+@pytest.mark.parametrize(
+    ("refused", "message"),
+    [
+        (lambda: construct([hyper.InputMask(SIZE)]), r"pass one hyper\.Affine"),
+        (lambda: construct([hyper.ImmerAffine()]), r"pass one hyper\.Affine"),
+        (lambda: construct([hyper.Affine(), hyper.Affine()]), r"pass one hyper\.Affine"),
+        (lambda: construct([]), r"hyper is None; pass one hyper\.Affine"),
+        (lambda: construct([hyper.Affine()], held_out), "2 chunks; Augerino learns from all data"),
+        (lambda: augerino(lml_every=5), "L_ML needs at least 2"),
+        (lambda: augerino(batch_size=0), "batch_size=0"),
+    ],
+)
+def test_what_augerino_has_no_bonus_or_no_data_for_raises(refused, message):
+    with pytest.raises(ValueError, match=message):
+        refused()
+
+
+def test_an_augmentation_that_reaches_nothing_is_named():
+    one = augerino(WIDE)  # so that the bonus gives it no gradient either
+    one.model.networks[0][0].forward = lambda x: x
+    with pytest.raises(RuntimeError, match=r"gives networks\.0\.0\.widths\.raw no gradient"):
+        one.step()
+    assert one.steps == 0
+
+
+def test_options_of_separate_steps_are_refused():
+    augmentation = hyper.Affine(rotation=5.0)
+    model = nn.Sequential(augmentation, nn.Flatten(), nn.Linear(64, 10))
+    data = torch.rand(8, 1, 8, 8), torch.randint(10, (8,))
+    with pytest.raises(ValueError, match="hyper_every"):
+        Augerino(*whole(model, data), hyper=augmentation, hyper_every=2)

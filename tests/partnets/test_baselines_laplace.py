@@ -1,0 +1,87 @@
+"""The post-hoc Laplace evidence is that of the diagonal GGN by hand, at the best prior precision."""
+
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from partnets import hyper
+from partnets.baselines import laplace
+
+# laplace-torch's own: about predictions, which are not made here, and from what it imports.
+pytestmark = pytest.mark.filterwarnings("ignore:By default `link_approx`:UserWarning", "ignore::DeprecationWarning")
+
+
+def examples(n=60):
+    x = torch.randn(n, 2)
+    return x, (x[:, 0] + 0.5 * torch.randn(n) > 0).long()
+
+
+def trained(x, y):
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    for _ in range(100):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return model
+
+
+@torch.no_grad()
+def evidence(model, x, y):
+    """log p(y | w) - 1/2 sum_i log(1 + h_i / λ) - λ/2 ||w||², at the best λ of a grid.
+
+    h is the diagonal of the generalised Gauss-Newton matrix: for class c, the sum over examples of p_c (1 - p_c), times
+    the squared feature for a weight.
+    """
+    p = model(x).softmax(1)
+    variance = p * (1 - p)
+    h = torch.cat([(variance.T @ x.square()).flatten(), variance.sum(0)])
+    squares = model.weight.square().sum() + model.bias.square().sum()
+    precisions = torch.logspace(-4, 4, 1001)
+    log_det = (1 + h / precisions[:, None]).log().sum(1)
+    return (p[range(len(y)), y].log().sum() - log_det / 2 - precisions * squares / 2).max().item()
+
+
+@pytest.fixture
+def library():
+    pytest.importorskip("laplace", reason="baselines.laplace needs laplace-torch")
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("batch_size", [7, 256])
+def test_it_is_the_evidence_by_hand(batch_size):
+    x, y = examples()
+    model = trained(x, y)
+    for data in ((x, y), TensorDataset(x, y)):
+        assert laplace(model, data, batch_size=batch_size) == pytest.approx(evidence(model, x, y), rel=1e-3)
+
+
+@pytest.mark.usefixtures("library")
+def test_psi_is_no_weight_and_everything_is_left_as_it_was():
+    x, y = examples()
+    mask, linear = hyper.InputMask(2, probability=0.25), trained(x / 4, y)
+    model = nn.Sequential(mask, linear).train()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    assert laplace(model, (x, y)) == pytest.approx(evidence(linear, x / 4, y), rel=1e-3)
+    assert all(map(torch.equal, model.parameters(), before))
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert all(module.training for module in model.modules())
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("structure", ["diag", "kron", "full"])
+def test_labels_that_can_be_learned_have_more_evidence_than_those_of_chance(structure):
+    x, y = examples()
+    chance = torch.randint(2, (60,))
+    informed, guessed = (laplace(trained(x, y), (x, y), structure=structure) for y in (y, chance))
+    assert informed > guessed + 5
+
+
+def test_a_missing_library_is_named_with_the_cure(monkeypatch):
+    monkeypatch.setitem(sys.modules, "laplace", None)
+    with pytest.raises(ImportError, match=r"pip install partkernels\[laplace\]"):
+        laplace(nn.Linear(2, 2), examples())

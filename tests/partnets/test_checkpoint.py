@@ -1,0 +1,200 @@
+"""A run resumes with the same bits, whatever its options; what is no checkpoint of its like changes nothing."""
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+import partnets
+from partnets import hyper, optim
+from partnets.callbacks import every, record_loss_matrix
+
+PROPORTIONS = (0.6, 0.2, 0.2)
+
+
+def examples():
+    x = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+    return x, (x[:, 0] > 0).long()
+
+
+def parts(proportions=PROPORTIONS, width=5):
+    mask = hyper.InputMask(4, temperature=0.5)
+    model = nn.Sequential(mask, nn.Linear(4, width), nn.Dropout(0.1), nn.ReLU(), nn.Linear(width, 2))
+    return partnets.partition(model, proportions), partnets.chunk(examples(), proportions), mask
+
+
+def trainer(**arguments):
+    model, chunks, mask = parts()
+    return partnets.Trainer(model, chunks, **{"hyper": mask, "batch_size": 16} | arguments)
+
+
+def bits(trainer):
+    """All that training changes."""
+    tensors = [*trainer.model.parameters(), *(trainer.model[i].partition.map for i in (1, 4))]
+    for optimizer in filter(None, (trainer.optimizer, trainer.hyper_optimizer)):
+        tensors += [value for state in optimizer.state_dict()["state"].values() for value in state.values()]
+    if trainer.best is not None:
+        tensors += [torch.tensor([trainer.best.step, trainer.best.lml]), *trainer.best.state.values()]
+    return [tensor.detach().clone() for tensor in [*tensors, trainer.generator.get_state(), torch.get_rng_state()]]
+
+
+def every_option(model, mask):
+    optimizer = optim.AdamW(model, lr=0.02)
+    hyper_optimizer = torch.optim.SGD(mask.parameters(), lr=0.5, momentum=0.9)
+    return {
+        "optimizer": optimizer,
+        "hyper_optimizer": hyper_optimizer,
+        "scheduler": lr_scheduler.MultiStepLR(optimizer, [4, 13], gamma=0.5),
+        "hyper_scheduler": lr_scheduler.CosineAnnealingLR(hyper_optimizer, 12),
+        "sampling": (0.5, 0.25, 0.25),
+        "hyper_every": 2,
+        "hyper_after": 1,
+        "hyper_chunks": "all",
+        "keep_best": True,
+        "callbacks": [every(3, lambda one: {"draw": float(torch.rand(()))}), every(4, record_loss_matrix)],
+    }
+
+
+OPTIONS = {
+    "Adam": lambda model, mask: {"optimizer": optim.Adam(model)},
+    "SGD": lambda model, mask: {"optimizer": optim.SGD(model, lr=0.1, momentum=0.9)},
+    "every option": every_option,
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(options, tmp_path):
+    def fresh():
+        model, chunks, mask = parts()
+        return partnets.Trainer(model, chunks, hyper=mask, batch_size=16, lml_every=4, **options(model, mask))
+
+    torch.manual_seed(5)
+    whole = fresh()
+    whole.fit(20)
+    expected = bits(whole)
+
+    torch.manual_seed(5)
+    first = fresh()
+    first.fit(10)
+    first.save(tmp_path / "checkpoint.pt")
+    torch.manual_seed(99)
+    resumed = fresh()
+    resumed.load(tmp_path / "checkpoint.pt")
+    assert resumed.steps == 10
+    resumed.fit(10)
+    assert all(map(torch.equal, bits(resumed), expected))
+    assert resumed.history == whole.history
+    for name in ("scheduler", "hyper_scheduler"):
+        if getattr(whole, name) is not None:
+            assert getattr(resumed, name).state_dict() == getattr(whole, name).state_dict()
+
+
+def test_the_best_state_is_resumed(tmp_path):
+    def fresh():
+        return trainer(keep_best=True, lml_every=1)
+
+    first, path = fresh(), tmp_path / "checkpoint.pt"
+    first.fit(4)
+    first.save(path)
+    resumed = fresh()
+    resumed.load(path)
+    assert (resumed.best.step, resumed.best.lml) == (first.best.step, first.best.lml)
+    resumed.model[1].weight.data.fill_(9.0)
+    assert resumed.restore_best() == first.restore_best()
+    assert all(map(torch.equal, resumed.model.parameters(), first.model.parameters()))
+
+
+def test_an_exhausted_run_stays_so_when_it_is_resumed(tmp_path, monkeypatch):
+    monkeypatch.setattr(partnets.trainer, "lml", lambda *_, **__: -1.0)
+    first, path = trainer(lml_every=1, patience=2), tmp_path / "checkpoint.pt"
+    first.fit(9)
+    first.save(path)
+    resumed, patient = trainer(lml_every=1, patience=2), trainer(lml_every=1, patience=4)
+    for one, steps in ((resumed, 3), (patient, 5)):
+        one.load(path)
+        one.fit(9)
+        assert one.steps == steps
+
+
+def test_saving_leaves_one_file_and_an_interruption_the_old_one(tmp_path, monkeypatch):
+    one, path = trainer(), tmp_path / "checkpoint.pt"
+    one.save(path)
+    before = path.read_bytes()
+    one.fit(1)
+
+    def interrupted(contents, file):
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(torch, "save", interrupted)
+        one.save(path)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def grouped():
+    model, chunks, mask = parts()
+    optimizer = optim.Adam(model, groups=[{"params": model[4].parameters(), "lr": 0.1}])
+    return partnets.Trainer(model, chunks, hyper=mask, optimizer=optimizer, batch_size=16)
+
+
+def scheduled(name, schedule):
+    model, chunks, mask = parts()
+    optimizers = {"scheduler": optim.Adam(model), "hyper_scheduler": torch.optim.Adam(mask.parameters())}
+    options = {"optimizer": optimizers["scheduler"], "hyper_optimizer": optimizers["hyper_scheduler"]}
+    return partnets.Trainer(
+        model, chunks, hyper=mask, batch_size=16, **options, **{name: schedule(optimizers[name], 3)}
+    )
+
+
+OTHERS = {
+    "batch_size": lambda: trainer(batch_size=8),
+    "hyper_batch_size": lambda: trainer(hyper_batch_size=8),
+    "optimizer groups": grouped,
+    "scheduler": lambda: scheduled("scheduler", lr_scheduler.StepLR),
+    "hyper_scheduler": lambda: scheduled("hyper_scheduler", lr_scheduler.StepLR),
+    "sampling": lambda: trainer(sampling=(1, 1, 1)),
+    "hyper_every": lambda: trainer(hyper_every=2),
+    "hyper_after": lambda: trainer(hyper_after=5),
+    "hyper_chunks": lambda: trainer(hyper_chunks="all"),
+    "keep_best": lambda: trainer(keep_best=True, lml_every=5),
+    "parameters": lambda: partnets.Trainer(*parts(width=7)[:2], batch_size=16),
+    "partitions": lambda: partnets.Trainer(*parts(proportions=(0.9, 0.1))[:2], batch_size=16),
+    "hyper": lambda: trainer(hyper=None),
+    "other chunks": lambda: partnets.Trainer(
+        *(split := parts())[:1], partnets.chunk(examples(), PROPORTIONS, seed=1), hyper=split[2], batch_size=16
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_checkpoint_of_another_configuration_raises_and_changes_nothing(name, tmp_path):
+    saved, path = trainer(), tmp_path / "checkpoint.pt"
+    saved.fit(1)
+    saved.save(path)
+    other = OTHERS[name]()
+    before = bits(other)
+    message = "chunk sizes" if name == "partitions" else name
+    with pytest.raises(ValueError, match=rf"with {message} " if name != "other chunks" else message):
+        other.load(path)
+    assert all(map(torch.equal, bits(other), before))
+    assert other.steps == 0 and other.history == partnets.History()
+
+
+@pytest.mark.parametrize("kind", ["scheduler", "hyper_scheduler"])
+def test_the_checkpoint_of_a_run_with_another_scheduler_raises(kind, tmp_path):
+    scheduled(kind, lr_scheduler.StepLR).save(tmp_path / "checkpoint.pt")
+    with pytest.raises(ValueError, match=f"with {kind} 'StepLR', and this trainer has 'CosineAnnealingLR'"):
+        scheduled(kind, lr_scheduler.CosineAnnealingLR).load(tmp_path / "checkpoint.pt")
+    with pytest.raises(ValueError, match=f"with {kind} 'StepLR', and this trainer has 'NoneType'"):
+        trainer().load(tmp_path / "checkpoint.pt")
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [{"model": 1}, {"format": 1, "configuration": {}}, {"format": 3, "configuration": {}}, [1], {"format": 2}],
+)
+def test_a_file_that_is_no_checkpoint_of_this_format_raises(contents, tmp_path):
+    torch.save(contents, tmp_path / "model.pt")
+    with pytest.raises(ValueError, match=r"no checkpoint of format 2; pass a file that Trainer\.save wrote"):
+        trainer().load(tmp_path / "model.pt")
