@@ -4,10 +4,16 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 # The tests' own: the table of compiled kernels is this version's. PyTorch for CUDA brings the one that it needs.
 TRITON ?= triton==3.7.1
+# laplace-torch and what it imports, without torchvision, of which there is no CPU build to match.
+LAPLACE ?= laplace-torch asdfghjkl backpack-for-pytorch curvlinops-for-pytorch einconv einops jaxtyping linear_operator \
+  lightning-utilities opt_einsum torchmetrics unfoldNd wadler-lindig
 SEEDS ?= 0
 # Of the benchmarks: quick, full or tiny, and where results and page go.
 PRESET ?= quick
 OUT ?= out
+# Of the paper's experiments: QUICK=--quick takes minutes instead of hours.
+EXPERIMENTS ?= input-selection input-mask augmentation validation extractor sensitivity retraining
+QUICK ?=
 
 # Threads that wait should sleep: spinning ones made training 2.5 times slower beside another program on two cores.
 export OMP_WAIT_POLICY ?= passive
@@ -19,7 +25,7 @@ INSTALL := PARTKERNELS_BUILD=cpu $(BIN)/python -m pip install --quiet --no-build
 SOURCES := $(shell find csrc -type f) setup.py pyproject.toml
 CPP := $(shell find csrc tests/csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
-.PHONY: demo test bench gpu lint unit ctest wheel clean
+.PHONY: demo test bench paper gpu lint unit ctest wheel clean
 
 demo: $(VENV)/demo
 	$(BIN)/python examples/digits.py --seeds $(SEEDS)
@@ -30,6 +36,10 @@ test: lint ctest wheel unit
 bench: $(VENV)/bench
 	env -u OMP_WAIT_POLICY $(BIN)/python -m benchmarks all --preset $(PRESET) --out $(OUT)/benchmarks.json; status=$$?; \
 	$(BIN)/python -m benchmarks report $(OUT)/benchmarks.json --out $(OUT)/benchmarks.html && exit $$status
+
+# What is finished is kept in $(OUT)/paper: an interrupted make goes on where it was.
+paper: $(VENV)/paper
+	for each in $(EXPERIMENTS); do $(BIN)/python -m benchmarks.paper $$each $(QUICK) --out $(OUT)/paper; done
 
 # On a machine with a GPU, in its own Python, which has PyTorch with CUDA, pytest and what [bench] names: nothing is
 # installed and nothing fetched. Builds, tests, tunes and measures; a step that fails keeps no other one from running.
@@ -93,6 +103,12 @@ $(VENV)/bench: $(VENV)/torch $(SOURCES)
 	$(INSTALL) '.[bench]'
 	touch $@
 
+$(VENV)/paper: $(VENV)/torch $(SOURCES)
+	$(INSTALL) '.[paper]'
+	$(BIN)/python -m pip install --quiet --no-deps $(LAPLACE)
+	touch $@
+
 $(VENV)/test: $(VENV)/torch $(SOURCES)
 	$(INSTALL) '.[test]' $(TRITON)
+	$(BIN)/python -m pip install --quiet --no-deps $(LAPLACE)
 	touch $@

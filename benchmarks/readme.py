@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks import summary
-from benchmarks.results import Results
+from benchmarks.results import Record, Results
 
 BEGIN, END = "<!-- benchmarks: made by `python -m benchmarks report`; edits are lost -->", "<!-- end of benchmarks -->"
 # Whose memory the README shows.
@@ -61,20 +61,8 @@ def _tables(results: Results) -> Iterable[str]:
                 for row in rows
             ],
         )
-    if rows := [row for row in summary.step(records) if "series" not in row.case]:
-        yield _table(
-            ("training step over a dense one (Table 8)", "weights", "ψ", "the paper's on its GPU"),
-            [
-                (
-                    f"{row.case['model']}, batch {row.case['batch']}, {row.case['samples']} sample"
-                    f"{'s' * (row.case['samples'] > 1)}, {_scheme(row.scheme)}",
-                    f"{row.parameters.value:.2f}" if row.parameters else "",
-                    f"{row.hyperparameters.value:.2f}" if row.hyperparameters else "",
-                    f"{row.paper[0]}, {row.paper[1]}" if row.paper and row.scheme != "paper" else "",
-                )
-                for row in rows
-            ],
-        )
+    if rows := _steps(records):
+        yield rows
     if rows := [row for row in summary.memory(records) if row.model in SHOWN and row.peer != "dense"]:
         yield _table(
             ("bytes a parameter", "parameters", "map", "defaults", "optimiser", "peak over dense"),
@@ -87,6 +75,30 @@ def _tables(results: Results) -> Iterable[str]:
                 for row in rows
             ],
         )
+
+
+def steps(results: Results) -> str:
+    """How a file was measured, and its table of training steps (Table 8)."""
+    return f"{_how(results)}\n\n{_steps(results.records)}"
+
+
+def _steps(records: Sequence[Record]) -> str:
+    rows = [row for row in summary.step(records) if "series" not in row.case]
+    if not rows:
+        return ""
+    return _table(
+        ("training step over a dense one (Table 8)", "weights", "ψ", "the paper's on its GPU"),
+        [
+            (
+                f"{row.case['model']}, batch {row.case['batch']}, {row.case['samples']} sample"
+                f"{'s' * (row.case['samples'] > 1)}, {_scheme(row.scheme)}",
+                f"{row.parameters.value:.2f}" if row.parameters else "",
+                f"{row.hyperparameters.value:.2f}" if row.hyperparameters else "",
+                f"{row.paper[0]}, {row.paper[1]}" if row.paper and row.scheme != "paper" else "",
+            )
+            for row in rows
+        ],
+    )
 
 
 def _scheme(name: str) -> str:

@@ -1,0 +1,211 @@
+"""The paper's experiments at --quick size show what they must, go on after an interruption and fill the page."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+
+from benchmarks.paper import page, runs
+from benchmarks.paper.cli import main
+from benchmarks.paper.experiment import Experiment, standard_error, text
+from benchmarks.paper.experiments import EXPERIMENTS
+from benchmarks.paper.methods import Learner
+from benchmarks.paper.recipes import RECIPES, recipe
+from benchmarks.paper.report import Report
+from partnets.data import load
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    """The records of an experiment's quick trainings, each made once."""
+    folder, made = tmp_path_factory.mktemp("paper"), {}
+
+    def records(name):
+        if name not in made:
+            main([name, "--quick", "--out", str(folder)])
+            (path,) = folder.glob(f"{name}-*.json")
+            made[name] = Report.load(path)
+        return made[name]
+
+    return records
+
+
+def claims(report):
+    return {claim.text: claim for claim in EXPERIMENTS[report.experiment].claims(report.records)}
+
+
+def test_lml_ranks_networks_by_their_informative_inputs(quick):
+    found = claims(quick("input-selection"))
+    assert len(found) == 4 and all(claim.holds for claim in found.values()), found
+
+
+def test_a_mask_keeps_what_is_informative(quick):
+    (record,) = quick("input-mask").records
+    informative, spurious = record["mask"][:15], record["mask"][15:]
+    assert min(informative) > 0.9
+    assert sum(spurious) / 15 < 0.5 < 0.9 < sum(informative) / 15
+
+
+def test_rotation_is_learned_from_rotated_digits_and_not_from_upright_ones(quick):
+    report = quick("augmentation")
+    found = claims(report)
+    assert found["1297 rotated: rotation ≥ 90°"].holds
+    assert found["1297 rotated: partitioned ≥ standard training"].holds
+    assert found["1297 upright: rotation ≤ 20°"].holds
+
+
+def test_a_feature_extractor_is_learned_from_chunks_better_than_from_a_validation_set(quick):
+    assert all(claim.holds for claim in claims(quick("extractor")).values())
+
+
+@pytest.mark.parametrize("name", ["validation", "sensitivity", "retraining"])
+def test_the_other_experiments_learn_and_tell(name, quick):
+    report = quick(name)
+    for record in report.records:
+        assert 20 < record["accuracy"] <= 100 and math.isfinite(record["loss"])
+    assert report.text().count("| yes |") + report.text().count("| **no** |") == len(claims(report))
+
+
+def test_every_experiment_draws_its_figure(quick, tmp_path):
+    for name, experiment in EXPERIMENTS.items():
+        experiment.draw(quick(name).records).savefig(tmp_path / f"{name}.svg")
+        assert (tmp_path / f"{name}.svg").stat().st_size > 5000
+
+
+class Interrupted(Experiment):
+    """Fails at one of its trainings, once."""
+
+    name = "interrupted"
+
+    def __init__(self, failing):
+        self.failing, self.trained = failing, []
+
+    def train(self, setting, checkpoint):
+        if setting["seed"] == self.failing:
+            self.failing = None
+            raise KeyboardInterrupt
+        self.trained.append(setting["seed"])
+        return {"double": 2 * setting["seed"]}
+
+
+def test_finished_trainings_are_kept_and_not_repeated(tmp_path):
+    experiment, settings = Interrupted(failing=2), [{"seed": seed} for seed in range(4)]
+    with pytest.raises(KeyboardInterrupt):
+        runs.run(experiment, settings, tmp_path)
+    records = runs.run(experiment, settings, tmp_path)
+    assert experiment.trained == [0, 1, 2, 3]
+    assert [record["double"] for record in records] == [0, 2, 4, 6]
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+@pytest.mark.parametrize("method", ["partitioned", "ensemble", "validation", "augerino"])
+def test_an_interrupted_training_goes_on_to_the_same_result(method, tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "CHECKPOINT_EVERY", 3)
+    monkeypatch.setattr("benchmarks.paper.methods.FINETUNE_EPOCHS", 1)
+    data = load("digits", rotated=True).subset(64)
+
+    def result(name):
+        torch.manual_seed(0)
+        learner = Learner(recipe("digits", quick=True), data, 0, steps=5, checkpoint=tmp_path / f"{name}.checkpoint")
+        return getattr(learner, method)()
+
+    whole = result("whole")
+    original, left = runs.partnets.Trainer.step, [4]
+
+    def step(trainer):
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        original(trainer)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(runs.partnets.Trainer, "step", step)
+        result("interrupted")
+    assert result("interrupted") == whole
+
+
+def test_searches_share_the_steps_of_one_partitioned_run(tmp_path):
+    data = load("digits", rotated=True).subset(64)
+    learner = Learner(recipe("digits", quick=True), data, 0, steps=6, checkpoint=tmp_path / "x.checkpoint")
+    assert 0 < learner.tpe()["psi"]["rotation"] < 180
+    steps = [torch.load(path, weights_only=True)["history"]["steps"]["step"][-1] for path in tmp_path.glob("x.trial*")]
+    assert steps == [2] * 6
+
+
+def write_mnist(folder, shape=(28, 28), images=30):
+    for part in ("train", "t10k"):
+        pixels = torch.randint(256, (images, *shape), dtype=torch.uint8)
+        labels = torch.arange(images, dtype=torch.uint8) % 10
+        for name, tensor in (("images-idx3", pixels), ("labels-idx1", labels)):
+            header = bytes([0, 0, 8, tensor.dim()]) + b"".join(size.to_bytes(4, "big") for size in tensor.shape)
+            (folder / f"{part}-{name}-ubyte").write_bytes(header + tensor.numpy().tobytes())
+
+
+def write_cifar10(folder, images=6):
+    for name in [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]:
+        records = torch.randint(256, (images, 3073), dtype=torch.uint8)
+        records[:, 0] %= 10
+        (folder / name).write_bytes(records.numpy().tobytes())
+
+
+def write_tiny_imagenet(folder):
+    image = pytest.importorskip("PIL.Image", reason="Tiny ImageNet's JPEG files are read by Pillow")
+    names = [f"n{i:08d}" for i in range(3)]
+    root = folder / "tiny-imagenet-200"
+    (root / "val" / "images").mkdir(parents=True)
+    (root / "wnids.txt").write_text("\n".join(names))
+    lines = []
+    for label, name in enumerate(names):
+        (root / "train" / name / "images").mkdir(parents=True)
+        for i in range(8):
+            picture = image.new("RGB", (64, 64), (80 * label, 10 * i, 0))
+            picture.save(root / "train" / name / "images" / f"{name}_{i}.JPEG")
+        picture.save(root / "val" / "images" / f"val_{label}.JPEG")
+        lines.append(f"val_{label}.JPEG\t{name}\t0\t0\t63\t63")
+    (root / "val" / "val_annotations.txt").write_text("\n".join(lines))
+
+
+WRITERS = {"mnist": write_mnist, "cifar10": write_cifar10, "tiny-imagenet": write_tiny_imagenet}
+
+
+@pytest.mark.parametrize("dataset", WRITERS)
+def test_the_papers_data_sets_run_from_local_files(dataset, tmp_path, monkeypatch):
+    WRITERS[dataset](tmp_path)
+    monkeypatch.setenv("PARTNETS_DATA", str(tmp_path))
+    small = {"sizes": (20,), "steps": (1,), "batch": 2, "samples": 2, "plain_batch": 4}
+    monkeypatch.setitem(RECIPES, dataset, dataclasses.replace(RECIPES[dataset], **small))
+    for name, experiment in EXPERIMENTS.items():
+        if name in ("augmentation", "retraining"):
+            for i, setting in enumerate(experiment.settings(dataset, (0,), quick=True)[:2]):
+                record = experiment.train(setting | {"examples": 20}, tmp_path / f"{name}{i}.checkpoint")
+                assert 0 <= record["accuracy"] <= 100
+
+
+def test_a_missing_data_set_is_named_with_the_place_where_it_was_looked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("PARTNETS_DATA", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=str(tmp_path)):
+        main(["augmentation", "--dataset", "cifar10", "--quick", "--out", str(tmp_path / "out")])
+
+
+def test_the_page_of_the_documentation_is_made_of_the_committed_results():
+    text = page.PAGE.read_text()
+    assert page.filled(text, page.RESULTS) == text
+
+
+def test_a_page_without_a_place_for_results_is_refused():
+    with pytest.raises(ValueError, match="end of result"):
+        page.filled("no block", page.RESULTS)
+
+
+def test_means_come_with_their_standard_error():
+    assert text([1.0, 2.0, 3.0], 2) == "2.00 ± 0.58" and text([4.0]) == "4.0"
+    assert math.isnan(standard_error([1.0]))
+
+
+def test_committed_results_say_how_to_make_them():
+    for path in page.RESULTS.glob("*.json"):
+        contents = json.loads(path.read_text())
+        assert contents["command"].startswith(f"python -m benchmarks.paper {contents['experiment']} ")
+        assert len({record["seed"] for record in contents["records"]}) == 3
