@@ -8,6 +8,8 @@ TRITON ?= triton==3.7.1
 LAPLACE ?= laplace-torch asdfghjkl backpack-for-pytorch curvlinops-for-pytorch einconv einops jaxtyping linear_operator \
   lightning-utilities opt_einsum torchmetrics unfoldNd wadler-lindig
 SEEDS ?= 0
+# Of the Python tests: processes, of one thread each but where a test asks for more.
+WORKERS ?= 2
 # Of the benchmarks: quick, full or tiny, and where results and page go.
 PRESET ?= quick
 OUT ?= out
@@ -77,7 +79,7 @@ build/%/tested: $(VENV)/test CMakeLists.txt $(CPP)
 	touch $@
 
 unit: $(VENV)/test
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
 
 # The wheel, in an empty environment, as a user gets it.
 wheel: $(VENV)/test
