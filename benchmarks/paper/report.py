@@ -43,14 +43,15 @@ class Report:
     def text(self) -> str:
         """The command, the table, and each claim with what was found, in Markdown."""
         experiment = EXPERIMENTS[self.experiment]
-        claims = [
-            [claim.text, claim.found, "yes" if claim.holds else "**no**"] for claim in experiment.claims(self.records)
-        ]
+        claims = sorted(experiment.claims(self.records), key=lambda claim: claim.holds)
+        held = sum(claim.holds for claim in claims)
+        rows = [[claim.text, claim.found, "yes" if claim.holds else "**no**"] for claim in claims]
         hours = sum(record["seconds"] for record in self.records) / 3600
         return "\n\n".join(
             [
-                f"`{self.command}`: {len(self.records)} trainings, {hours:.2f} hours",
+                f"`{self.command}`: {len(self.records)} trainings, {hours:.2f} hours of one thread",
                 experiment.table(self.records),
-                markdown(["claim", "found", "holds"], claims),
+                f"{held} of {len(claims)} claims hold:",
+                markdown(["claim", "found", "holds"], rows),
             ]
         )
