@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from benchmarks.paper.experiment import Claim, Experiment, Record, markdown, mean, select, standard_error, text, values
+from benchmarks.paper.experiment import Claim, Experiment, Record, error_bars, markdown, mean, select, text, values
 from benchmarks.paper.methods import Learner
 from benchmarks.paper.recipes import limited, recipe
 from partnets.data import load
@@ -104,7 +104,7 @@ class Augmentation(Experiment):
                 points = [accuracies(records, method, rotated=rotated, examples=size) for size in sizes]
                 if all(points):
                     bold = {"linewidth": 2.5, "color": "black"} if method == "partitioned" else {"linewidth": 1}
-                    errors = [standard_error(point) if len(point) > 1 else 0 for point in points]
+                    errors = error_bars(points)
                     axes.errorbar(sizes, [mean(point) for point in points], errors, label=label, marker=".", **bold)
             axes.set(
                 title="rotated" if rotated else "upright",

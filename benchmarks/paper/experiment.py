@@ -93,6 +93,16 @@ def standard_error(numbers: Sequence[float]) -> float:
     return statistics.stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else math.nan
 
 
+def error_bars(points: Iterable[Sequence[float]]) -> list[float]:
+    """The standard error of each point, for a plot; 0 where there is a single number.
+
+    Example:
+        >>> error_bars([[1.0], [2.0, 2.0]])
+        [0.0, 0.0]
+    """
+    return [standard_error(point) if len(point) > 1 else 0.0 for point in points]
+
+
 def text(numbers: Sequence[float], digits: int = 1, unit: str = "") -> str:
     """Mean ± standard error.
 

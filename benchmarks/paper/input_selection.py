@@ -12,7 +12,7 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 import partnets
-from benchmarks.paper.experiment import Claim, Experiment, Record, markdown, mean, select, standard_error, text, values
+from benchmarks.paper.experiment import Claim, Experiment, Record, error_bars, markdown, mean, select, text, values
 from benchmarks.paper.runs import fit
 from partnets import baselines, models, optim
 from partnets.data import input_selection
@@ -143,7 +143,7 @@ class InputSelection(Experiment):
             for axes, name, label, sign in curves:
                 points = by_inputs(records, method, name)
                 heights = [sign * mean(point) for point in points.values()]
-                errors = [standard_error(point) if len(point) > 1 else 0 for point in points.values()]
+                errors = error_bars(points.values())
                 axes.errorbar(list(points), heights, errors, label=label, marker=".", linewidth=1)
             top.set(ylabel="nats")
             middle.set(ylabel="log-likelihood an example")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -16,6 +15,7 @@ from tqdm import tqdm
 
 import partnets
 from benchmarks.paper.experiment import Experiment, Record
+from partnets.files import replacing
 
 # A checkpoint of a long training is written after each so many steps.
 CHECKPOINT_EVERY = 500
@@ -64,9 +64,8 @@ def _train(experiment: Experiment, setting: Record, folder: Path, threads: int) 
     start = time.perf_counter()
     result = experiment.train(setting, path.with_suffix(".checkpoint"))
     record = {**setting, **result, "seconds": round(time.perf_counter() - start, 1)}
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(record))
-    os.replace(partial, path)
+    with replacing(path) as file:
+        json.dump(record, file)
     for checkpoint in folder.glob(f"{path.stem}.*"):
         if checkpoint != path:
             checkpoint.unlink()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from benchmarks.paper.experiment import Claim, Experiment, Record, markdown, mean, select, standard_error, text, values
+from benchmarks.paper.experiment import Claim, Experiment, Record, error_bars, markdown, mean, select, text, values
 from benchmarks.paper.methods import Learner
 from benchmarks.paper.recipes import limited, recipe
 from partnets.data import load
@@ -72,7 +72,7 @@ class Validation(Experiment):
         axes = figure.subplots()
         for method, name, label in ROWS:
             points = [values(select(records, method=method, training=t), name) for t in shares(records)]
-            errors = [standard_error(point) if len(point) > 1 else 0 for point in points]
+            errors = error_bars(points)
             axes.errorbar(shares(records), [mean(point) for point in points], errors, label=label, marker=".")
         axes.set(xlabel="share of the first chunk", ylabel="test accuracy [%]", xticks=shares(records))
         axes.legend()
