@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from benchmarks.paper.experiment import Claim, Experiment, Record, error_bars, markdown, mean, select, text, values
 from benchmarks.paper.methods import Learner
 from benchmarks.paper.recipes import limited, recipe
-from partnets.data import load
 
 METHODS = {
     "standard": "standard training",
@@ -65,11 +64,7 @@ class Augmentation(Experiment):
         ]
 
     def train(self, setting: Record, checkpoint: Path) -> Record:
-        data = load(setting["dataset"], rotated=setting["rotated"], seed=setting["seed"])
-        data = data.subset(setting["examples"], seed=setting["seed"])
-        chosen = recipe(setting["dataset"], setting.get("quick", False))
-        learner = Learner(chosen, data, setting["seed"], setting["steps"], checkpoint)
-        return getattr(learner, setting["method"])()
+        return getattr(Learner.of(setting, checkpoint), setting["method"])()
 
     def table(self, records: Sequence[Record]) -> str:
         """Test accuracies, and the rotation that was learned."""

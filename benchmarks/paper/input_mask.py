@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
-from torch import nn
+from torch import Tensor, nn
 
 import partnets
 from benchmarks.paper.experiment import Claim, Experiment, Record, markdown, select, values
@@ -17,22 +17,22 @@ from partnets import hyper, models, optim
 from partnets.data import input_selection
 
 CHUNKS = 4
-# The paper's chunks are uniform. In 3000 examples some of 15 spurious inputs go with the label by chance, in every
-# chunk, so that to see them is of use on unseen chunks too. A small first chunk, which a subnetwork overfits, and large
-# later ones, which judge it, leave less to chance.
-VARIANTS = {
-    "uniform chunks": {"examples": 3000, "proportions": [0.25] * CHUNKS, "steps": 30_000, "hyper_lr": 1e-3},
-    "a small first chunk": {
-        "examples": 10_000,
-        "proportions": [0.1, 0.3, 0.3, 0.3],
-        "steps": 20_000,
-        "hyper_lr": 1e-2,
-    },
-}
-QUICK = {"examples": 1000, "proportions": [0.25] * CHUNKS, "steps": 1200, "hyper_lr": 3e-2}
+PAPER = {"examples": 3000, "proportions": [1 / CHUNKS] * CHUNKS, "steps": 30_000, "hyper_lr": 1e-3}
+# In finite chunks some of 15 spurious inputs go with the label by chance, alike in early and late chunks, so that to
+# see them is of use on unseen chunks too. The control takes the chance away and changes nothing else.
+VARIANTS = {"uniform chunks": PAPER, "control: fresh examples for ψ": {**PAPER, "fresh": True}}
+QUICK = {**PAPER, "examples": 1000, "steps": 1200, "hyper_lr": 3e-2}
 SELECTED, REJECTED = 0.9, 0.1
 # Of the trajectories, in the records.
 SHOWN_EVERY = 200
+
+
+class Endless(partnets.Chunks):
+    """Chunks of the toy data whose batches for ψ are drawn anew, not from D_k."""
+
+    def sample(self, k: int, batch_size: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        seed = int(torch.randint(2**62, (), generator=generator))
+        return input_selection(batch_size, test=2, seed=seed).train
 
 
 class InputMask(Experiment):
@@ -53,6 +53,8 @@ class InputMask(Experiment):
         uniform = (1 / CHUNKS,) * CHUNKS
         partnets.partition(model, uniform, seed=setting["seed"])
         chunks = partnets.chunk(data.train, setting["proportions"], seed=setting["seed"])
+        if setting.get("fresh", False):
+            chunks = Endless(chunks.dataset, chunks.order, chunks.sizes)
         trainer = partnets.Trainer(
             model,
             chunks,

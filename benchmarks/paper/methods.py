@@ -10,10 +10,10 @@ from torch import nn
 
 import partnets
 from benchmarks.paper.experiment import Record
-from benchmarks.paper.recipes import Recipe, first_affine
+from benchmarks.paper.recipes import Recipe, first_affine, recipe
 from benchmarks.paper.runs import fit
 from partnets import baselines, hyper
-from partnets.data import Data, Normalise, ToFloat
+from partnets.data import Data, Normalise, ToFloat, load
 
 # The trainings of a search share the cost of one partitioned run.
 TRIALS = 6
@@ -41,6 +41,15 @@ class Learner:
 
     def __init__(self, recipe: Recipe, data: Data, seed: int, steps: int, checkpoint: Path) -> None:
         self.recipe, self.data, self.seed, self.steps, self.checkpoint = recipe, data, seed, steps, checkpoint
+
+    @classmethod
+    def of(cls, setting: Record, checkpoint: Path) -> Learner:
+        """What an experiment's setting says: dataset, seed and steps; rotated, examples and quick where they matter."""
+        seed = setting["seed"]
+        data = load(setting["dataset"], rotated=setting.get("rotated", True), seed=seed)
+        if "examples" in setting:
+            data = data.subset(setting["examples"], seed=seed)
+        return cls(recipe(setting["dataset"], setting.get("quick", False)), data, seed, setting["steps"], checkpoint)
 
     # --- the methods of Table 1 and Fig. 3 ---
 

@@ -12,7 +12,6 @@ from benchmarks.paper.experiment import Claim, Experiment, Record, markdown, mea
 from benchmarks.paper.methods import SPACE, Learner
 from benchmarks.paper.recipes import limited, recipe
 from partnets import hyper
-from partnets.data import load
 
 # The paper has 200.
 TRIALS, QUICK_TRIALS, QUICK_STEPS = 50, 2, 100
@@ -34,10 +33,7 @@ class Retraining(Experiment):
         ]
 
     def train(self, setting: Record, checkpoint: Path) -> Record:
-        seed = setting["seed"]
-        chosen = recipe(setting["dataset"], setting.get("quick", False))
-        data = load(setting["dataset"], rotated=True, seed=seed)
-        learner = Learner(chosen, data, seed, setting["steps"], checkpoint)
+        learner = Learner.of(setting, checkpoint)
         if setting["method"] == "random":
             generator = torch.Generator().manual_seed(setting["trial"])
             draws = torch.rand(len(SPACE), generator=generator).tolist()
@@ -45,7 +41,7 @@ class Retraining(Experiment):
                 name: low + draw * (high - low) for draw, (name, (low, high)) in zip(draws, SPACE.items(), strict=True)
             }
             return {**learner.retrained(hyper.Affine(**psi)), "psi": psi}
-        augmentation = chosen.augmentation()
+        augmentation = learner.recipe.augmentation()
         found = learner.partitioned(augmentation=augmentation)
         retrained = learner.retrained(augmentation)
         return {**retrained, "psi": found["psi"], "partitioned_accuracy": found["accuracy"]}

@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from benchmarks.paper.experiment import Claim, Experiment, Record, markdown, mean, select, text, values
 from benchmarks.paper.methods import Learner
 from benchmarks.paper.recipes import limited, recipe
-from partnets.data import load
 
 # Ratios, of 2, 3 and 4 chunks.
 RATIOS = {
@@ -55,11 +54,8 @@ class Sensitivity(Experiment):
         ]
 
     def train(self, setting: Record, checkpoint: Path) -> Record:
-        seed = setting["seed"]
-        chosen = recipe(setting["dataset"], setting.get("quick", False))
-        data = load(setting["dataset"], rotated=setting["rotated"], seed=seed)
-        learner = Learner(chosen, data, seed, setting["steps"], checkpoint)
-        augmentation = chosen.augmentation()
+        learner = Learner.of(setting, checkpoint)
+        augmentation = learner.recipe.augmentation()
         result = learner.partitioned(normalised(setting["data"]), normalised(setting["parameters"]), augmentation)
         retrained = learner.retrained(augmentation)
         return {**result, "retrained_accuracy": retrained["accuracy"]}

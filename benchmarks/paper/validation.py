@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from benchmarks.paper.experiment import Claim, Experiment, Record, error_bars, markdown, mean, select, text, values
 from benchmarks.paper.methods import Learner
 from benchmarks.paper.recipes import limited, recipe
-from partnets.data import load
 
 # The share of D_1; the rest is D_2, or the validation set.
 TRAINING = (0.3, 0.5, 0.7, 0.8, 0.9)
@@ -51,10 +50,7 @@ class Validation(Experiment):
         ]
 
     def train(self, setting: Record, checkpoint: Path) -> Record:
-        seed, training = setting["seed"], setting["training"]
-        data = load(setting["dataset"], rotated=True, seed=seed).subset(setting["examples"], seed=seed)
-        chosen = recipe(setting["dataset"], setting.get("quick", False))
-        learner = Learner(chosen, data, seed, setting["steps"], checkpoint)
+        learner, training = Learner.of(setting, checkpoint), setting["training"]
         if setting["method"] == "partitioned":
             return learner.partitioned((training, 1 - training))
         return learner.validation(1 - training)

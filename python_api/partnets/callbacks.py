@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from partnets.checks import check_at_least
 from partnets.evaluation import loss_matrix, per_subnetwork
 
 if TYPE_CHECKING:
@@ -35,8 +36,7 @@ def every(steps: int, callback: Callback) -> Callback:
         >>> [callback(SimpleNamespace(steps=step)) for step in (9, 10)]
         [None, {'step': 10}]
     """
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"steps={steps!r}; pass an int, at least 1.")
+    check_at_least(1, steps=steps)
     return lambda trainer: callback(trainer) if trainer.steps % steps == 0 else None
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import reprlib
-import tempfile
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from partnets.files import replacing
 from partnets.history import History
 from partnets.partitioned import partitioned_layers
 from partnets.selection import Best
@@ -24,19 +22,10 @@ FORMAT = 2
 
 
 def save(trainer: Trainer, path: str | PathLike) -> None:
-    """Writes a file beside `path` and then renames it, so that an interruption leaves the old checkpoint."""
+    """Writes a checkpoint, as a whole or not at all."""
     contents = {"format": FORMAT, "configuration": _configuration(trainer), **_state(trainer)}
-    path = Path(path)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            torch.save(contents, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with replacing(path, binary=True) as file:
+        torch.save(contents, file)
 
 
 def load(trainer: Trainer, path: str | PathLike) -> None:

@@ -10,6 +10,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from partkernels.defaults import check_seed
 from partkernels.partition import sizes
+from partnets.checks import check_at_least
 
 
 class Chunks:
@@ -35,6 +36,7 @@ class Chunks:
         self.sizes = list(sizes)
         # D_k is order[ends[k - 1] : ends[k]], and D_1:k a prefix.
         self.order = order
+        self._examples, self._places = _below_subsets(dataset, order)
         self._ends = [0, *torch.tensor(self.sizes).cumsum(0).tolist()]
 
     @property
@@ -73,12 +75,13 @@ class Chunks:
             >>> [part.shape for part in chunks.sample(2, batch_size=5)]
             [torch.Size([5]), torch.Size([5])]
         """
-        return self._sample(self.indices(k), batch_size, generator)
+        self._check(k)
+        return self._sample(self._ends[k - 1], self._ends[k], batch_size, generator)
 
     def sample_upto(self, k: int, batch_size: int, generator: Generator | None = None):
         """A batch from D_1:k, uniformly with replacement (Appendix I.1, parameters). Arguments as for sample."""
         self._check(k)
-        return self._sample(self.order[: self._ends[k]], batch_size, generator)
+        return self._sample(0, self._ends[k], batch_size, generator)
 
     def batches(self, k: int, batch_size: int) -> Iterator:
         """D_k in batches, each example once, in a fixed order; the last batch may be smaller.
@@ -106,32 +109,33 @@ class Chunks:
         if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self.count:
             raise IndexError(f"chunk {k!r}, but there are {self.count} chunks; pass an int in 1..{self.count}.")
 
-    def _sample(self, indices: Tensor, batch_size: int, generator: Generator | None):
-        check_batch_size(batch_size)
-        draws = torch.randint(len(indices), (batch_size,), generator=generator, device="cpu")
-        return collated(self.dataset, indices[draws])
-
-
-def check_batch_size(batch_size: int) -> None:
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise ValueError(f"batch_size={batch_size!r}; pass an int, at least 1.")
-
-
-def collated(dataset: Dataset, indices: Tensor):
-    """The examples of a dataset at these indices as a batch."""
-    # A subclass may do more in __getitem__, as to transform an example.
-    if type(dataset) is TensorDataset:
-        return tuple(tensor[indices] for tensor in dataset.tensors)
-    if type(dataset) is Subset:
-        return collated(dataset.dataset, torch.as_tensor(dataset.indices, device="cpu")[indices])
-    return default_collate([dataset[i] for i in indices.tolist()])
+    def _sample(self, start: int, end: int, batch_size: int, generator: Generator | None):
+        check_at_least(1, batch_size=batch_size)
+        draws = torch.randint(end - start, (batch_size,), generator=generator, device="cpu")
+        return _collated(self._examples, self._places[start + draws])
 
 
 def batches(dataset: Dataset, batch_size: int, indices: Tensor | None = None) -> Iterator:
     """The examples at these indices, or all, in batches and in this order; the last may be smaller."""
-    check_batch_size(batch_size)
+    check_at_least(1, batch_size=batch_size)
     indices = torch.arange(len(dataset), device="cpu") if indices is None else indices
-    return (collated(dataset, part) for part in indices.split(batch_size))
+    dataset, indices = _below_subsets(dataset, indices)
+    return (_collated(dataset, part) for part in indices.split(batch_size))
+
+
+def _below_subsets(dataset: Dataset, indices: Tensor) -> tuple[Dataset, Tensor]:
+    """The dataset below Subsets, and where these examples are in it."""
+    # A subclass may do more in __getitem__, as to transform an example; the same goes for TensorDataset below.
+    while type(dataset) is Subset:
+        dataset, indices = dataset.dataset, torch.as_tensor(dataset.indices, device="cpu")[indices]
+    return dataset, indices
+
+
+def _collated(dataset: Dataset, indices: Tensor):
+    """The examples of a dataset at these indices as a batch."""
+    if type(dataset) is TensorDataset:
+        return tuple(tensor[indices] for tensor in dataset.tensors)
+    return default_collate([dataset[i] for i in indices.tolist()])
 
 
 def as_dataset(data: Dataset | Sequence[Tensor]) -> Dataset:

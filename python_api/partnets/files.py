@@ -1,4 +1,4 @@
-"""Text files that are replaced as a whole or not at all."""
+"""Files that are replaced as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import IO
 
 
 @contextmanager
-def replacing(path: str | os.PathLike) -> Iterator[TextIO]:
-    """A file beside `path`, UTF-8 with newlines as written, which takes its place where the block ends without error.
+def replacing(path: str | os.PathLike, *, binary: bool = False) -> Iterator[IO]:
+    """A file beside `path`, which takes its place where the block ends without error.
 
     An interruption leaves the old file, and nothing beside it.
+
+    Args:
+        path: the file, which need not be there; its folder must.
+        binary: for bytes; otherwise for text, UTF-8 with newlines as written.
 
     Raises:
         OSError: the folder does not exist or cannot be written to.
@@ -30,7 +34,7 @@ def replacing(path: str | os.PathLike) -> Iterator[TextIO]:
     # Not tempfile: its files are readable by their owner alone, and stay so when they are renamed.
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(temporary, "w", encoding="utf-8", newline="") as file:
+        with open(temporary, "wb") if binary else open(temporary, "w", encoding="utf-8", newline="") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -8,6 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from partnets.checks import check_at_least
 from partnets.files import replacing
 
 if TYPE_CHECKING:
@@ -46,8 +47,7 @@ class CSV:
     """
 
     def __init__(self, path: str | PathLike, *, every: int = 1) -> None:
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ValueError(f"every={every!r}; pass a number of steps, at least 1.")
+        check_at_least(1, every=every)
         self.path, self.every = Path(path), every
         self._history: History | None = None  # whose rows the file holds
         self._names: list[str] = []

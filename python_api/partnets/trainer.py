@@ -15,7 +15,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from partkernels.defaults import check_seed
 from partnets import checkpoint, optim
 from partnets.callbacks import Callback
-from partnets.chunks import Chunks, check_batch_size
+from partnets.checks import check_at_least
+from partnets.chunks import Chunks
 from partnets.evaluation import check_counts, device_of
 from partnets.frozen import frozen
 from partnets.history import History
@@ -116,12 +117,12 @@ class Trainer:
         seed: int = 0,
     ) -> None:
         check_counts(model, chunks)
-        check_batch_size(batch_size)
         hyper_batch_size = batch_size if hyper_batch_size is None else hyper_batch_size
-        check_batch_size(hyper_batch_size)
+        optional = {"lml_every": lml_every, "patience": patience}
+        given = {name: number for name, number in optional.items() if number is not None}
+        check_at_least(1, batch_size=batch_size, hyper_batch_size=hyper_batch_size, hyper_every=hyper_every, **given)
+        check_at_least(0, hyper_after=hyper_after)
         check_seed("seed", seed)
-        _check_at_least(1, hyper_every=hyper_every, lml_every=lml_every, patience=patience)
-        _check_at_least(0, hyper_after=hyper_after)
         if hyper_chunks not in ("one", "all"):
             raise ValueError(f"hyper_chunks={hyper_chunks!r}; pass 'one' or 'all'.")
         if lml_every is None and (keep_best or patience is not None):
@@ -352,9 +353,3 @@ def _check_sampling(sampling: Sequence[float], model: nn.Module, chunks: Chunks)
             only = tuple(float(j != k) for j in range(1, chunks.count + 1))
             raise ValueError(f"partition {k} has no parameter to learn; pass sampling, as {only}, that leaves it out.")
     return sampling
-
-
-def _check_at_least(least: int, **numbers: int | None) -> None:
-    for name, number in numbers.items():
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < least):
-            raise ValueError(f"{name}={number!r}; pass an int, at least {least}.")

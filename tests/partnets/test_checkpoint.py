@@ -132,6 +132,12 @@ def test_saving_leaves_one_file_and_an_interruption_the_old_one(tmp_path, monkey
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
+def test_a_checkpoint_has_the_permissions_of_any_new_file(tmp_path):
+    trainer().save(tmp_path / "checkpoint.pt")
+    (tmp_path / "other").touch()
+    assert (tmp_path / "checkpoint.pt").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
 def grouped():
     model, chunks, mask = parts()
     optimizer = optim.Adam(model, groups=[{"params": model[4].parameters(), "lr": 0.1}])

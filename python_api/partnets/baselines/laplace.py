@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 from torch import Tensor, nn
@@ -42,7 +43,9 @@ def laplace(
             " installed, laplace-torch and what it imports with pip's --no-deps."
         ) from error
     # What requires a gradient counts as a weight, with a prior.
-    with frozen(hyperparameters(model)), evaluating(model):
+    with frozen(hyperparameters(model)), evaluating(model), warnings.catch_warnings():
+        # It is about predictions, of which there are none here.
+        warnings.filterwarnings("ignore", "By default `link_approx`", UserWarning)
         fitted = Laplace(model, "classification", subset_of_weights="all", hessian_structure=structure)
         fitted.fit(DataLoader(as_dataset(data), batch_size=batch_size))
         fitted.optimize_prior_precision(method="marglik")
