@@ -18,9 +18,15 @@ from partnets.data import input_selection
 
 CHUNKS = 4
 PAPER = {"examples": 3000, "proportions": [1 / CHUNKS] * CHUNKS, "steps": 30_000, "hyper_lr": 1e-3}
+# With the paper's learning rate ψ is still on its way in the end.
+FASTER = {**PAPER, "steps": 15_000, "hyper_lr": 1e-2}
 # In finite chunks some of 15 spurious inputs go with the label by chance, alike in early and late chunks, so that to
 # see them is of use on unseen chunks too. The control takes the chance away and changes nothing else.
-VARIANTS = {"uniform chunks": PAPER, "control: fresh examples for ψ": {**PAPER, "fresh": True}}
+VARIANTS = {
+    "uniform chunks": PAPER,
+    "ψ ten times faster": FASTER,
+    "control: also, ψ on fresh examples": {**FASTER, "fresh": True},
+}
 QUICK = {**PAPER, "examples": 1000, "steps": 1200, "hyper_lr": 3e-2}
 SELECTED, REJECTED = 0.9, 0.1
 # Of the trajectories, in the records.
