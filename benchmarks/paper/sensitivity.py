@@ -19,7 +19,7 @@ RATIOS = {
 }
 QUICK_RATIOS, QUICK_STEPS = {2: ((1, 8), (8, 1))}, 60
 # Of the steps that Table 1 has: with three seeds these are 324 trainings.
-SHORTER = 0.5
+SHORTER = 1 / 3
 SHOWN = (("accuracy", "partitioned network"), ("retrained_accuracy", "standard network with the ψ that was found"))
 # Within what all proportions lie that give the first chunk and the first partition no less than the others.
 SPREAD = 5.0
