@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -128,10 +130,10 @@ def adam_step(
 
 
 def check_not_negative(**numbers: float) -> None:
-    """Raises ValueError, which names it, for the first number that is negative or NaN."""
+    """Raises ValueError, which names it, for the first number that is negative, infinite or NaN."""
     for name, number in numbers.items():
-        if not number >= 0:
-            raise ValueError(f"{name}={number}; pass a number that is not negative.")
+        if not 0 <= number < math.inf:
+            raise ValueError(f"{name}={number}; pass a finite number that is not negative.")
 
 
 def check_momentum(momentum: float, nesterov: bool) -> None:

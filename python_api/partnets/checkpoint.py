@@ -3,36 +3,46 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import reprlib
 from os import PathLike
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
+from partnets import noise
 from partnets.files import replacing
 from partnets.history import History
 from partnets.partitioned import partitioned_layers
 from partnets.selection import Best
 
 if TYPE_CHECKING:
+    from partnets.chunks import Chunks
     from partnets.trainer import Trainer
 
-FORMAT = 2
+FORMAT = 3
+# How many examples tell one data set from another.
+DIGESTED = 64
 
 
 def save(trainer: Trainer, path: str | PathLike) -> None:
-    """Writes a checkpoint, as a whole or not at all."""
+    """Writes a checkpoint that `load` can read, as a whole or not at all."""
     contents = {"format": FORMAT, "configuration": _configuration(trainer), **_state(trainer)}
     with replacing(path, binary=True) as file:
         torch.save(contents, file)
+        file.flush()
+        if code := torch.serialization.get_unsafe_globals_in_checkpoint(file.name):
+            raise ValueError(
+                f"the checkpoint would need {', '.join(code)}, which Trainer.load does not run; give optimisers and"
+                " schedulers Python's numbers and torch's tensors, not NumPy's, and no functions inside of objects."
+            )
 
 
 def load(trainer: Trainer, path: str | PathLike) -> None:
     """Sets a trainer to what `save` wrote; runs no code from the file, and checks it before anything changes."""
-    saved = torch.load(path, map_location="cpu", weights_only=True)
-    if not isinstance(saved, dict) or saved.get("format") != FORMAT or "configuration" not in saved:
-        raise ValueError(f"{path} is no checkpoint of format {FORMAT}; pass a file that Trainer.save wrote.")
+    saved = _read(path)
     own = _configuration(trainer)
     for name, value in saved["configuration"].items():
         if value != own[name]:
@@ -40,10 +50,10 @@ def load(trainer: Trainer, path: str | PathLike) -> None:
                 f"{path} was saved with {name} {reprlib.repr(value)}, and this trainer has {reprlib.repr(own[name])};"
                 " construct the trainer as the saved one was."
             )
-    if not torch.equal(saved["order"], trainer.chunks.order):
+    if not torch.equal(saved["order"], trainer.chunks.order) or saved["examples"] != _digest(trainer.chunks):
         raise ValueError(
             f"{path} was saved with other chunks: its partitions have seen examples of what are later chunks here."
-            " Call partnets.chunk with the same data, proportions and seed."
+            " Call partnets.chunk with the same data, in the same order, and the same proportions and seed."
         )
     trainer.model.load_state_dict(saved["model"])
     trainer.optimizer.load_state_dict(saved["optimizer"])
@@ -55,16 +65,38 @@ def load(trainer: Trainer, path: str | PathLike) -> None:
     if trainer.best is not None:
         trainer.best = Best(**saved["best"])
     trainer.generator.set_state(saved["generator"])
-    torch.set_rng_state(saved["noise"])
-    if trainer.device.type != "cpu" and saved["device_noise"] is not None:
-        torch.get_device_module(trainer.device).set_rng_state(saved["device_noise"], trainer.device)
+    noise.restore(saved["noise"], trainer.device)
     trainer.history = History(**saved["history"])
 
 
+def _read(path: str | PathLike) -> dict:
+    no_checkpoint = f"{path} is no checkpoint of format {FORMAT}; pass a file that Trainer.save wrote."
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+    except (FileNotFoundError, IsADirectoryError, PermissionError):
+        raise
+    except Exception as error:  # torch's are of many types
+        raise ValueError(no_checkpoint) from error
+    if not isinstance(saved, dict) or saved.get("format") != FORMAT or "configuration" not in saved:
+        raise ValueError(no_checkpoint)
+    return saved
+
+
+def _digest(chunks: Chunks) -> str | None:
+    """Of a few examples, to know data in another order by; None for data sets that may transform what they give."""
+    if type(chunks.dataset) is not TensorDataset:
+        return None
+    digest = hashlib.blake2b(digest_size=16)
+    places = torch.linspace(0, len(chunks.order) - 1, DIGESTED, device="cpu").long()
+    for part in chunks.dataset[chunks.order[places]]:
+        digest.update(part.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
 def _state(trainer: Trainer) -> dict:
-    device = trainer.device
     return {
         "order": trainer.chunks.order,
+        "examples": _digest(trainer.chunks),
         "model": trainer.model.state_dict(),
         "optimizer": trainer.optimizer.state_dict(),
         "hyper_optimizer": _state_dict(trainer.hyper_optimizer),
@@ -72,8 +104,7 @@ def _state(trainer: Trainer) -> dict:
         "hyper_scheduler": _state_dict(trainer.hyper_scheduler),
         "best": None if trainer.best is None else vars(trainer.best),
         "generator": trainer.generator.get_state(),
-        "noise": torch.get_rng_state(),
-        "device_noise": None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device),
+        "noise": trainer.noise or noise.state(trainer.device),
         "history": dataclasses.asdict(trainer.history),
     }
 
@@ -89,11 +120,15 @@ def _groups(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[l
     return [[names[parameter] for parameter in group["params"]] for group in groups]
 
 
+def _kind(value) -> str:
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
 def _configuration(trainer: Trainer) -> dict:
     return {
         "chunk sizes": trainer.chunks.sizes,
         "partitions": {path: layer.count for path, layer in partitioned_layers(trainer.model)},
-        "parameters": {name: list(parameter.shape) for name, parameter in trainer.model.named_parameters()},
+        "parameters": {name: _kind(value) for name, value in trainer.model.state_dict().items()},
         "hyper": list(trainer.hyper),
         "optimizer": type(trainer.optimizer).__name__,
         "hyper_optimizer": type(trainer.hyper_optimizer).__name__,

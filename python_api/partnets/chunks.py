@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 
 import torch
 from torch import Generator, Tensor
@@ -152,7 +152,8 @@ def as_dataset(data: Dataset | Sequence[Tensor]) -> Dataset:
         if len(set(lengths)) > 1:
             raise ValueError(f"the tensors have {lengths} examples; pass tensors of equal length.")
         return TensorDataset(*data)
-    if not isinstance(data, Sized) or not hasattr(data, "__getitem__") or isinstance(data, Tensor):
+    array = hasattr(data, "__array__") or isinstance(data, Mapping)
+    if array or not isinstance(data, Sized) or not hasattr(data, "__getitem__"):
         raise TypeError(
             f"data are a {type(data).__name__}; pass a Dataset with __len__ and __getitem__, or tensors (x, y)."
         )

@@ -33,7 +33,7 @@ def decays(precision: float, sizes: Sequence[int], rule: str = "reciprocal") -> 
     """
     if not 0 <= precision < math.inf:
         raise ValueError(f"precision={precision}; pass a finite number that is not negative.")
-    if not sizes or not all(size >= 1 for size in sizes):
+    if len(sizes) == 0 or not all(size >= 1 for size in sizes):
         raise ValueError(f"sizes={sizes}; pass the number of examples of each chunk, at least 1, as in chunks.sizes.")
     if rule not in RULES:
         raise ValueError(f"rule={rule!r}; pass 'reciprocal' or 'square root'.")

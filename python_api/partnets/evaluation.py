@@ -125,12 +125,13 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, every module is in evaluation mode; afterwards each is as it was."""
-    training = [module for module in model.modules() if module.training]
+def evaluating(*modules: nn.Module) -> Iterator[None]:
+    """Inside, these modules and all in them are in evaluation mode; afterwards each is as it was."""
+    training = [part for module in modules for part in module.modules() if part.training]
     try:
-        model.eval()
+        for module in modules:
+            module.eval()
         yield
     finally:
-        for module in training:
-            module.training = True
+        for part in training:
+            part.training = True

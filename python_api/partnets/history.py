@@ -60,9 +60,10 @@ class History:
         """Appends a step.
 
         Raises:
+            TypeError: a value is not a number.
             ValueError: values has other names than at the steps before, or that of another column of `frame`.
         """
-        values = values or {}
+        values = _numbers(values or {})
         if self.steps["step"] and values.keys() != self.values.keys():
             raise ValueError(
                 f"step {step} has values of {list(values)}, and the steps before of {list(self.values)}; pass every"
@@ -90,7 +91,7 @@ class History:
         """Appends an evaluation of metrics, each under a name of your own.
 
         Raises:
-            TypeError: a metric is not a number.
+            TypeError: metrics is no dict, or a metric is not a number.
             ValueError: a metric has the name of another column of `frame`, or step is before that of its last value.
 
         Example:
@@ -99,12 +100,8 @@ class History:
             >>> history.metrics
             {'test accuracy': {'step': [10], 'value': [0.93]}}
         """
-        numbers = {}
-        for name, value in metrics.items():
-            try:
-                numbers[name] = float(value)
-            except (TypeError, ValueError, RuntimeError) as error:
-                raise TypeError(f"the metric {name!r} is {value!r}; pass a float for each name.") from error
+        numbers = _numbers(metrics)
+        for name in numbers:
             if name in self.metrics:
                 _check_order(step, self.metrics[name])
             else:
@@ -254,3 +251,16 @@ def _at(steps: list[int], evaluated: list[int], values: list[float]) -> list[flo
             break
         found.setdefault(step, value)
     return [found.get(step) for step in steps]
+
+
+def _numbers(numbers: dict[str, float]) -> dict[str, float]:
+    """The same as Python's floats."""
+    if not isinstance(numbers, dict):
+        raise TypeError(f"the metrics are {numbers!r}; pass a dict of a float for each name.")
+    found = {}
+    for name, value in numbers.items():
+        try:
+            found[name] = float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"{name!r} is {value!r}; pass a float for each name.") from error
+    return found

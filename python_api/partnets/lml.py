@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from partnets.chunks import Chunks
 from partnets.evaluation import check_counts, device_of, mean_loss
+from partnets.noise import kept
 from partnets.subnetwork import subnetwork
 
 
@@ -24,7 +25,7 @@ def lml(
     """L_ML = sum over k = 2..C of log p(D_k | w_s^(k-1)), in nats: Eq. 2 without its first term.
 
     An approximation of the conditional marginal likelihood log p(D_2:C | D_1) (Section 3). Runs without gradients and
-    in evaluation mode, and leaves the model's modes and torch's random state as they were.
+    in evaluation mode, and leaves the model's modes and the random states (see partnets.noise) as they were.
 
     Args:
         model: with partitioned layers, as many partitions as there are chunks.
@@ -47,7 +48,7 @@ def lml(
     check_counts(model, chunks)
     check_unseen(chunks)
     total = 0.0
-    with fork_rng(device_of(model)):
+    with kept(device_of(model)):
         if seed is not None:
             torch.manual_seed(seed)
         for k in range(2, chunks.count + 1):
@@ -60,10 +61,3 @@ def check_unseen(chunks: Chunks) -> None:
     """Raises ValueError unless there is a chunk that some subnetwork has not seen."""
     if chunks.count < 2:
         raise ValueError("there is 1 chunk; L_ML needs at least 2, as in chunk(dataset, (0.8, 0.2)).")
-
-
-def fork_rng(device: torch.device):
-    """A context that gives torch's random states, the CPU's and this device's, back as they were."""
-    if device.type == "cpu":
-        return torch.random.fork_rng(devices=[])
-    return torch.random.fork_rng(devices=[device], device_type=device.type)

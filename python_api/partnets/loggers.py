@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class CSV:
-    """Writes a file of comma-separated values, with the rows and columns of History.frame and empty cells for NaN.
+    """Writes a file of comma-separated values, with the rows and columns of History.frame; an empty cell is no number.
 
     After step n the file holds the rows of steps 1..n, less n mod `every`; `close` writes those too. Rows are appended;
     a new column, as of the first metric, and another history, as of a resumed training, replace the file as a whole.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -52,11 +53,11 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         super().add_param_group(group)
 
     def _decays(self, weight_decay: float | Sequence[float]) -> tuple[float, ...]:
-        decays = tuple(weight_decay) if isinstance(weight_decay, Sequence) else (weight_decay,) * self.count
-        if len(decays) != self.count or not all(decay >= 0 for decay in decays):
+        decays = tuple(weight_decay) if isinstance(weight_decay, Iterable) else (weight_decay,) * self.count
+        if len(decays) != self.count or not all(0 <= decay < math.inf for decay in decays):
             raise ValueError(
-                f"weight_decay={weight_decay}; pass a number that is not negative, or {self.count} of them, one for"
-                " each partition."
+                f"weight_decay={weight_decay}; pass a finite number that is not negative, or {self.count} of them, one"
+                " for each partition."
             )
         return decays
 
@@ -112,11 +113,14 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         """
         raise NotImplementedError
 
+    def __getstate__(self) -> dict:
+        return {**super().__getstate__(), "count": self.count, "_owners": self._owners}
+
     def load_state_dict(self, state_dict: dict) -> None:
-        """As torch.optim.Optimizer's; the state must be of the same model.
+        """As torch.optim.Optimizer's; the state must be of such an optimiser of the same model.
 
         Raises:
-            ValueError: parameters, their shapes or the number of partitions differ; nothing has changed then.
+            ValueError: settings, parameters, their shapes or the number of partitions differ; nothing has changed then.
         """
         parameters = self.parameters()
         saved = sum(len(group["params"]) for group in state_dict["param_groups"])
@@ -125,6 +129,14 @@ class PartitionedOptimizer(torch.optim.Optimizer):
                 f"the saved optimiser has {saved} parameters and this one {len(parameters)}; load the state of an"
                 " optimiser of the same model."
             )
+        for group in state_dict["param_groups"]:
+            lacking = self.defaults.keys() - group.keys()
+            if lacking or len(group["weight_decay"]) != self.count:
+                what = f"no {', '.join(sorted(lacking))}" if lacking else f"weight_decay={group['weight_decay']}"
+                raise ValueError(
+                    f"the saved optimiser has {what}, and this one is a {type(self).__name__} of {self.count}"
+                    " partitions; load the state of such an optimiser of the same model."
+                )
         for index, state in state_dict["state"].items():
             for name, value in state.items():
                 expected = (self.count,) if name == "step" else tuple(parameters[index].shape)

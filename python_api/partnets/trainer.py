@@ -17,11 +17,12 @@ from partnets import checkpoint, optim
 from partnets.callbacks import Callback
 from partnets.checks import check_at_least
 from partnets.chunks import Chunks
-from partnets.evaluation import check_counts, device_of
+from partnets.evaluation import check_counts, device_of, evaluating
 from partnets.frozen import frozen
 from partnets.history import History
 from partnets.hyper import Hyperparameter, hyperparameters
-from partnets.lml import check_unseen, fork_rng, lml
+from partnets.lml import check_unseen, lml
+from partnets.noise import kept
 from partnets.partitioned import partitioned_layers
 from partnets.progress import Progress
 from partnets.selection import Best
@@ -63,7 +64,7 @@ class Trainer:
         hyper_after: how many steps of w come before the first of ψ.
         hyper_chunks: 'one': a step of ψ takes a batch of one chunk, D_k with k ~ Cat(u_2..u_C). 'all': one of each
             unseen chunk, weighted by their sizes, at C - 1 times the cost: the same gradient in the mean, less noise.
-        lml_every: evaluates L_ML in full each time that so many steps are done; None never does.
+        lml_every: evaluates L_ML in full each time that so many steps are done, with the same noise; None never does.
         keep_best: keeps a copy of the model where L_ML was highest; see restore_best.
         patience: fit ends where so many evaluations of L_ML in a row brought none higher; None never ends early.
         callbacks: called after each step, in this order, as callback(trainer); see partnets.callbacks and loggers.
@@ -73,6 +74,7 @@ class Trainer:
         history: the History of all steps.
         generator: of the draws of chunks and batches.
         best: the step, L_ML and state that keep_best kept.
+        noise: while callbacks run, the random states from which training goes on after them; otherwise None.
 
     Raises:
         ValueError: the model and the chunks differ in C, hyper is not inside the model, an optimiser belongs to other
@@ -130,7 +132,7 @@ class Trainer:
         self.hyper = _find_hyper(model, hyper)
         if (self.hyper and self.needs_unseen) or lml_every:
             check_unseen(chunks)
-        psi = [parameter for module in self.hyper.values() for parameter in module.parameters()]
+        psi = list(dict.fromkeys(parameter for module in self.hyper.values() for parameter in module.parameters()))
 
         self.model, self.chunks, self.loss = model, chunks, loss
         self.optimizer = optim.Adam(model) if optimizer is None else optimizer
@@ -145,7 +147,14 @@ class Trainer:
         self.hyper_every, self.hyper_after, self.hyper_chunks = hyper_every, hyper_after, hyper_chunks
         self.best = Best() if keep_best else None
         self.patience, self.callbacks = patience, list(callbacks)
-        self.generator = torch.Generator().manual_seed(seed)
+        self.seed, self.generator = seed, torch.Generator().manual_seed(seed)
+        self.noise: dict | None = None
+        norms = [module for module in model.modules() if isinstance(module, _NormBase)]
+        owned = {module for _, layer in partitioned_layers(model) for module in layer.modules()}
+        self._statistics = [module for module in norms if module in owned]
+        self._still = [module for module in norms if module not in owned]
+        if model.training:
+            self._still += [module for module in model.modules() if not module.training]
         self.history = History()
 
     @property
@@ -169,18 +178,10 @@ class Trainer:
     def fit(self, steps: int) -> History:
         """Trains for so many more steps, or until L_ML exhausts `patience`; on a terminal it shows progress.
 
-        The model is in training mode, except for modules with running statistics that partnets.partition left out:
-        they would carry D_k into earlier subnetworks, and stay in evaluation mode.
-
         Raises:
             ValueError: steps is negative.
         """
-        if steps < 0:
-            raise ValueError(f"steps={steps}; pass how many more steps to take.")
-        self.model.train()
-        for module in self.model.modules():
-            if isinstance(module, _NormBase):
-                module.eval()
+        check_at_least(0, steps=steps)
         with Progress(self.steps, steps) as progress:
             for _ in range(steps):
                 if self.exhausted:
@@ -190,18 +191,30 @@ class Trainer:
         return self.history
 
     def step(self) -> None:
-        """An iteration, its record, and what is due after it."""
+        """An iteration, its record, and what is due after it.
+
+        The model is in training mode, except for what was in evaluation mode while the model was not when this trainer
+        was constructed, as a frozen backbone, and for modules with running statistics that partnets.partition left out:
+        they would carry D_k into earlier subnetworks. Those in the networks of baselines.Ensemble learn with their
+        network, and not in steps of ψ.
+        """
+        self.model.train()
+        for module in self._still:
+            module.eval()
         done = self.steps + 1
         self.history.add(done, *self.iterate(), self.values())
         if self.lml_every and done % self.lml_every == 0:
-            self.history.add_lml(done, lml(self.model, self.chunks, self.loss, batch_size=self.batch_size))
+            # The same noise each time: a maximum over evaluations should not be that of the luckiest one.
+            found = lml(self.model, self.chunks, self.loss, batch_size=self.batch_size, seed=self.seed)
+            self.history.add_lml(done, found)
             if self.best is not None:
-                self.best.offer(self.model, done, self.history.lml["lml"][-1])
-        for callback in self.callbacks:
-            with fork_rng(self.device):
-                metrics = callback(self)
-            if metrics:
-                self.history.add_metrics(done, metrics)
+                self.best.offer(self.model, done, found)
+        if self.callbacks:
+            with kept(self.device) as self.noise:
+                for callback in self.callbacks:
+                    if (metrics := callback(self)) is not None:
+                        self.history.add_metrics(done, metrics)
+            self.noise = None
 
     def iterate(self) -> tuple[int, float, int | None, float | None]:
         """One iteration of Appendix I.1; returns k and loss of the step of w, and of the step of ψ if one is due."""
@@ -233,7 +246,7 @@ class Trainer:
         total = 0.0
         for j, weight in weights.items():
             batch = self.chunks.sample(j, self.hyper_batch_size, self.generator)
-            with subnetwork(self.model, active=j - 1, update=None):
+            with subnetwork(self.model, active=j - 1, update=None), evaluating(*self._statistics):
                 loss = weight * self._loss(batch)
                 if loss.requires_grad:  # otherwise ψ reaches nothing, which is reported below
                     loss.backward()
@@ -266,15 +279,25 @@ class Trainer:
         }
 
     def save(self, path: str | PathLike) -> None:
-        """Writes a checkpoint, from which `load` resumes with the same bits; whole or not at all."""
+        """Writes a checkpoint, from which `load` resumes with the same bits; whole or not at all.
+
+        In a callback: put it last, by itself. What other callbacks return for this step after it is not in the file.
+
+        Raises:
+            ValueError: an optimiser's settings or a scheduler's state have something else than numbers and tensors;
+                an older file stays then.
+        """
         checkpoint.save(self, path)
 
     def load(self, path: str | PathLike) -> None:
         """Resumes from a checkpoint: weights, partitions, ψ, optimisers, random states and history.
 
+        That the data are the same is known by a few examples of tensors; of another Dataset by its length alone.
+
         Raises:
             ValueError: the file is no checkpoint, or that of another model, other chunks, optimisers or batch sizes;
                 nothing has changed then.
+            OSError: it is not there, or cannot be read.
         """
         checkpoint.load(self, path)
 
@@ -282,6 +305,8 @@ class Trainer:
         return int(torch.multinomial(torch.tensor(probabilities, device="cpu"), 1, generator=self.generator))
 
     def _loss(self, batch: Sequence[Tensor]) -> Tensor:
+        if len(batch) != 2:
+            raise ValueError(f"an example has {len(batch)} parts; pass chunks of (x, y).")
         x, y = (part.to(self.device) for part in batch)
         return self.loss(self.model(x), y)
 
@@ -301,7 +326,7 @@ class Trainer:
 
 def _find_hyper(model: nn.Module, hyper) -> dict[str, Hyperparameter]:
     """The path and module of each hyperparameter module."""
-    modules = [] if hyper is None else [hyper] if isinstance(hyper, nn.Module) else list(hyper)
+    modules = [] if hyper is None else [hyper] if isinstance(hyper, nn.Module) else list(dict.fromkeys(hyper))
     paths = {module: path for path, module in model.named_modules()}
     for module in modules:
         if not isinstance(module, Hyperparameter):
@@ -325,8 +350,15 @@ def _check_optimizers(model, optimizer, psi, hyper_optimizer) -> None:
             f"optimizer is a {type(optimizer).__name__}, which steps all partitions at once; pass one of"
             " partnets.optim."
         )
-    if not set(optimizer.parameters()) <= set(model.parameters()):
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    if not set(optimizer.parameters()) <= names.keys():
         raise ValueError("optimizer has parameters of another model; construct it with the trainer's model.")
+    known = set(optimizer.parameters()) | set(hyperparameters(model))
+    if missing := [name for parameter, name in names.items() if parameter.requires_grad and parameter not in known]:
+        raise ValueError(
+            f"optimizer lacks {', '.join(missing)}, which would never learn; construct it with the trainer's model, or"
+            " freeze them with requires_grad_(False)."
+        )
     if hyper_optimizer is None:
         return
     trained = {parameter for group in hyper_optimizer.param_groups for parameter in group["params"]}

@@ -270,7 +270,11 @@ def error_cases():
     yield lambda: pk.adam_step(w, w, b, b.half(), p, 1, **adam), ValueError, "exp_avg_sq has dtype"
     yield lambda: pk.adam_step(w, w, row.expand(4, 6), b, p, 1, **adam), ValueError, r"pass exp_avg\.contiguous\(\)"
     yield lambda: pk.sgd_step(row.expand(4, 6), w, None, p, 1, **sgd), ValueError, "parameter is expanded"
-    yield lambda: pk.sgd_step(w, w, None, p, 1, lr=-0.1), ValueError, "lr=-0.1; pass a number that is not negative"
+    yield (
+        lambda: pk.sgd_step(w, w, None, p, 1, lr=-0.1),
+        ValueError,
+        "lr=-0.1; pass a finite number that is not negative",
+    )
     yield lambda: pk.sgd_step(w, w, None, p, 1, lr=0.1, weight_decay=-1.0), ValueError, "weight_decay=-1.0"
     yield lambda: pk.sgd_step(w, w, None, p, 1, lr=0.1, momentum=torch.nan), ValueError, "momentum=nan"
     yield lambda: pk.sgd_step(w, w, b, p, 1, lr=0.1, nesterov=True), ValueError, "pass a positive momentum"

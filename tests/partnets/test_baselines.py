@@ -191,6 +191,47 @@ def test_standard_training_is_the_plain_pytorch_loop():
     torch.testing.assert_close(list(network.parameters()), list(plain.parameters()), rtol=1e-10, atol=1e-12)
 
 
+def with_batchnorm():
+    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2))
+
+
+def test_running_statistics_are_those_of_the_plain_pytorch_loop():
+    network = with_batchnorm().double()
+    plain = copy.deepcopy(network)
+    model, chunks = whole(network, [part.double() if part.is_floating_point() else part for part in examples()])
+    generator = torch.Generator().manual_seed(0)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for _ in range(4):
+        chunks_generator = generator
+        torch.multinomial(torch.ones(1), 1, generator=chunks_generator)
+        x, y = chunks.sample_upto(1, 8, chunks_generator)
+        optimizer.zero_grad()
+        F.cross_entropy(plain(x), y).backward()
+        optimizer.step()
+    partnets.Trainer(model, chunks, optimizer=optim.SGD(model, lr=0.1), batch_size=8).fit(4)
+    torch.testing.assert_close(network.state_dict(), plain.state_dict())
+    assert network[1].num_batches_tracked == 4
+
+
+def test_running_statistics_never_see_the_validation_set():
+    def trained(shift):
+        torch.manual_seed(0)
+        mask = hyper.InputMask(4)
+        x, y = examples()
+        model, chunks = held_out(nn.Sequential(mask, with_batchnorm()), (x, y), validation=0.5)
+        x[chunks.indices(2)] += shift
+        # The mask does not learn, as the weights would see that.
+        optimizer = torch.optim.SGD(mask.parameters(), lr=0.0)
+        partnets.Trainer(
+            model, chunks, hyper=mask, hyper_optimizer=optimizer, batch_size=8, sampling=(1, 0), lml_every=2
+        ).fit(4)
+        return model.networks[0][1][1]
+
+    one, other = trained(0.0), trained(5.0)
+    assert torch.equal(one.running_mean, other.running_mean) and torch.equal(one.running_var, other.running_var)
+    assert one.num_batches_tracked == 4 and one.training
+
+
 def test_psi_stays_in_standard_training():
     mask = hyper.InputMask(4)
     partnets.Trainer(*whole(nn.Sequential(mask, nn.Linear(4, 2)), examples())).fit(3)

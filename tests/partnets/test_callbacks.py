@@ -1,5 +1,8 @@
 """Callbacks come after each step, in order; what they return is recorded, and what they draw changes nothing."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -70,18 +73,32 @@ def evaluates(one):
     return {"accuracy": accuracy(one.model, one.chunks[1], batch_size=7)}
 
 
+def draws_elsewhere(one):
+    return {"python": random.random(), "numpy": np.random.rand()}
+
+
 @pytest.mark.parametrize(
-    "callback", [lambda one: {"draw": torch.randn(7).mean()}, reseeds, evaluates, record_loss_matrix]
+    "callback",
+    [lambda one: {"draw": torch.randn(7).mean()}, reseeds, evaluates, record_loss_matrix, draws_elsewhere],
 )
 def test_they_change_no_bit_of_the_training(callback):
     runs = []
     for callbacks in ([], [callback], [every(2, callback), callback]):
         torch.manual_seed(3)
+        random.seed(3)
+        np.random.seed(3)
         one = trainer(callbacks=callbacks)
         one.fit(8)
-        runs.append([*one.model.parameters(), one.generator.get_state(), torch.get_rng_state()])
+        after = torch.tensor([random.random(), np.random.rand()])
+        runs.append([*one.model.parameters(), one.generator.get_state(), torch.get_rng_state(), after])
         assert one.history.steps["step"] == list(range(1, 9))
     assert all(map(torch.equal, runs[0], runs[1])) and all(map(torch.equal, runs[0], runs[2]))
+
+
+@pytest.mark.parametrize("returned", [0.9, 0.0, [("a", 1.0)], {"a": "high"}])
+def test_what_is_no_dict_of_numbers_raises(returned):
+    with pytest.raises(TypeError, match=r"pass a (dict of a )?float for each name"):
+        trainer(callbacks=[lambda one: returned]).fit(1)
 
 
 @pytest.mark.parametrize("steps", [1, 3, 10])

@@ -1,5 +1,9 @@
 """A run resumes with the same bits, whatever its options; what is no checkpoint of its like changes nothing."""
 
+import copy
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -89,6 +93,88 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(options, tmp_path):
             assert getattr(resumed, name).state_dict() == getattr(whole, name).state_dict()
 
 
+def test_one_that_a_callback_saves_after_drawing_noise_resumes_to_the_same_bits(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+
+    def draw_and_save(one):
+        noise = torch.rand(3).mean()
+        if one.steps == 5:
+            one.save(path)
+        return {"noise": noise}
+
+    torch.manual_seed(5)
+    whole = trainer(callbacks=[draw_and_save])
+    whole.fit(9)
+    torch.manual_seed(99)
+    resumed = trainer(callbacks=[draw_and_save])
+    resumed.load(path)
+    resumed.fit(4)
+    assert all(map(torch.equal, bits(resumed), bits(whole)))
+
+
+class Augmented(torch.utils.data.Dataset):
+    """Draws from Python's and NumPy's generators."""
+
+    def __len__(self):
+        return 50
+
+    def __getitem__(self, i):
+        x, y = examples()
+        return x[i] * random.random() + float(np.random.rand()), y[i]
+
+
+def test_python_and_numpy_draw_the_same_after_resuming(tmp_path):
+    def fresh(seed):
+        model, _, mask = parts()
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        return partnets.Trainer(model, partnets.chunk(Augmented(), PROPORTIONS), hyper=mask, batch_size=4)
+
+    whole = fresh(1)
+    whole.fit(2)
+    whole.save(tmp_path / "checkpoint.pt")
+    whole.fit(2)
+    resumed = fresh(2)
+    resumed.load(tmp_path / "checkpoint.pt")
+    resumed.fit(2)
+    assert all(map(torch.equal, bits(resumed), bits(whole)))
+
+
+def test_what_could_not_be_loaded_is_not_saved(tmp_path):
+    one, path = trainer(), tmp_path / "checkpoint.pt"
+    one.save(path)
+    before = path.read_bytes()
+    one.optimizer.param_groups[0]["lr"] = np.float64(0.1)
+    with pytest.raises(ValueError, match=r"would need numpy\S+, .*which Trainer\.load does not run; give optimisers"):
+        one.save(path)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_the_checkpoint_of_data_in_another_order_raises(tmp_path):
+    def fresh(order):
+        model, _, mask = parts()
+        return partnets.Trainer(
+            model, partnets.chunk([part[order] for part in examples()], PROPORTIONS), hyper=mask, batch_size=16
+        )
+
+    fresh(torch.arange(50)).save(tmp_path / "checkpoint.pt")
+    fresh(torch.arange(50)).load(tmp_path / "checkpoint.pt")
+    with pytest.raises(ValueError, match=r"with other chunks.*in the same order"):
+        fresh(torch.arange(50).flip(0)).load(tmp_path / "checkpoint.pt")
+
+
+def test_a_trainer_can_be_copied():
+    one = trainer()
+    one.fit(2)
+    torch.manual_seed(1)
+    other = copy.deepcopy(one)
+    other.fit(3)
+    torch.manual_seed(1)
+    one.fit(3)
+    assert all(map(torch.equal, bits(one), bits(other)))
+
+
 def test_the_best_state_is_resumed(tmp_path):
     def fresh():
         return trainer(keep_best=True, lml_every=1)
@@ -165,6 +251,7 @@ OTHERS = {
     "hyper_chunks": lambda: trainer(hyper_chunks="all"),
     "keep_best": lambda: trainer(keep_best=True, lml_every=5),
     "parameters": lambda: partnets.Trainer(*parts(width=7)[:2], batch_size=16),
+    "parameters of another type": lambda: partnets.Trainer((split := parts())[0].double(), split[1], hyper=split[2]),
     "partitions": lambda: partnets.Trainer(*parts(proportions=(0.9, 0.1))[:2], batch_size=16),
     "hyper": lambda: trainer(hyper=None),
     "other chunks": lambda: partnets.Trainer(
@@ -180,7 +267,7 @@ def test_the_checkpoint_of_another_configuration_raises_and_changes_nothing(name
     saved.save(path)
     other = OTHERS[name]()
     before = bits(other)
-    message = "chunk sizes" if name == "partitions" else name
+    message = {"partitions": "chunk sizes", "parameters of another type": "parameters"}.get(name, name)
     with pytest.raises(ValueError, match=rf"with {message} " if name != "other chunks" else message):
         other.load(path)
     assert all(map(torch.equal, bits(other), before))
@@ -198,9 +285,23 @@ def test_the_checkpoint_of_a_run_with_another_scheduler_raises(kind, tmp_path):
 
 @pytest.mark.parametrize(
     "contents",
-    [{"model": 1}, {"format": 1, "configuration": {}}, {"format": 3, "configuration": {}}, [1], {"format": 2}],
+    [{"model": 1}, {"format": 1, "configuration": {}}, {"format": 2, "configuration": {}}, [1], {"format": 3}],
 )
 def test_a_file_that_is_no_checkpoint_of_this_format_raises(contents, tmp_path):
     torch.save(contents, tmp_path / "model.pt")
-    with pytest.raises(ValueError, match=r"no checkpoint of format 2; pass a file that Trainer\.save wrote"):
+    with pytest.raises(ValueError, match=r"no checkpoint of format 3; pass a file that Trainer\.save wrote"):
         trainer().load(tmp_path / "model.pt")
+
+
+@pytest.mark.parametrize("damage", [lambda content: b"", lambda content: b"hello", lambda content: content[:-500]])
+def test_what_is_no_file_of_torch_raises_and_changes_nothing(damage, tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    trainer().save(path)
+    path.write_bytes(damage(path.read_bytes()))
+    one = trainer()
+    before = bits(one)
+    with pytest.raises(ValueError, match=r"checkpoint\.pt is no checkpoint of format 3"):
+        one.load(path)
+    assert all(map(torch.equal, bits(one), before))
+    with pytest.raises(FileNotFoundError):
+        one.load(tmp_path / "none.pt")

@@ -1,5 +1,6 @@
 """Chunks are disjoint, complete and of the right sizes, and are sampled as Appendix I.1 says."""
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -99,6 +100,8 @@ class Endless(IterableDataset):
         ((torch.zeros(3), [1, 2, 3]), {}, TypeError, "tensors"),
         ((), {}, TypeError, "tensors"),
         (torch.zeros(9), {}, TypeError, "Dataset"),
+        (numpy.zeros((9, 2)), {}, TypeError, "Dataset"),
+        ({"x": torch.zeros(9)}, {}, TypeError, "Dataset"),
         (Endless(), {}, TypeError, "__len__"),
         (7, {}, TypeError, "Dataset"),
     ],

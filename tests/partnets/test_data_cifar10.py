@@ -16,10 +16,10 @@ NAMES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 
 
 def content():
-    """Each file's images [n, 3072] and labels [n]; n differs."""
+    """Each file's images [n, 3072] and labels [n]."""
     return {
-        name: (torch.randint(256, (n, 3072), dtype=torch.uint8), (torch.arange(n) + n) % 10)
-        for n, name in enumerate(NAMES, start=2)
+        name: (torch.randint(256, (n, 3072), dtype=torch.uint8), (torch.arange(n) + i) % 10)
+        for i, (name, n) in enumerate(zip(NAMES, (3, 3, 3, 3, 3, 2), strict=True))
     }
 
 
@@ -247,3 +247,11 @@ def test_what_is_no_pickle_raises(damage, tmp_path):
     path.write_bytes(damage)
     with pytest.raises(ValueError, match=r"cannot be read as a pickle of arrays .*expected a batch"):
         read_pickle(path, "a batch")
+
+
+def test_a_training_file_that_is_cut_after_an_image_raises(tmp_path):
+    batches = content()
+    batches["data_batch_4"] = tuple(part[:2] for part in batches["data_batch_4"])
+    write_binary(tmp_path, batches)
+    with pytest.raises(ValueError, match=r"data_batch_4\.bin has 2 images; expected 3, as others of the five have"):
+        cifar10(tmp_path)

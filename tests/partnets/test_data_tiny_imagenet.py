@@ -97,7 +97,8 @@ def test_what_is_missing_is_named_before_anything_is_decoded(missing, message, r
     [
         ("wnids.txt", "", "has 0 lines"),
         ("wnids.txt", "n01\nn02\nn01\n", "has 3 lines, 2 distinct"),
-        ("val/val_annotations.txt", "", "is empty"),
+        ("val/val_annotations.txt", "", "has 0 lines"),
+        ("val/val_annotations.txt", "val_0.JPEG\tn01\nval_1.JPEG\tn02\n", "has 2 lines.*one for each of the 4 images"),
         ("val/val_annotations.txt", "val_0.JPEG\tn01\nval_1.JPEG\tn99\n", r"'val_1.JPEG\\tn99' as line 2"),
         ("val/val_annotations.txt", "val_0.JPEG n01\n", "as line 1"),
     ],

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from partnets import hyper
@@ -25,6 +26,16 @@ def test_averaged_averages_over_copies_of_each_example(average):
         "probabilities": logits.softmax(-1).mean(0).log(),
     }[average]
     torch.testing.assert_close(hyper.Averaged(Shift(), network, samples=5, average=average)(x), expected)
+
+
+def test_under_cross_entropy_log_probabilities_are_logits_and_probabilities_are_not():
+    network, x, y = nn.Linear(3, 4), torch.randn(2, 3), torch.tensor([0, 3])
+    losses = [
+        F.cross_entropy(hyper.Averaged(Shift(), network, samples=5, average=average)(x), y)
+        for average in ("logits", "log_probabilities", "probabilities")
+    ]
+    torch.testing.assert_close(losses[1], losses[0])
+    assert abs(losses[2] - losses[0]) > 1e-3
 
 
 def test_averaged_serves_dense_outputs():

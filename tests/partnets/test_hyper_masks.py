@@ -38,6 +38,26 @@ def test_masks_out_of_range_raise(arguments):
         hyper.InputMask(**{"features": 2} | arguments)
 
 
+@pytest.mark.parametrize(("features", "shape"), [(4, (5, 1)), (1, (5, 4)), (4, (5, 3)), (4, ())])
+def test_another_number_of_features_raises(features, shape):
+    with pytest.raises(ValueError, match=rf"pass \[\.\.\., {features}\], an entry for each feature"):
+        hyper.InputMask(features)(torch.rand(shape))
+
+
+def test_the_gradient_at_a_rate_of_exactly_0_is_finite():
+    dropout = hyper.ConcreteDropout(0.5, range=hyper.clamped(0, 0.9))
+    with torch.no_grad():
+        dropout.rate.raw.zero_()
+    dropout(torch.ones(50)).sum().backward()
+    assert dropout.rate.raw.grad.isfinite()
+
+
+@pytest.mark.parametrize("kind", [hyper.Affine, hyper.ConcreteDropout, lambda: hyper.InputMask(4)])
+def test_they_can_be_made_without_memory(kind):
+    with torch.device("meta"):
+        assert all(parameter.is_meta for parameter in kind().parameters())
+
+
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.8])
 def test_dropout_drops_at_its_rate_and_keeps_the_mean(rate):
     torch.manual_seed(0)

@@ -287,6 +287,31 @@ def test_hyperparameters_and_frozen_parameters_are_left_out():
     assert optim.SGD(model).parameters() == [model[1].weight]
 
 
+def test_the_state_of_another_optimiser_raises():
+    model = network(PROPORTIONS)
+    momentum = optim.SGD(model, momentum=0.9)
+    with pytest.raises(ValueError, match="has no momentum, nesterov, and this one is a SGD"):
+        momentum.load_state_dict(optim.Adam(model).state_dict())
+    with pytest.raises(ValueError, match=r"has weight_decay=\(0\.0, 0\.0\), and this one is a SGD of 3 partitions"):
+        momentum.load_state_dict(optim.SGD(network((0.5, 0.5))).state_dict())
+
+
+def test_a_copy_steps_a_copied_model():
+    model = network(PROPORTIONS)
+    other, optimizer = copy.deepcopy((model, optim.Adam(model)))
+    gradients(other, 0)
+    before = copy.deepcopy(list(model.parameters()))
+    optimizer.step(2)
+    assert all(map(torch.equal, before, model.parameters()))
+    assert not all(map(torch.equal, before, other.parameters()))
+
+
+def test_decays_that_are_an_array_are_one_for_each_partition():
+    model = network(PROPORTIONS)
+    optimizer = optim.SGD(model, weight_decay=torch.tensor([0.3, 0.2, 0.1]))
+    assert optimizer.param_groups[0]["weight_decay"] == pytest.approx((0.3, 0.2, 0.1))
+
+
 def test_the_state_of_another_model_raises_and_changes_nothing():
     def stepped(proportions):
         model = network(proportions)

@@ -122,6 +122,57 @@ def test_running_statistics_of_a_skipped_module_stay():
     assert (norm.running_mean == 0).all() and model[1].training and norm.num_batches_tracked == 0
 
 
+class Running(nn.Module):
+    """Standardises by a running mean that is not one of torch's norms."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x):
+        if self.training:
+            self.mean.lerp_(x.mean(0), 0.1)
+        return x - self.mean
+
+
+def test_what_was_in_evaluation_mode_before_stays_so():
+    norm = Running().eval()
+    model = partnets.partition(nn.Sequential(norm, nn.Linear(6, 2)), PROPORTIONS, skip=[norm])
+    one = partnets.Trainer(model, partnets.chunk(examples(), PROPORTIONS))
+    one.fit(2)
+    one.step()
+    assert (norm.mean == 0).all() and model[1].training and not norm.training
+
+
+@pytest.mark.parametrize("modes", [(False,), (False, True)])
+def test_a_callback_that_leaves_another_mode_changes_nothing(modes):
+    def switch(one):
+        for mode in modes:
+            one.model.train(mode)
+
+    def trained(callbacks):
+        torch.manual_seed(0)
+        norm = nn.BatchNorm1d(6).requires_grad_(False)
+        network = nn.Sequential(norm, nn.Linear(6, 9), nn.Dropout(0.5), nn.Linear(9, 2))
+        model = partnets.partition(network, PROPORTIONS, skip=[norm])
+        partnets.Trainer(model, partnets.chunk(examples(), PROPORTIONS), callbacks=callbacks).fit(5)
+        return [*model.parameters(), *norm.buffers()]
+
+    expected, found = trained([]), trained([switch])
+    assert all(map(torch.equal, expected, found))
+
+
+def test_lml_is_evaluated_with_the_same_noise_each_time():
+    torch.manual_seed(0)
+    augmentation = hyper.Affine(rotation=90.0)
+    model = partnets.partition(nn.Sequential(augmentation, nn.Flatten(), nn.Linear(36, 2)), (0.5, 0.5))
+    chunks = partnets.chunk((torch.rand(40, 1, 6, 6), torch.randint(2, (40,))), (0.5, 0.5))
+    one = partnets.Trainer(model, chunks, optimizer=optim.SGD(model, lr=0.0), lml_every=1, keep_best=True, patience=3)
+    history = one.fit(10)
+    assert history.lml["step"] == [1, 2, 3, 4] and len(set(history.lml["lml"])) == 1
+    assert one.best.step == 1 and history.lml["lml"][0] == partnets.lml(model, chunks, batch_size=128, seed=0)
+
+
 def test_several_modules_are_recorded_under_their_paths():
     masks = nn.Sequential(hyper.InputMask(6), hyper.InputMask(6))
     model = partnets.partition(nn.ModuleDict({"masks": masks, "last": nn.Linear(6, 2)}), PROPORTIONS)
@@ -155,6 +206,11 @@ def frozen_mask():
     return partnets.Trainer(model, chunks, hyper=mask.requires_grad_(False))
 
 
+def part_of_the_model():
+    model = partnets.partition(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 2)), PROPORTIONS)
+    return partnets.Trainer(model, partnets.chunk(examples(), PROPORTIONS), optimizer=optim.Adam(model[1]))
+
+
 @pytest.mark.parametrize(
     ("construct", "message"),
     [
@@ -163,6 +219,9 @@ def frozen_mask():
         (lambda: trainer(lml_every=0), "lml_every"),
         (lambda: trainer(seed=-1), "seed"),
         (lambda: trainer().fit(-1), "steps"),
+        (lambda: trainer().fit(2.5), "steps=2.5; pass an int"),
+        (part_of_the_model, "optimizer lacks 0.weight, 0.bias, which would never learn"),
+        (lambda: partnets.Trainer(parts()[0], partnets.chunk(examples()[:1], PROPORTIONS)).fit(1), "has 1 parts"),
         (lambda: trainer(hyper=nn.Linear(2, 2)), "derive it from"),
         (lambda: trainer(hyper=hyper.InputMask(6)), "not inside the model"),
         (frozen_mask, "without a trainable parameter"),

@@ -59,6 +59,10 @@ def cifar10(root: str | PathLike) -> Data:
         find(first.parent, [name + first.suffix], f"{name} of CIFAR-10", content) for name in (*TRAIN, "test_batch")
     ]
     *train, test = map(read, paths)
+    counts = [len(labels) for _, labels in train]
+    if min(counts) < max(counts):
+        least = paths[counts.index(min(counts))]
+        raise damaged(least, f"has {min(counts)} images", f"{max(counts)}, as others of the five have")
     images, labels = (torch.cat(parts) for parts in zip(*train, strict=True))
     return Data("cifar10", (images, labels), test, CLASSES, MEAN, STD)
 
@@ -83,4 +87,4 @@ def _read_pickle(path: Path) -> tuple[Tensor, Tensor]:
         raise damaged(path, f"has no list of labels in 0..{CLASSES - 1}", PICKLE)
     if len(labels) != len(images):
         raise damaged(path, f"has {len(images)} images and {len(labels)} labels", PICKLE)
-    return images.reshape(-1, 3, 32, 32), torch.tensor(labels)
+    return images.reshape(-1, 3, 32, 32), torch.tensor(labels, device="cpu")

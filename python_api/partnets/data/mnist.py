@@ -48,12 +48,12 @@ def mnist(root: str | PathLike) -> Data:
 def _read(root: str | PathLike, part: str, official: int) -> tuple[Tensor, Tensor]:
     images_path = find(
         root,
-        _names(f"{part}-images", "idx3-ubyte"),
+        [folder + name for folder in FOLDERS for name in _names(f"{part}-images", "idx3-ubyte")],
         f"{part} images of MNIST",
         f"IDX, {official} images of 28x28, {16 + official * 28 * 28} bytes when not gzipped",
     )
     labels_path = find(
-        root,
+        images_path.parent,
         _names(f"{part}-labels", "idx1-ubyte"),
         f"{part} labels of MNIST",
         f"IDX, {official} labels, {8 + official} bytes when not gzipped",
@@ -68,4 +68,4 @@ def _read(root: str | PathLike, part: str, official: int) -> tuple[Tensor, Tenso
 
 
 def _names(stem: str, kind: str) -> list[str]:
-    return [f"{folder}{stem}{dot}{kind}{gz}" for folder in FOLDERS for dot in "-." for gz in ("", ".gz")]
+    return [f"{stem}{dot}{kind}{gz}" for dot in "-." for gz in ("", ".gz")]

@@ -91,8 +91,9 @@ def _validation_files(folder: Path, wnids: list[str]) -> list[tuple[Path, int]]:
         if wnid not in labels:
             raise damaged(annotations, f"has {line!r} as line {number}", expected)
         files.append((find(folder, [f"val/images/{name}"], f"validation image {name}", JPEG), labels[wnid]))
-    if not files:
-        raise damaged(annotations, "is empty", expected)
+    images = sum(1 for _ in (folder / "val" / "images").glob("*.JPEG"))
+    if len(files) != images or not files:
+        raise damaged(annotations, f"has {len(files)} lines", f"{expected}: one for each of the {images} images")
     return files
 
 
@@ -100,7 +101,7 @@ def _decode(files: list[tuple[Path, int]], what: str) -> tuple[Tensor, Tensor]:
     images = torch.empty(len(files), 3, SIZE, SIZE, dtype=torch.uint8, device="cpu")
     for image, (path, _) in zip(images, tqdm(files, desc=what, unit=" images", disable=None), strict=True):
         image.copy_(_decode_one(path))
-    return images, torch.tensor([label for _, label in files])
+    return images, torch.tensor([label for _, label in files], device="cpu")
 
 
 def _decode_one(path: Path) -> Tensor:

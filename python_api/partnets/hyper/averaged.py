@@ -17,8 +17,8 @@ class Averaged(nn.Module):
         network: maps [n, ...] to logits [n, classes, ...].
         samples: S, the number of copies.
         average: of what: 'logits' (as Immer et al. 2022), 'log_probabilities' (as Benton et al. 2020), or
-            'probabilities' (as Schwöbel et al. 2021). The last two return log-probabilities, so that all three go into
-            F.cross_entropy.
+            'probabilities' (as Schwöbel et al. 2021), which returns their logarithms. All go into F.cross_entropy. It
+            normalises, for which 'log_probabilities' is then the same as 'logits'; with F.nll_loss it is not.
 
     Shapes:
         x [batch, ...] to [batch, classes, ...]; the network sees S * batch examples, the copies of x after one another.

@@ -53,7 +53,8 @@ class ConcreteDropout(Hyperparameter):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return x
-        rate = self.rate().clamp(max=1 - torch.finfo(self.rate.raw.dtype).eps)
+        limits = torch.finfo(self.rate.raw.dtype)
+        rate = self.rate().clamp(limits.tiny, 1 - limits.eps)
         kept = concrete(-rate.logit(), x.shape, self.temperature)
         return x * (kept / (1 - rate)).to(x.dtype)
 

@@ -31,7 +31,8 @@ class InputMask(Hyperparameter):
         x [..., features], floating point, to the same.
 
     Raises:
-        ValueError: features is below 1, probability is not in (0, 1), or temperature is not positive.
+        ValueError: features is below 1, probability is not in (0, 1), temperature is not positive, or x has another
+            number of features.
 
     Example:
         >>> import torch
@@ -55,6 +56,8 @@ class InputMask(Hyperparameter):
         return self.probability.raw
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.shape[-1:] != self.logits.shape:
+            raise ValueError(f"x is {list(x.shape)}; pass [..., {len(self.logits)}], an entry for each feature.")
         mask = concrete(self.logits, x.shape, self.temperature) if self.training else self.probability()
         return x * mask.to(x.dtype)
 

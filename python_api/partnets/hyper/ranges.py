@@ -47,7 +47,7 @@ class Range:
             Traceback (most recent call last):
             ValueError: rate=1.5; pass a number between 0 and 1, both excluded.
         """
-        low, number, high = torch.tensor([self.low, value * unit, self.high]).tolist()
+        low, number, high = torch.tensor([self.low, value * unit, self.high], device="cpu").tolist()
         if not low < number < high:
             low, high = self.low / unit, self.high / unit
             if math.isfinite(high):
