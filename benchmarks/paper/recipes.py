@@ -32,8 +32,12 @@ def digits_network() -> nn.Module:
 
 
 def first_affine() -> hyper.Affine:
-    """Benton et al.'s generators, at first all with 0.12 in their own units: rotations by up to 7 degrees."""
-    return hyper.Affine(translate_x=0.06, translate_y=0.06, rotation=7.0, scale=0.12, stretch=0.12, shear=0.12)
+    """Starts as Augerino's code does on rotated MNIST: unconstrained -5, the rotation's 1, which is ±38 degrees."""
+    augmentation = hyper.Affine()
+    raw = [1.0 if name == "rotation" else -5.0 for name in augmentation.names]
+    with torch.no_grad():
+        augmentation.widths.raw.copy_(torch.tensor(raw))
+    return augmentation
 
 
 @dataclass(frozen=True)

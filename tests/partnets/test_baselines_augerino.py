@@ -47,10 +47,10 @@ def raw(one):
 
 
 def bonus_gradient(raw, regularisation):
-    """Of -regularisation * ||width||: width_i = 2 softplus(raw_i), whose derivative is 2 sigmoid(raw_i)."""
-    widths = [2 * math.log1p(math.exp(value)) for value in raw.tolist()]
+    """Of -regularisation * ||width||: width_i = softplus(raw_i), whose derivative is sigmoid(raw_i)."""
+    widths = [math.log1p(math.exp(value)) for value in raw.tolist()]
     norm = math.sqrt(sum(width**2 for width in widths))
-    slopes = [2 / (1 + math.exp(-value)) for value in raw.tolist()]
+    slopes = [1 / (1 + math.exp(-value)) for value in raw.tolist()]
     gradient = [-regularisation * width / norm * slope for width, slope in zip(widths, slopes, strict=True)]
     return torch.tensor(gradient, dtype=torch.float64)
 
@@ -103,7 +103,7 @@ def test_without_a_bound_a_bonus_widens_and_the_safe_one_stops_near_10():
         widths = []
         for _ in range(10):
             one.step()
-            widths.append(2 * next(iter(one.hyper.values())).half_widths().detach().max().item())
+            widths.append(next(iter(one.hyper.values())).widths().detach().max().item())
         assert widths[0] > 10
         assert (widths[-1] == widths[0]) == safe
 

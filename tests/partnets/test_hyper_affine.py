@@ -55,6 +55,20 @@ def test_half_widths_are_in_the_users_units(kind, initial):
     assert list(only(kind, shear=0.5).values()) == ["shear"]
 
 
+@pytest.mark.parametrize("kind", [hyper.Affine, hyper.ImmerAffine, hyper.SchwobelAffine])
+def test_no_images_become_no_images(kind):
+    assert kind()(torch.zeros(0, 3, 8, 5)).shape == (0, 3, 8, 5)
+
+
+def test_affine_has_the_widths_of_augerino():
+    augmentation = hyper.Affine()
+    with torch.no_grad():
+        augmentation.widths.raw.zero_()
+    translations, others = augmentation.half_widths().split([2, 4])
+    torch.testing.assert_close(translations, torch.full((2,), 0.1 * math.log(2) / 2))
+    torch.testing.assert_close(others, torch.full((4,), math.log(2) / 2))
+
+
 def test_minima_and_maxima_are_in_the_users_units():
     values = hyper.SchwobelAffine(**SCHWOBEL).values()
     expected = {f"{name}_{side}": pair[i] for name, pair in SCHWOBEL.items() for i, side in enumerate(("min", "max"))}

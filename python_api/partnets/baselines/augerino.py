@@ -22,8 +22,7 @@ class Augerino(Trainer):
 
     Args:
         model, chunks: of baselines.whole.
-        hyper: one hyper.Affine of Benton et al.'s generators; its widths are 2 of its half-widths, in radians, log-
-            factors and half-widths of the image.
+        hyper: one hyper.Affine, which has Augerino's widths.
         regularisation: 0.01 in the paper.
         safe: whether to clip.
         options: as of partnets.Trainer. The paper has a learning rate of 0.05 for ψ on MNIST.
@@ -75,7 +74,7 @@ class Augerino(Trainer):
 
     def _bonus(self) -> Tensor:
         (augmentation,) = self.hyper.values()
-        widths = 2 * augmentation.half_widths()
+        widths = augmentation.widths()
         if self.safe and not (widths < SAFE_WIDTH).all():
             widths = widths.detach()
         return widths.norm()

@@ -27,6 +27,9 @@ GENERATORS = {
 # A generator's coefficient for one of the user's units: fractions of the image's width, degrees, log-factors.
 UNITS = dict.fromkeys(GENERATORS, 1.0) | {"translate_x": 2.0, "translate_y": 2.0, "rotation": math.pi / 180}
 
+# What Augerino's width of 1 is as a half-width, in the coordinates of warp.
+HALVES = dict.fromkeys(GENERATORS, 0.5) | {"translate_x": 0.05, "translate_y": 0.05}
+
 
 class _Exponential(Augmentation):
     """Each image moves by exp(sum_i t_i G_i), t_i ~ U[-1, 1] times the i-th half-width."""
@@ -52,10 +55,12 @@ class _Exponential(Augmentation):
 class Affine(_Exponential):
     """Moves each image by a random affine transformation, drawn anew at each call, in training and inference.
 
-    For each image and generator G_i, t_i ~ U[-w_i, w_i], and the image moves by exp(sum_i t_i G_i) (Benton et al.
-    2020, Augerino). The half-widths w_i are learned, each as the softplus of an unconstrained parameter. The
-    partitioned networks' paper has this one in its fine-tuning experiments (Table 2, Appendix I.4). Average a network
-    over several draws with hyper.Averaged.
+    For each image and generator G_i, t_i ~ U[-w_i / 2, w_i / 2], and the image moves by exp(sum_i t_i G_i) (Benton et
+    al. 2020, Augerino). The widths w_i are learned, each as the softplus of an unconstrained parameter; as in their
+    code, the generators of translations are scaled by 0.1. Unlike there, the image ends at its edges and not at the
+    centres of its outer pixels (align_corners=False), as rotated data sets are made. The partitioned networks' paper
+    has this one in its fine-tuning experiments (Table 2, Appendix I.4). Average a network over several draws with
+    hyper.Averaged.
 
     Args:
         translate_x, translate_y: initial half-widths as fractions of the image's width.
@@ -65,7 +70,7 @@ class Affine(_Exponential):
         For each: None leaves this transformation out.
 
     Attributes:
-        widths: hyper.Learned, one value for each transformation that is not left out.
+        widths: hyper.Learned, w_i for each transformation that is not left out; values() gives half-widths.
 
     Shapes:
         x [batch, channels, height, width], floating point, to the same.
@@ -103,13 +108,15 @@ class Affine(_Exponential):
         self.widths = Learned(
             [widths[name] for name in self.names],
             positive,
-            unit=[UNITS[name] for name in self.names],
+            unit=[UNITS[name] / HALVES[name] for name in self.names],
             names=self.names,
         )
+        halves = torch.tensor([HALVES[name] for name in self.names], dtype=torch.get_default_dtype())
+        self.register_buffer("halves", halves, persistent=False)
 
     def half_widths(self) -> Tensor:
         """The half-widths, [n], differentiable: half the image's width is 1; radians; log-factors."""
-        return self.widths()
+        return self.widths() * self.halves
 
 
 class ImmerAffine(_Exponential):
