@@ -211,10 +211,12 @@ class Trainer:
                 self.best.offer(self.model, done, found)
         if self.callbacks:
             with kept(self.device) as self.noise:
-                for callback in self.callbacks:
-                    if (metrics := callback(self)) is not None:
-                        self.history.add_metrics(done, metrics)
-            self.noise = None
+                try:
+                    for callback in self.callbacks:
+                        if (metrics := callback(self)) is not None:
+                            self.history.add_metrics(done, metrics)
+                finally:
+                    self.noise = None
 
     def iterate(self) -> tuple[int, float, int | None, float | None]:
         """One iteration of Appendix I.1; returns k and loss of the step of w, and of the step of ψ if one is due."""

@@ -112,6 +112,23 @@ def test_one_that_a_callback_saves_after_drawing_noise_resumes_to_the_same_bits(
     assert all(map(torch.equal, bits(resumed), bits(whole)))
 
 
+def test_one_saved_later_than_a_callback_that_raised_resumes_to_the_same_bits(tmp_path):
+    def fails(one):
+        raise RuntimeError("the disk is full")
+
+    whole = trainer(callbacks=[fails])
+    with pytest.raises(RuntimeError, match="the disk is full"):
+        whole.fit(1)
+    whole.callbacks.clear()
+    whole.fit(2)
+    whole.save(tmp_path / "checkpoint.pt")
+    whole.fit(3)
+    resumed = trainer()
+    resumed.load(tmp_path / "checkpoint.pt")
+    resumed.fit(3)
+    assert all(map(torch.equal, bits(resumed), bits(whole)))
+
+
 class Augmented(torch.utils.data.Dataset):
     """Draws from Python's and NumPy's generators."""
 
