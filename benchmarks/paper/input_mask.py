@@ -56,8 +56,7 @@ class InputMask(Experiment):
         data = input_selection(setting["examples"], seed=setting["seed"])
         mask = hyper.InputMask(FEATURES)
         model = nn.Sequential(mask, models.MLP(FEATURES, classes=2))
-        uniform = (1 / CHUNKS,) * CHUNKS
-        partnets.partition(model, uniform, seed=setting["seed"])
+        partnets.partition(model, setting["proportions"], seed=setting["seed"])
         chunks = partnets.chunk(data.train, setting["proportions"], seed=setting["seed"])
         if setting.get("fresh", False):
             chunks = Endless(chunks.dataset, chunks.order, chunks.sizes)
@@ -68,7 +67,7 @@ class InputMask(Experiment):
             optimizer=optim.Adam(model, lr=LR, weight_decay=optim.decays(PRECISION, chunks.sizes)),
             hyper_optimizer=torch.optim.Adam(mask.parameters(), lr=setting["hyper_lr"]),
             batch_size=BATCH,
-            sampling=uniform,
+            sampling=setting["proportions"],
             seed=setting["seed"],
         )
         history = fit(trainer, setting["steps"], checkpoint)

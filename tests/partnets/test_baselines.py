@@ -202,9 +202,8 @@ def test_running_statistics_are_those_of_the_plain_pytorch_loop():
     generator = torch.Generator().manual_seed(0)
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
     for _ in range(4):
-        chunks_generator = generator
-        torch.multinomial(torch.ones(1), 1, generator=chunks_generator)
-        x, y = chunks.sample_upto(1, 8, chunks_generator)
+        torch.multinomial(torch.ones(1), 1, generator=generator)  # k, which can only be 1
+        x, y = chunks.sample_upto(1, 8, generator)
         optimizer.zero_grad()
         F.cross_entropy(plain(x), y).backward()
         optimizer.step()

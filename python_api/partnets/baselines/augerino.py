@@ -45,9 +45,7 @@ class Augerino(Trainer):
     needs_unseen = False
 
     def __init__(self, model, chunks, *, hyper, regularisation: float = 0.01, safe: bool = True, **options) -> None:
-        if unused := sorted(
-            {"hyper_every", "hyper_after", "hyper_chunks", "hyper_batch_size", "sampling"} & set(options)
-        ):
+        if unused := sorted(SEPARATE & set(options)):
             raise ValueError(f"{', '.join(unused)}: Augerino's steps are of w and ψ together; leave these out.")
         if chunks.count > 1:
             raise ValueError(f"there are {chunks.count} chunks; Augerino learns from all data: pass baselines.whole's.")
