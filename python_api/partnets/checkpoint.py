@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from partnets import noise
+from partnets.chunks import Chunks, below_subsets
 from partnets.files import replacing
 from partnets.history import History
 from partnets.partitioned import partitioned_layers
 from partnets.selection import Best
 
 if TYPE_CHECKING:
-    from partnets.chunks import Chunks
     from partnets.trainer import Trainer
 
 FORMAT = 3
@@ -84,11 +84,12 @@ def _read(path: str | PathLike) -> dict:
 
 def _digest(chunks: Chunks) -> str | None:
     """Of a few examples, to know data in another order by; None for data sets that may transform what they give."""
-    if type(chunks.dataset) is not TensorDataset:
+    few = chunks.order[torch.linspace(0, len(chunks.order) - 1, DIGESTED, device="cpu").long()]
+    dataset, places = below_subsets(chunks.dataset, few)
+    if type(dataset) is not TensorDataset:
         return None
     digest = hashlib.blake2b(digest_size=16)
-    places = torch.linspace(0, len(chunks.order) - 1, DIGESTED, device="cpu").long()
-    for part in chunks.dataset[chunks.order[places]]:
+    for part in dataset[places]:
         digest.update(part.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 

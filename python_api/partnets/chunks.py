@@ -36,7 +36,7 @@ class Chunks:
         self.sizes = list(sizes)
         # D_k is order[ends[k - 1] : ends[k]], and D_1:k a prefix.
         self.order = order
-        self._examples, self._places = _below_subsets(dataset, order)
+        self._examples, self._places = below_subsets(dataset, order)
         self._ends = [0, *torch.tensor(self.sizes).cumsum(0).tolist()]
 
     @property
@@ -119,11 +119,11 @@ def batches(dataset: Dataset, batch_size: int, indices: Tensor | None = None) ->
     """The examples at these indices, or all, in batches and in this order; the last may be smaller."""
     check_at_least(1, batch_size=batch_size)
     indices = torch.arange(len(dataset), device="cpu") if indices is None else indices
-    dataset, indices = _below_subsets(dataset, indices)
+    dataset, indices = below_subsets(dataset, indices)
     return (_collated(dataset, part) for part in indices.split(batch_size))
 
 
-def _below_subsets(dataset: Dataset, indices: Tensor) -> tuple[Dataset, Tensor]:
+def below_subsets(dataset: Dataset, indices: Tensor) -> tuple[Dataset, Tensor]:
     """The dataset below Subsets, and where these examples are in it."""
     # A subclass may do more in __getitem__, as to transform an example; the same goes for TensorDataset below.
     while type(dataset) is Subset:

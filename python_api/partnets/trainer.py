@@ -178,6 +178,8 @@ class Trainer:
     def fit(self, steps: int) -> History:
         """Trains for so many more steps, or until L_ML exhausts `patience`; on a terminal it shows progress.
 
+        An interruption may leave a step half done; from a checkpoint of before it, training goes on with the same bits.
+
         Raises:
             ValueError: steps is negative.
         """

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
+from torch.utils.data import Subset, TensorDataset
 
 import partnets
 from partnets import hyper, optim
@@ -168,12 +169,16 @@ def test_what_could_not_be_loaded_is_not_saved(tmp_path):
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
-def test_the_checkpoint_of_data_in_another_order_raises(tmp_path):
+@pytest.mark.parametrize("subset", [False, True])
+def test_the_checkpoint_of_data_in_another_order_raises(tmp_path, subset):
     def fresh(order):
         model, _, mask = parts()
-        return partnets.Trainer(
-            model, partnets.chunk([part[order] for part in examples()], PROPORTIONS), hyper=mask, batch_size=16
+        data = (
+            Subset(TensorDataset(*examples()), order.tolist())
+            if subset
+            else TensorDataset(*(part[order] for part in examples()))
         )
+        return partnets.Trainer(model, partnets.chunk(data, PROPORTIONS), hyper=mask, batch_size=16)
 
     fresh(torch.arange(50)).save(tmp_path / "checkpoint.pt")
     fresh(torch.arange(50)).load(tmp_path / "checkpoint.pt")
