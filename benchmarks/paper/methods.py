@@ -28,8 +28,6 @@ SPACE = {
     "shear": (LEAST, 0.5),
 }
 VALIDATION = 0.1
-# The part of the steps before the first of ψ, where there is a warm-up.
-WARM_UP = 0.25
 # Of finetuning on all data: its learning rate, as a part of the first (Appendix I.4: 0.01 of 0.1), and its length.
 FINETUNE_LR = 0.1
 FINETUNE_EPOCHS = 20
@@ -65,21 +63,16 @@ class Learner:
         proportions: Sequence[float] | None = None,
         parameters: Sequence[float] | None = None,
         augmentation: nn.Module | None = None,
-        warm_up: float = 0.0,
     ) -> Record:
-        """The paper's method: the chunks' proportions, the weights' if they differ, ψ as it starts, and when."""
+        """The paper's method: the chunks' proportions, the weights' if they differ, and ψ as it starts."""
         proportions = self.recipe.proportions if proportions is None else proportions
         augmentation = self.recipe.augmentation() if augmentation is None else augmentation
         model = self.model(augmentation)
         partnets.partition(model, proportions if parameters is None else parameters, seed=self.seed)
         chunks = partnets.chunk(self.data.train, proportions, seed=self.seed)
-        trainer = self.trainer(model, chunks, hyper=augmentation, hyper_after=round(warm_up * self.steps))
+        trainer = self.trainer(model, chunks, hyper=augmentation)
         fit(trainer, self.steps, self.checkpoint)
         return self.result(trainer)
-
-    def warmed_up(self) -> Record:
-        """The paper's method, with steps of the weights alone first."""
-        return self.partitioned(warm_up=WARM_UP)
 
     def ensemble(self) -> Record:
         """C networks, the k-th trained on chunks 1..k, each for as many steps as one of the other methods."""

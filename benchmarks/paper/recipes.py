@@ -106,8 +106,8 @@ IMMER = {
     "weight_decay": 1e-4,
 }
 RECIPES = {
-    # At equal cost, 600 steps with 16 copies end before every method has converged: partitioned networks, the
-    # slowest (Appendix H), at 90 % of rotated digits instead of 96, a validation set at 93 instead of 97.
+    # 2400 steps with 4 copies instead of 600 with 16, at equal cost: those end before partitioned networks, the
+    # slowest (Appendix H), have converged (91 % of rotated digits on seed 0, a validation set 94).
     "digits": Recipe(
         digits_network,
         first_affine,
@@ -118,6 +118,7 @@ RECIPES = {
         plain_batch=128,
         lr=4e-3,
         hyper_lr=2e-2,
+        rotated_longer=2.0,
     ),
     # Appendix I.4, which does not say for how many steps.
     "mnist": Recipe(

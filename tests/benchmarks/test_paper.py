@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from benchmarks.paper import page, runs
-from benchmarks.paper.augmentation import accuracies
 from benchmarks.paper.cli import main
 from benchmarks.paper.experiment import Experiment, standard_error, text
 from benchmarks.paper.experiments import EXPERIMENTS
@@ -55,21 +54,6 @@ def test_rotation_is_learned_from_rotated_digits_and_not_from_upright_ones(quick
     assert found["1297 rotated, partitioned: rotation ≥ 90°"].holds
     assert found["1297 rotated, partitioned ≥ standard training"].holds
     assert found["1297 upright, partitioned: rotation ≤ 20°"].holds
-
-
-def test_the_better_of_two_partitioned_networks_is_chosen_by_lml_alone():
-    common = {"rotated": True, "examples": 250, "psi": {}}
-    records = [
-        {**common, "seed": seed, "method": method, "lml": lml, "accuracy": accuracy}
-        for seed, method, lml, accuracy in (
-            (0, "partitioned", -20.0, 80.0),
-            (0, "warmed_up", -10.0, 70.0),
-            (1, "partitioned", -5.0, 60.0),
-            (1, "warmed_up", -9.0, 90.0),
-            (2, "partitioned", -1.0, 99.0),  # its counterpart has not been trained yet
-        )
-    ]
-    assert accuracies(records, "selected") == [70.0, 60.0]
 
 
 def test_a_feature_extractor_is_learned_from_chunks_better_than_from_a_validation_set(quick):
