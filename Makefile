@@ -25,7 +25,8 @@ BIN := $(VENV)/bin
 # Without build isolation: an isolated build would fetch a second torch.
 INSTALL := PARTKERNELS_BUILD=cpu $(BIN)/python -m pip install --quiet --no-build-isolation --editable
 SOURCES := $(shell find csrc -type f) setup.py pyproject.toml
-CPP := $(shell find csrc tests/csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu')
+PACKAGE := CMakeLists.txt $(wildcard cmake/* examples/cpp/CMakeLists.txt tests/csrc/*.cmake)
+CPP := $(shell find csrc tests/csrc examples/cpp -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
 .PHONY: demo test bench paper gpu lint unit ctest wheel clean
 
@@ -51,9 +52,11 @@ gpu:
 	@mkdir -p $(OUT); failed=; \
 	step() { name=$$1; shift; echo "== $$name: $$*"; "$$@" || failed="$$failed $$name,"; }; \
 	xdist=$$($(PYTHON) -c 'import xdist; print("-n auto")' 2>/dev/null); \
-	step build env PARTKERNELS_BUILD=cpu $(PYTHON) setup.py -q build_ext --inplace; \
+	step build env PARTKERNELS_BUILD=cuda $(PYTHON) setup.py -q build_ext --inplace; \
 	step explain $(PYTHON) -m partkernels; \
 	step tests $(PYTHON) -m pytest -q $$xdist tests/partkernels tests/partnets; \
+	for tool in memcheck racecheck; do step $$tool compute-sanitizer --tool $$tool --error-exitcode 1 \
+	  $(PYTHON) -m pytest -q -x tests/partkernels/test_linear.py -k "cuda and not triton and bfloat16"; done; \
 	step kernels $(PYTHON) -m benchmarks.triton_kernels --out $(OUT)/triton-kernels.md; \
 	step tune $(PYTHON) -m benchmarks.tune --preset $(PRESET) --out $(OUT)/measured; \
 	step suites env -u OMP_WAIT_POLICY PARTKERNELS_CACHE=$(OUT)/measured \
@@ -67,24 +70,24 @@ lint: $(VENV)/test
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(CPP)
 
-# The C++ library and its tests, as they ship and under the address and undefined-behaviour sanitizers.
+# The C++ library for CPUs and its tests, as they ship and under the address and undefined-behaviour sanitizers.
 ctest: build/cmake/tested build/sanitized/tested
 build/sanitized/tested: CXXFLAGS := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all
 build/sanitized/tested: BUILD := Debug
-build/%/tested: $(VENV)/test CMakeLists.txt $(CPP)
+build/%/tested: $(VENV)/test $(PACKAGE) $(CPP)
 	$(BIN)/cmake -S . -B build/$* -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_CXX_FLAGS="$(CXXFLAGS)" \
-	  -DCMAKE_BUILD_TYPE=$(or $(BUILD),Release)
+	  -DCMAKE_BUILD_TYPE=$(or $(BUILD),Release) -DPARTKERNELS_CUDA=OFF
 	$(BIN)/cmake --build build/$*
-	$(BIN)/ctest --test-dir build/$* --output-on-failure
+	$(BIN)/ctest --test-dir build/$* --output-on-failure --parallel 2
 	touch $@
 
 unit: $(VENV)/test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
 
-# The wheel, in an empty environment, as a user gets it.
+# The wheel, with CUDA if its compiler is there, in an empty environment, as a user gets it.
 wheel: $(VENV)/test
 	rm -rf build/wheel build/empty
-	PARTKERNELS_BUILD=cpu $(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel .
+	PARTKERNELS_BUILD=$(if $(shell command -v nvcc),cuda,cpu) $(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel .
 	$(PYTHON) -m venv build/empty
 	build/empty/bin/python -m pip install --quiet $(TORCH) numpy build/wheel/*.whl
 	cd build/empty && bin/python -m partkernels && bin/python -W error $(abspath tests/smoke.py)

@@ -1,8 +1,11 @@
-"""Builds the C++ backend through PyTorch's stable ABI and records what was built, and with what.
+"""Builds the C++ and CUDA backends through PyTorch's stable ABI and records what was built, and with what.
 
-PARTKERNELS_BUILD unset  builds it if that works; if not, `python -m partkernels` says what is missing
-PARTKERNELS_BUILD=cpu    demands it: no compiler, or a failing one, is an error
+PARTKERNELS_BUILD unset  builds what works, CUDA if PyTorch has it; `python -m partkernels` says what is missing
+PARTKERNELS_BUILD=cpu    demands the C++ backend: no compiler, or a failing one, is an error; and builds no other
+PARTKERNELS_BUILD=cuda   demands both; no GPU is needed
 PARTKERNELS_BUILD=none   builds nothing
+
+TORCH_CUDA_ARCH_LIST     the compute capabilities of the CUDA backend, as for PyTorch's own extensions
 """
 
 import json
@@ -22,8 +25,8 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).parent
 TORCH = Path(torch.__file__).parent
 ASKED = os.environ.get("PARTKERNELS_BUILD", "")
-if ASKED not in ("", "cpu", "none"):
-    raise ValueError(f"PARTKERNELS_BUILD={ASKED} asks for a backend that this version cannot build; pass cpu or none.")
+if ASKED not in ("", "cpu", "cuda", "none"):
+    raise ValueError(f"PARTKERNELS_BUILD={ASKED} asks for a backend that there is not; pass cpu, cuda or none.")
 
 # 2.10: the oldest PyTorch whose stable ABI has all that the binding calls (parallel_for).
 FLAGS = ["-std=c++20", "-O3", "-g0", "-fvisibility=hidden", "-DTORCH_TARGET_VERSION=0x020a000000000000"]
@@ -31,17 +34,80 @@ FLAGS = ["-std=c++20", "-O3", "-g0", "-fvisibility=hidden", "-DTORCH_TARGET_VERS
 FLAGS += ["-fno-wrapv"]
 # A loop becomes vectors only if its square roots need not set errno.
 FLAGS += ["-fno-math-errno"]
-SOURCES = sorted(path for folder in ("cpu", "torch") for path in (ROOT / "csrc" / folder).glob("*.cpp"))
+SOURCES = [
+    *sorted((ROOT / "csrc" / "cpu").glob("*.cpp")),
+    *(ROOT / "csrc" / "torch" / f for f in ("convolution.cpp", "cpu.cpp")),
+]
 HEADERS = sorted((ROOT / "csrc").rglob("*.h"))
+# Code for 8.0 runs on all of 8.x, and as PTX on what is newer than 9.0; wgmma needs 9.0a.
+ARCHITECTURES = os.environ.get("TORCH_CUDA_ARCH_LIST") or "8.0+PTX 9.0a"
+
+
+def compiler() -> str | None:
+    """The C++ compiler."""
+    configured = os.environ.get("CXX") or (sysconfig.get_config_var("CXX") or "c++").split()[0]
+    return next(filter(None, map(shutil.which, (configured, "g++", "c++"))), None)
 
 
 def compiler_version() -> str:
     """The first line of what the C++ compiler says of itself; empty if there is none."""
-    configured = os.environ.get("CXX") or (sysconfig.get_config_var("CXX") or "c++").split()[0]
-    found = next(filter(None, map(shutil.which, (configured, "g++", "c++"))), None)
+    found = compiler()
     if found is None:
         return ""
     return subprocess.run([found, "--version"], capture_output=True, text=True).stdout.partition("\n")[0] or found
+
+
+def nvcc() -> str | None:
+    """Where the CUDA compiler is: CUDA_HOME's, or the one in the path."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    return shutil.which("nvcc", path=os.path.join(home, "bin") if home else None)
+
+
+def architectures() -> list[tuple[int, bool]]:
+    """Of ARCHITECTURES: 80 for 8.0, and whether PTX is asked for."""
+    found = []
+    for name in ARCHITECTURES.replace(";", " ").split():
+        number, plus, ptx = name.partition("+")
+        major, dot, minor = number.removesuffix("a").partition(".")
+        if not (dot and major.isdecimal() and minor.isdecimal() and (ptx == "PTX" if plus else True)):
+            raise ValueError(
+                f"TORCH_CUDA_ARCH_LIST has {name}; pass compute capabilities, as TORCH_CUDA_ARCH_LIST='8.0+PTX 9.0a'."
+            )
+        if int(major) < 8:
+            raise ValueError(f"TORCH_CUDA_ARCH_LIST has {name}; the CUDA backend needs 8.0 and newer.")
+        found.append((10 * int(major) + int(minor), bool(ptx)))
+    return found
+
+
+def check_cuda() -> None:
+    """Raises if CUDA code cannot be compiled, or not for what is asked."""
+    if nvcc() is None:
+        raise RuntimeError("there is no nvcc; install the CUDA toolkit or set CUDA_HOME to it")
+    architectures()
+
+
+def code(architecture: int, ptx: bool = False) -> list[str]:
+    """nvcc's options for machine code, and perhaps PTX."""
+    name = "90a" if architecture == 90 else str(architecture)
+    both = [f"-gencode=arch=compute_{name},code=sm_{name}"]
+    return both + [f"-gencode=arch=compute_{name},code=compute_{name}"] * ptx
+
+
+def run_if_older(command: list[str]) -> None:
+    """Runs a compiler, unless its object is newer than all sources and was made by the same command.
+
+    What it says is left beside the object: nvcc tells each kernel's registers, spills and shared memory.
+    """
+    report = Path(command[-1]).with_suffix(".txt")
+    header = " ".join(command) + "\n"
+    sources = [path for path in (ROOT / "csrc").rglob("*") if path.is_file()]
+    newest = max(path.stat().st_mtime for path in sources)
+    if report.exists() and report.stat().st_mtime > newest and report.read_text().startswith(header):
+        return
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout}")
+    report.write_text(header + done.stdout)
 
 
 class BuildBackends(build_ext):
@@ -65,9 +131,14 @@ class BuildBackends(build_ext):
         super().build_extensions()
 
     def run(self):
+        if ASKED == "cuda":
+            check_cuda()  # before anything is compiled
         facts = {"torch": torch.__version__, "flags": " ".join(FLAGS), "compiler": compiler_version()}
         facts["cpu"] = self.build_cpu(facts["compiler"])
         folders = [Path(self.build_lib)] + ([ROOT] if self.inplace else [])
+        facts["cuda"] = self.build_cuda(folders[-1] / "partkernels" / "_cuda.so")
+        if not facts["cuda"].startswith("built"):
+            (folders[-1] / "partkernels" / "_cuda.so").unlink(missing_ok=True)
         for folder in folders:
             (folder / "partkernels").mkdir(parents=True, exist_ok=True)
             (folder / "partkernels" / "build_info.json").write_text(json.dumps(facts, indent=1) + "\n")
@@ -87,6 +158,61 @@ class BuildBackends(build_ext):
             self.warn(problem)
             return problem
         return "built"
+
+    def build_cuda(self, library: Path) -> str:
+        """Builds the CUDA backend; returns 'built for ...', or why not and the cure."""
+        cure = "reinstall partkernels with PARTKERNELS_BUILD=cuda"
+        if ASKED in ("cpu", "none"):
+            return f"not built: PARTKERNELS_BUILD={ASKED}; {cure}"
+        if not ASKED and torch.version.cuda is None:
+            return f"not built: this PyTorch is without CUDA; install one with it, or {cure}"
+        try:
+            check_cuda()
+            self.compile_cuda(library)
+        except Exception as error:
+            if ASKED:
+                raise
+            self.warn(f"not built: {error}; then {cure}")
+            return f"not built: {error}; then {cure}"
+        return "built for " + ", ".join(
+            option
+            for number, ptx in architectures()
+            for option in [f"sm_{number}{'a' * (number == 90)}"] + [f"PTX {number}"] * ptx
+        )
+
+    def compile_cuda(self, library: Path) -> None:
+        """Compiles csrc/cuda, each file at once, and links it with the binding and CUDA's static runtime."""
+        asked = dict(architectures())
+        objects = Path(self.build_temp) / "cuda"
+        objects.mkdir(parents=True, exist_ok=True)
+        library.parent.mkdir(parents=True, exist_ok=True)
+        common = [
+            "-std=c++20",
+            "-O3",
+            "-Xptxas",
+            "-v",
+            "-Icsrc/include",
+            "-Xcompiler",
+            "-fPIC,-fvisibility=hidden",
+            "-c",
+        ]
+        common += [] if 90 in asked else ["-DPARTKERNELS_WITHOUT_HOPPER"]
+        binding = ["-Icsrc/include", f"-I{TORCH / 'include'}", "-fPIC", "-c", "csrc/torch/cuda.cpp"]
+        commands = [[compiler(), *FLAGS, *binding, "-o", str(objects / "binding.o")]]
+        for source in sorted((ROOT / "csrc" / "cuda").glob("*.cu")):
+            # These are of instructions that only 9.0a has.
+            is_hopper = source.stem.startswith("hopper")
+            if is_hopper and 90 not in asked:
+                continue
+            codes = code(90) if is_hopper else [option for each in asked.items() for option in code(*each)]
+            commands.append(
+                [nvcc(), *codes, *common, str(source.relative_to(ROOT)), "-o", str(objects / f"{source.stem}.o")]
+            )
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            list(threads.map(run_if_older, commands))
+        linked = [command[-1] for command in commands]
+        runtime = ["-cudart", "static", "-L" + str(TORCH / "lib"), "-ltorch_cpu", "-Xlinker", "--exclude-libs,ALL"]
+        subprocess.run([nvcc(), "-shared", *linked, *runtime, "-o", str(library)], cwd=ROOT, check=True)
 
 
 class AnyPythonWheel(bdist_wheel):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -52,11 +53,12 @@ class Backend:
         return None
 
 
-@cache
-def _cpu_status() -> str:
-    path = build_info.library("cpu")
+def _load(backend: str) -> str:
+    """Loads a backend's library; READY, or why it doesn't load and the cure."""
+    path = build_info.library(backend)
     if path is None:
-        return build_info.facts().get("cpu", "not built: reinstall partkernels with PARTKERNELS_BUILD=cpu to see why")
+        cure = f"reinstall partkernels with PARTKERNELS_BUILD={backend}"
+        return build_info.facts().get(backend, f"not built: {cure} to see why")
     try:
         torch.ops.load_library(path)
     except OSError as error:
@@ -67,8 +69,29 @@ def _cpu_status() -> str:
     return READY
 
 
-def _absent() -> str:
-    return "not in this version"
+@cache
+def _cpu_status() -> str:
+    return _load("cpu")
+
+
+@cache
+def _cuda_status() -> str:
+    status = _load("cuda")
+    if status != READY:
+        return status
+    built = build_info.facts()["cuda"]
+    if torch.version.cuda is None or not torch.cuda.is_available():
+        return f"{built}; no GPU, or PyTorch was built without CUDA"
+    major, minor = torch.cuda.get_device_capability()
+    served = [tuple(divmod(int(number), 10)) for number in re.findall(r"sm_(\d+)", built)]
+    newer = [divmod(int(number), 10) for number in re.findall(r"PTX (\d+)", built)]
+    if any(major == m and minor >= n for m, n in served) or any((major, minor) >= each for each in newer):
+        return READY
+    return (
+        f"{built}, and {torch.cuda.get_device_name()} has compute capability {major}.{minor}; from 8.0 on, reinstall"
+        f" partkernels with PARTKERNELS_BUILD=cuda and TORCH_CUDA_ARCH_LIST={major}.{minor}, else use triton or"
+        " reference"
+    )
 
 
 _INTERPRETED = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
@@ -96,7 +119,14 @@ def _triton_status() -> str:
 _BACKENDS = {
     backend.name: backend
     for backend in (
-        Backend("cuda", _absent, devices=frozenset({"cuda"})),
+        # Not for 'auto' until it was measured on a GPU.
+        Backend(
+            "cuda",
+            _cuda_status,
+            devices=frozenset({"cuda"}),
+            dtypes=frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64}),
+            automatic=False,
+        ),
         Backend(
             "triton",
             _triton_status,

@@ -41,7 +41,10 @@ def test_a_failing_compiler_does_not_fail_the_installation_either(tmp_path):
     [
         ({"PARTKERNELS_BUILD": "cpu", "PATH": "/nowhere"}, "there is no C++ compiler; install one"),
         ({"PARTKERNELS_BUILD": "cpu", "CXX": "false"}, "returned non-zero exit status"),
-        ({"PARTKERNELS_BUILD": "cuda"}, "PARTKERNELS_BUILD=cuda asks for a backend that this version cannot build"),
+        ({"PARTKERNELS_BUILD": "magic"}, "PARTKERNELS_BUILD=magic asks for a backend that there is not"),
+        ({"PARTKERNELS_BUILD": "cuda", "CUDA_HOME": "/nowhere"}, "there is no nvcc; install the CUDA toolkit"),
+        ({"PARTKERNELS_BUILD": "cuda", "TORCH_CUDA_ARCH_LIST": "7.5"}, "7.5; the CUDA backend needs 8.0 and newer"),
+        ({"PARTKERNELS_BUILD": "cuda", "TORCH_CUDA_ARCH_LIST": "Hopper"}, "has Hopper; pass compute capabilities"),
     ],
 )
 def test_a_build_that_was_asked_for_and_fails_is_an_error(environment, message, tmp_path):

@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <memory>
 
+#include "threads.h"
+
 namespace partkernels::binding {
 
 namespace {
@@ -69,7 +71,7 @@ void* workspace() {
 Tensor rebuild(const Tensor& weight, Range rows, Range ins, bool channels_last, int64_t active,
                const Partition& partition) {
   const Sizes sizes{rows.size, ins.size, weight.size(2), weight.size(3)};
-  Tensor out = borrowed(workspace(), sizes, dense_strides(sizes, channels_last), dtype_of(weight));
+  Tensor out = borrowed(workspace(), sizes, dense_strides(sizes, channels_last), weight);
   with_type(weight.scalar_type(), [&]<class T>(T) {
     cpu::subnetwork_weight(partition.subnetwork<T>(weight, active), rows.begin, ins.begin, weight_of<T>(out),
                            threads_for(out.numel()));
@@ -83,9 +85,9 @@ Tensor rebuild(const Tensor& weight, Range rows, Range ins, int64_t active, cons
 }
 
 // A tensor of which the size alone counts.
-Tensor placeholder(const Sizes& sizes, int32_t dtype) {
+Tensor placeholder(const Sizes& sizes, const Tensor& like) {
   static double entry = 0;
-  return borrowed(&entry, sizes, Sizes(sizes.size(), 0), dtype);
+  return borrowed(&entry, sizes, Sizes(sizes.size(), 0), like);
 }
 
 // What is computed here must not become part of anybody's graph: the workspace is not theirs to keep.
@@ -162,7 +164,7 @@ Tensor convolve(const Tensor& x, const Tensor& weight, const OptionalTensor& bia
   const std::vector<Range> slices = slices_of(weight, 0, geometry.groups);
   const bool channels_last = prefers_channels_last(x);
   if (may_crash(x) || slices.empty()) {
-    const Tensor y = empty(output_size(x, weight, geometry), dtype_of(x), channels_last);
+    const Tensor y = empty(output_size(x, weight, geometry), x, channels_last);
     const OptionalTensor dense_bias = dense(bias);
     with_type(weight.scalar_type(), [&]<class T>(T) {
       cpu::conv2d(images<const T>(x), partition.subnetwork<T>(weight, active), bias_data<T>(dense_bias),
@@ -179,7 +181,7 @@ Tensor convolve(const Tensor& x, const Tensor& weight, const OptionalTensor& bia
     return torch_convolution(x, part, bias && !whole ? narrow(*bias, 0, rows) : bias, geometry);
   };
   if (slices.size() == 1) return in_format(convolve_to(slices[0]), channels_last);
-  const Tensor y = empty(output_size(x, weight, geometry), dtype_of(x), channels_last);
+  const Tensor y = empty(output_size(x, weight, geometry), x, channels_last);
   for (const Range rows : slices) copy(narrow(y, 1, rows), convolve_to(rows));
   return y;
 }
@@ -187,10 +189,9 @@ Tensor convolve(const Tensor& x, const Tensor& weight, const OptionalTensor& bia
 Tensor convolve_grad_input(const Tensor& grad_y, const Tensor& weight, const Sizes& input_size,
                            const Geometry& geometry, int64_t active, const Partition& partition) {
   const std::vector<Range> slices = slices_of(weight, 1, geometry.groups);
-  const int32_t dtype = dtype_of(grad_y);
   const bool channels_last = prefers_channels_last(grad_y);
   if (may_crash(grad_y) || slices.empty()) {
-    const Tensor grad_x = empty(input_size, dtype, channels_last);
+    const Tensor grad_x = empty(input_size, grad_y, channels_last);
     with_type(weight.scalar_type(), [&]<class T>(T) {
       cpu::conv2d_grad_input(images<const T>(grad_y), partition.subnetwork<T>(weight, active),
                              kernels_geometry(geometry), images<T>(grad_x), kTorchThreads);
@@ -199,7 +200,7 @@ Tensor convolve_grad_input(const Tensor& grad_y, const Tensor& weight, const Siz
   }
   const bool is_few = weight.size(1) <= kFewChannels && geometry.groups == 1 && slices.size() == 1;
   if (is_few && geometry.stride == Sizes{1, 1}) {
-    const Tensor grad_x = empty(input_size, dtype, channels_last);
+    const Tensor grad_x = empty(input_size, grad_y, channels_last);
     const Tensor whole = rebuild(weight, all(weight, 0), all(weight, 1), active, partition);
     with_type(weight.scalar_type(), [&]<class T>(T) {
       cpu::few_channels_grad_input(images<const T>(grad_y), weight_of<const T>(whole), kernels_geometry(geometry),
@@ -211,10 +212,10 @@ Tensor convolve_grad_input(const Tensor& grad_y, const Tensor& weight, const Siz
     Sizes sizes = input_size;
     sizes[1] = ins.size * geometry.groups;
     const Tensor part = rebuild(weight, all(weight, 0), ins, active, partition);
-    return torch_convolution_backward(grad_y, placeholder(sizes, dtype), part, geometry, Gradient::input);
+    return torch_convolution_backward(grad_y, placeholder(sizes, grad_y), part, geometry, Gradient::input);
   };
   if (slices.size() == 1) return in_format(convolve_to(slices[0]), channels_last);
-  const Tensor grad_x = empty(input_size, dtype, channels_last);
+  const Tensor grad_x = empty(input_size, grad_y, channels_last);
   for (const Range ins : slices) copy(narrow(grad_x, 1, ins), convolve_to(ins));
   return grad_x;
 }
@@ -222,10 +223,10 @@ Tensor convolve_grad_input(const Tensor& grad_y, const Tensor& weight, const Siz
 Tensor convolve_grad_weight(const Tensor& grad_y, const Tensor& x, const Sizes& kernel_size, const Geometry& geometry,
                             int64_t update, const Tensor& map, int64_t count) {
   const Sizes sizes{grad_y.size(1), x.size(1) / geometry.groups, kernel_size[0], kernel_size[1]};
-  const cpu::Owners owners = owners_of(map, count);
+  const Owners owners = owners_of(map, count);
   const int updated = static_cast<int>(update);
   if (may_crash(x)) {
-    const Tensor grad_w = empty(sizes, dtype_of(x));
+    const Tensor grad_w = empty(sizes, x);
     with_type(x.scalar_type(), [&]<class T>(T) {
       cpu::conv2d_grad_weight(images<const T>(grad_y), images<const T>(x), kernels_geometry(geometry), owners, updated,
                               weight_of<T>(grad_w), kTorchThreads);
@@ -235,8 +236,8 @@ Tensor convolve_grad_weight(const Tensor& grad_y, const Tensor& x, const Sizes& 
   const bool faster = grad_weight_is_faster_channels_last(x.size(1), geometry.groups);
   const Tensor whole =
       torch_convolution_backward(faster ? in_format(grad_y, true) : grad_y, faster ? in_format(x, true) : x,
-                                 placeholder(sizes, dtype_of(x)), geometry, Gradient::weight);
-  const Tensor grad_w = whole.is_contiguous() ? whole : empty(sizes, dtype_of(x));
+                                 placeholder(sizes, x), geometry, Gradient::weight);
+  const Tensor grad_w = whole.is_contiguous() ? whole : empty(sizes, x);
   with_type(x.scalar_type(), [&]<class T>(T) {
     cpu::subnetwork_weight_grad(weight_of<const T>(whole), owners, updated, updated, weight_of<T>(grad_w),
                                 threads_for(whole.numel()));

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "partkernels/cpu.h"
+#include "partkernels/operands.h"
 #include "partkernels/packed_map.h"
 
 namespace partkernels::binding {
@@ -17,16 +17,6 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 using Sizes = std::vector<int64_t>;
-
-inline const cpu::ParallelFor kTorchThreads = [](int64_t count, const cpu::Body& body) {
-  torch::stable::parallel_for(0, count, 1, body);
-};
-
-// For a pass over so many entries of a weight: of few, waking another thread costs more than it saves.
-inline const cpu::ParallelFor& threads_for(int64_t entries) {
-  static const cpu::ParallelFor here = [](int64_t count, const cpu::Body& body) { body(0, count); };
-  return entries < (1 << 15) ? here : kTorchThreads;
-}
 
 // Calls use(T{}) with the C++ type of a dtype.
 template <class Use>
@@ -56,6 +46,12 @@ inline int32_t dtype_of(const Tensor& tensor) {
   return dtype;
 }
 
+inline int32_t device_type_of(const Tensor& tensor) {
+  int32_t type;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &type));
+  return type;
+}
+
 // The strides of a dense tensor; in channels_last, of one of 4 dimensions.
 inline Sizes dense_strides(const Sizes& sizes, bool channels_last = false) {
   if (channels_last) return {sizes[1] * sizes[2] * sizes[3], 1, sizes[1] * sizes[3], sizes[1]};
@@ -65,22 +61,22 @@ inline Sizes dense_strides(const Sizes& sizes, bool channels_last = false) {
   return strides;
 }
 
-// A new tensor of this dtype; its entries mean nothing.
-inline Tensor empty(const Sizes& sizes, int32_t dtype, bool channels_last = false) {
+// A new tensor of the dtype and on the device of another one; its entries mean nothing.
+inline Tensor empty(const Sizes& sizes, const Tensor& like, bool channels_last = false) {
   const Sizes strides = dense_strides(sizes, channels_last);
   AtenTensorHandle handle;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(),
-                                                         strides.data(), dtype, aoti_torch_device_type_cpu(), 0,
-                                                         &handle));
+                                                         strides.data(), dtype_of(like), device_type_of(like),
+                                                         like.get_device_index(), &handle));
   return Tensor(handle);
 }
 
-// Memory that somebody else owns, as a tensor.
-inline Tensor borrowed(void* data, const Sizes& sizes, const Sizes& strides, int32_t dtype) {
+// Memory that somebody else owns, as a tensor of the dtype and on the device of another one.
+inline Tensor borrowed(void* data, const Sizes& sizes, const Sizes& strides, const Tensor& like) {
   AtenTensorHandle handle;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_create_tensor_from_blob(data, static_cast<int64_t>(sizes.size()),
-                                                                   sizes.data(), strides.data(), 0, dtype,
-                                                                   aoti_torch_device_type_cpu(), 0, &handle));
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      aoti_torch_create_tensor_from_blob(data, static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), 0,
+                                         dtype_of(like), device_type_of(like), like.get_device_index(), &handle));
   return Tensor(handle);
 }
 
@@ -111,6 +107,12 @@ inline Tensor in_format(const Tensor& images, bool channels_last) {
                                   : torch::stable::contiguous(images, torch::headeronly::MemoryFormat::ChannelsLast);
 }
 
+inline Sizes with_last(const Tensor& x, int64_t size) {
+  Sizes sizes = sizes_of(x);
+  sizes.back() = size;
+  return sizes;
+}
+
 // x [..., features]: itself if its leading dimensions collapse into one, else a copy.
 inline Tensor collapsible(const Tensor& x) {
   int64_t expected = -1;
@@ -124,7 +126,7 @@ inline Tensor collapsible(const Tensor& x) {
 
 // A collapsible x [..., features].
 template <class T>
-cpu::Matrix<T> matrix(const Tensor& x) {
+Matrix<T> matrix(const Tensor& x) {
   const int64_t last = x.dim() - 1;
   int64_t rows = 1, row_stride = 0;
   for (int64_t d = last; d-- > 0;) {
@@ -132,11 +134,6 @@ cpu::Matrix<T> matrix(const Tensor& x) {
     rows *= x.size(d);
   }
   return {data<T>(x), rows, x.size(last), row_stride, x.stride(last)};
-}
-
-template <class T>
-cpu::Images<T> images(const Tensor& x) {
-  return {data<T>(x), x.size(0), x.size(1), x.size(2), x.size(3), x.stride(0), x.stride(1), x.stride(2), x.stride(3)};
 }
 
 // A weight of any number of dimensions with at most 4, its columns in their order: a view, if there is one.
@@ -149,13 +146,13 @@ inline Tensor of_4_dimensions(const Tensor& w) {
 
 // At most 4 dimensions; a vector has a column.
 template <class T>
-cpu::Weight<T> weight_of(const Tensor& w) {
+Weight<T> weight_of(const Tensor& w) {
   const auto size = [&](int64_t d) { return d < w.dim() ? w.size(d) : 1; };
   const auto stride = [&](int64_t d) { return d < w.dim() ? w.stride(d) : 0; };
   return {data<T>(w), size(0), size(1), size(2), size(3), stride(0), stride(1), stride(2), stride(3)};
 }
 
-inline cpu::Owners owners_of(const Tensor& map, int64_t count) {
+inline Owners owners_of(const Tensor& map, int64_t count) {
   return {data<const uint8_t>(map), map.stride(0), bits_for(static_cast<int>(count))};
 }
 
@@ -174,7 +171,7 @@ struct Partition {
   int64_t seed, stream;
 
   template <class T>
-  cpu::Subnetwork<T> subnetwork(const Tensor& weight, int64_t active) const {
+  Subnetwork<T> subnetwork(const Tensor& weight, int64_t active) const {
     const DefaultKind kind_of = kind == "uniform"  ? DefaultKind::uniform
                                 : kind == "normal" ? DefaultKind::normal
                                 : kind == "stored" ? DefaultKind::stored
@@ -184,8 +181,35 @@ struct Partition {
             static_cast<int>(count),
             static_cast<int>(active),
             {kind_of, static_cast<float>(step), static_cast<uint64_t>(seed), static_cast<uint64_t>(stream)},
-            stored ? weight_of<const T>(*stored) : cpu::Weight<const T>{}};
+            stored ? weight_of<const T>(*stored) : Weight<const T>{}};
   }
+};
+
+// The entries that a step of an optimiser meets. Without a map these are all, and where every tensor is dense, one row.
+class Stepped {
+ public:
+  Stepped(const OptionalTensor& map, int64_t count, std::initializer_list<const Tensor*> tensors)
+      : owners_(map ? owners_of(*map, count) : Owners{}), one_row_(!map) {
+    for (const Tensor* tensor : tensors) one_row_ = one_row_ && (tensor == nullptr || tensor->is_contiguous());
+  }
+
+  const Owners& owners() const { return owners_; }
+
+  Tensor view(const Tensor& tensor) const {
+    return one_row_ ? borrowed(tensor.data_ptr(), {1, tensor.numel()}, {tensor.numel(), 1}, tensor)
+                    : of_4_dimensions(tensor);
+  }
+
+  // Where no view in 4 dimensions has a tensor's strides, it was a copy.
+  static void write_back(Tensor tensor, const Tensor& view) {
+    if (view.data_ptr() != tensor.data_ptr()) {
+      torch::stable::copy_(tensor, torch::stable::reshape(view, tensor.sizes()));
+    }
+  }
+
+ private:
+  Owners owners_;
+  bool one_row_;
 };
 
 }  // namespace partkernels::binding

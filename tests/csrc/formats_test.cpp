@@ -73,7 +73,7 @@ T number(int64_t i) {
 
 // A contiguous weight's strides: its columns are not in the map's order unless the kernel is 1 x 1.
 template <class T>
-cpu::Weight<T> weight_of(T* data, const Size& size) {
+Weight<T> weight_of(T* data, const Size& size) {
   return {data, size.rows, size.in, size.height, size.width, size.cols(), size.height * size.width, size.width, 1};
 }
 
@@ -88,9 +88,9 @@ void a_subnetworks_weight_has_live_entries_and_defaults(const Size& size, int co
     stored[i] = number<T>(-i);
   }
   for (int active = 1; active <= count; active += count > 4 ? 5 : 1) {
-    const cpu::Owners owners{map.data(), row_bytes(cols, bits), bits};
+    const Owners owners{map.data(), row_bytes(cols, bits), bits};
     const Defaults defaults{kind, 0.01f, (uint64_t{3} << 33) | 11, (uint64_t{1} << 40) | 12};
-    const cpu::Subnetwork<T> w{weight_of<const T>(weight.data(), size), owners, count, active, defaults,
+    const Subnetwork<T> w{weight_of<const T>(weight.data(), size), owners, count, active, defaults,
                                weight_of<const T>(stored.data(), size)};
     cpu::subnetwork_weight(w, 0, 0, weight_of(out.data(), size), in_turn);
     std::vector<T> gradient(entries);

@@ -24,7 +24,7 @@ struct Layout {
     return row * row_stride + col % in * in_stride + pixel / width * y_stride + pixel % width * x_stride;
   }
   template <class T>
-  cpu::Weight<T> of(T* data) const {
+  Weight<T> of(T* data) const {
     return {data, rows, in, height, width, row_stride, in_stride, y_stride, x_stride};
   }
 };
@@ -51,7 +51,7 @@ void steps_follow_their_formulas(const Layout& layout, int count, bool has_map, 
   std::vector<int64_t> sizes(count, layout.rows * cols / count);
   sizes[0] += layout.rows * cols % count;
   cpu::random_map(layout.rows, cols, sizes, 3, map.data(), parallel_for);
-  const cpu::Owners owners{map.data(), row_bytes(cols, bits), bits};
+  const Owners owners{map.data(), row_bytes(cols, bits), bits};
 
   std::vector<double> p(layout.size()), g(p.size()), m(p.size()), v(p.size());
   for (size_t i = 0; i < p.size(); ++i) {
@@ -60,11 +60,11 @@ void steps_follow_their_formulas(const Layout& layout, int count, bool has_map, 
     m[i] = std::sin(static_cast<double>(3 * i));
     v[i] = 1 + std::cos(static_cast<double>(5 * i));
   }
-  const cpu::Adam adam{0.1, 0.9, 0.99, 1e-8, 0.1, true, 2};
-  const cpu::Sgd sgd{0.1, 0.9, 0.2, true};
+  const Adam adam{0.1, 0.9, 0.99, 1e-8, 0.1, true, 2};
+  const Sgd sgd{0.1, 0.9, 0.2, true};
   std::vector<double> adam_p = p, adam_m = m, adam_v = v, sgd_p = p, sgd_buffer = m;
-  const cpu::Weight<const double> grad = layout.of(static_cast<const double*>(g.data()));
-  const cpu::Owners given = has_map ? owners : cpu::Owners{};
+  const Weight<const double> grad = layout.of(static_cast<const double*>(g.data()));
+  const Owners given = has_map ? owners : Owners{};
   cpu::adam_step<double>(layout.of(adam_p.data()), grad, layout.of(adam_m.data()), layout.of(adam_v.data()), given,
                          count, adam, parallel_for);
   cpu::sgd_step<double>(layout.of(sgd_p.data()), grad, layout.of(sgd_buffer.data()), given, count, sgd, parallel_for);

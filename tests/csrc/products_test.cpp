@@ -27,10 +27,10 @@ void linear_multiplies_by_the_subnetworks_weight(const cpu::ParallelFor& paralle
   const int bits = bits_for(3);
   std::vector<uint8_t> map(kOut * row_bytes(kIn, bits));
   cpu::random_map(kOut, kIn, sizes, 42, map.data(), parallel_for);
-  const cpu::Owners owners{map.data(), row_bytes(kIn, bits), bits};
+  const Owners owners{map.data(), row_bytes(kIn, bits), bits};
 
   const Defaults defaults{DefaultKind::uniform, 0.001f, 1, 0};
-  const cpu::Subnetwork<double> subnetwork{{w.data(), kOut, kIn, 1, 1, kIn, 1, 0, 0}, owners, 3, 2, defaults, {}};
+  const Subnetwork<double> subnetwork{{w.data(), kOut, kIn, 1, 1, kIn, 1, 0, 0}, owners, 3, 2, defaults, {}};
   cpu::linear<double>({x.data(), kBatch, kIn, kIn, 1}, subnetwork, bias.data(), {y.data(), kBatch, kOut, kOut, 1},
                       parallel_for);
 
@@ -70,8 +70,8 @@ void offsets_need_more_than_32_bits() {
     }
   }
   const std::vector<uint8_t> map(kOut * row_bytes(kIn, 2), 0x40);  // in each byte, the last entry is partition 2's
-  const cpu::Owners owners{map.data(), row_bytes(kIn, 2), 2};
-  const cpu::Subnetwork<float> subnetwork{{w, kOut, kIn, 1, 1, kFar, 1, 0, 0}, owners, 3, 1, Defaults{}, {}};
+  const Owners owners{map.data(), row_bytes(kIn, 2), 2};
+  const Subnetwork<float> subnetwork{{w, kOut, kIn, 1, 1, kFar, 1, 0, 0}, owners, 3, 1, Defaults{}, {}};
   cpu::linear<float>({x, kBatch, kIn, kFar, 1}, subnetwork, nullptr, {y, kBatch, kOut, kFar, 1}, in_turn);
   for (int64_t b = 0; b < kBatch; ++b) {
     for (int64_t o = 0; o < kOut; ++o) {
@@ -101,9 +101,9 @@ std::vector<T> products(int64_t batch, int64_t in, int64_t out, int active, cons
   for (size_t i = 0; i < grad_y.size(); ++i) grad_y[i] = in_type<T>(std::cos(static_cast<double>(3 * i)));
   std::vector<uint8_t> map(out * row_bytes(in, 2));
   cpu::random_map(out, in, {out * in - out * in / 3 - 1, out * in / 3, 1}, 3, map.data(), parallel_for);
-  const cpu::Owners owners{map.data(), row_bytes(in, 2), 2};
+  const Owners owners{map.data(), row_bytes(in, 2), 2};
   const Defaults defaults{DefaultKind::uniform, 0.001f, 1, 0};
-  const cpu::Subnetwork<T> subnetwork{{w.data(), out, in, 1, 1, in, 1, 0, 0}, owners, 3, active, defaults, {}};
+  const Subnetwork<T> subnetwork{{w.data(), out, in, 1, 1, in, 1, 0, 0}, owners, 3, active, defaults, {}};
   T *const y = results.data(), *const grad_x = y + batch * out, *const grad_w = grad_x + batch * in;
   cpu::linear<T>({x.data(), batch, in, in, 1}, subnetwork, nullptr, {y, batch, out, out, 1}, parallel_for);
   cpu::linear_grad_input<T>({grad_y.data(), batch, out, out, 1}, subnetwork, {grad_x, batch, in, in, 1}, parallel_for);
@@ -155,13 +155,13 @@ void convolutions_multiply_by_the_subnetworks_weight(const cpu::ParallelFor& par
   const int bits = bits_for(3);
   std::vector<uint8_t> map(y_size.channels * row_bytes(kCols, bits));
   cpu::random_map(y_size.channels, kCols, {90, 90, 90}, 7, map.data(), parallel_for);
-  const cpu::Owners owners{map.data(), row_bytes(kCols, bits), bits};
+  const Owners owners{map.data(), row_bytes(kCols, bits), bits};
   const Defaults defaults{DefaultKind::normal, 0.01f, 5, 6};
   const auto weight = [](auto* data) {
-    return cpu::Weight<std::remove_reference_t<decltype(*data)>>{
+    return Weight<std::remove_reference_t<decltype(*data)>>{
         data, 10, kIn, kHeight, kWidth, kCols, kHeight * kWidth, kWidth, 1};
   };
-  const cpu::Subnetwork<double> subnetwork{weight(static_cast<const double*>(w.data())), owners, 3, 2, defaults, {}};
+  const Subnetwork<double> subnetwork{weight(static_cast<const double*>(w.data())), owners, 3, 2, defaults, {}};
 
   std::vector<double> y(y_size.count(), NAN), grad_x(x_size.count(), NAN), grad_w(w.size(), NAN);
   const auto x_images = images(static_cast<const double*>(x.data()), x_size);

@@ -8,8 +8,7 @@
 #include <functional>
 #include <vector>
 
-#include "partkernels/bfloat16.h"
-#include "partkernels/defaults.h"
+#include "partkernels/operands.h"
 
 namespace partkernels::cpu {
 
@@ -19,47 +18,10 @@ using Body = std::function<void(int64_t begin, int64_t end)>;
 using ParallelFor = std::function<void(int64_t count, const Body& body)>;
 
 template <class T>
-struct Matrix {
-  T* data;
-  int64_t rows, cols;
-  int64_t row_stride, col_stride;
-};
-
-template <class T>
 struct Images {
   T* data;
   int64_t batch, channels, height, width;
   int64_t batch_stride, channel_stride, row_stride, col_stride;
-};
-
-// A weight [rows, in, height, width] (a linear one has height = width = 1), seen as a matrix whose columns run over
-// (y, x, i), input channels innermost.
-template <class T>
-struct Weight {
-  T* data;
-  int64_t rows, in, height, width;
-  int64_t row_stride, in_stride, y_stride, x_stride;
-
-  int64_t cols() const { return in * height * width; }
-};
-
-// Which partition owns each entry of a weight.
-struct Owners {
-  const uint8_t* map;
-  int64_t row_bytes;
-  int bits;
-
-  const uint8_t* row(int64_t r) const { return map + r * row_bytes; }
-};
-
-// The weight of subnetwork `active`: live entries, and defaults for the others.
-template <class T>
-struct Subnetwork {
-  Weight<const T> weight;
-  Owners owners;
-  int count, active;
-  Defaults defaults;
-  Weight<const T> stored;  // for DefaultKind::stored
 };
 
 struct Convolution {
@@ -113,24 +75,11 @@ template <class T>
 void subnetwork_weight_grad(Weight<const T> grad, Owners owners, int first, int last, Weight<T> out,
                             const ParallelFor& parallel_for);
 
-// What torch.optim.SGD does in a step, without dampening.
-struct Sgd {
-  double lr, momentum, weight_decay;
-  bool nesterov;
-};
-
 // Steps the entries of partition update, and all if owners.map is null; the others keep their bits. momentum_buffer is
 // not used if momentum is 0.
 template <class T>
 void sgd_step(Weight<T> parameter, Weight<const T> grad, Weight<T> momentum_buffer, const Owners& owners, int update,
               const Sgd& sgd, const ParallelFor& parallel_for);
-
-// What torch.optim.Adam does in its step-th step, 1 or more; if decoupled, torch.optim.AdamW.
-struct Adam {
-  double lr, beta1, beta2, eps, weight_decay;
-  bool decoupled;
-  int64_t step;
-};
 
 // As sgd_step.
 template <class T>

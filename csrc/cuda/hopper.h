@@ -1,0 +1,187 @@
+// What only compute capability 9.0 has: barriers that count bytes, the copy engine, clusters and warpgroup products.
+#pragma once
+
+#include "machine.h"
+
+#if defined(__CUDACC__)
+
+namespace partkernels::cuda {
+
+// --- clusters ---
+
+PARTKERNELS_DEVICE int rank_in_cluster() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return static_cast<int>(rank);
+}
+PARTKERNELS_DEVICE void synchronize_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// The same place in the shared memory of another block of the cluster.
+PARTKERNELS_DEVICE SharedAddress in_block(SharedAddress address, int rank) {
+  SharedAddress there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+
+// --- barriers in shared memory, of 8 bytes ---
+
+PARTKERNELS_DEVICE void make_barrier(SharedAddress barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+// Makes new barriers known to the copy engine and to the cluster.
+PARTKERNELS_DEVICE void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+PARTKERNELS_DEVICE void arrive(SharedAddress barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// Arrives, and has the phase wait for so many bytes as well.
+PARTKERNELS_DEVICE void arrive_and_expect(SharedAddress barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+// Waits for the end of the phase of this parity: 0 is the first one's, and one before the first has ended.
+PARTKERNELS_DEVICE void wait(SharedAddress barrier, int parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra ended;\n"
+      "bra again;\n"
+      "ended:\n"
+      "}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// --- the copy engine ---
+
+// A box of a matrix whose first column and row are named; the barrier counts its bytes. What is outside is 0.
+PARTKERNELS_DEVICE void load_box(SharedAddress to, const TensorMap& map, int col, int row, SharedAddress barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
+          "r"(to),
+      "l"(&map), "r"(col), "r"(row), "r"(barrier)
+      : "memory");
+}
+// 16 bytes to another block's shared memory; a barrier there counts them.
+PARTKERNELS_DEVICE void send(SharedAddress to, const uint32_t (&words)[4], SharedAddress barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+               "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]), "r"(barrier)
+               : "memory");
+}
+// Shows what this thread wrote to shared memory to tensor cores and copy engine.
+PARTKERNELS_DEVICE void publish_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// --- registers and barriers of some warps ---
+
+template <int kCount>
+PARTKERNELS_DEVICE void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+template <int kCount>
+PARTKERNELS_DEVICE void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+// Of the threads that name the same barrier, 1 to 15.
+PARTKERNELS_DEVICE void synchronize_some(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// As load_transposed_matrices, the other way round.
+PARTKERNELS_DEVICE void store_transposed_matrices(SharedAddress row, const uint32_t (&from)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(from[0]),
+               "r"(from[1]), "r"(from[2]), "r"(from[3])
+               : "memory");
+}
+PARTKERNELS_DEVICE void store_matrices(SharedAddress row, const uint32_t (&from)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(from[0]),
+               "r"(from[1]), "r"(from[2]), "r"(from[3])
+               : "memory");
+}
+
+// --- products of a warpgroup: d [64, kAcross] += a [64, 16] b [16, kAcross], in float32 ---
+//
+// Warp w has the rows 16 w + g and 16 w + g + 8, g = lane / 4; d[4 j + e] is column 8 j + 2 (lane % 4) + e % 2 of the
+// first of them for e = 0, 1 and of the second for e = 2, 3.
+
+// Before the first product after registers were written.
+PARTKERNELS_DEVICE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+PARTKERNELS_DEVICE void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int kPending>
+PARTKERNELS_DEVICE void wait_for_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// An operand in shared memory: rows of 128 bytes in groups of eight, their 16-byte parts swizzled as the copy engine
+// does it. `stride`: the bytes from one group of eight rows to the next; `leading`: from one block of 64 entries to the
+// next, where the operand lies transposed.
+PARTKERNELS_DEVICE uint64_t operand(SharedAddress address, int stride = 1024, int leading = 16) {
+  return uint64_t{(address & 0x3FFFF) >> 4} | uint64_t(leading >> 4) << 16 | uint64_t(stride >> 4) << 32 |
+         uint64_t{1} << 62;
+}
+
+// The accumulators as operands of inline assembly, and their numbers there.
+#define PARTKERNELS_8(d, i)                                                                                   \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
+      "+f"(d[i + 7])
+#define PARTKERNELS_32(d, i) \
+  PARTKERNELS_8(d, i), PARTKERNELS_8(d, i + 8), PARTKERNELS_8(d, i + 16), PARTKERNELS_8(d, i + 24)
+#define PARTKERNELS_64(d, i) PARTKERNELS_32(d, i), PARTKERNELS_32(d, i + 32)
+#define PARTKERNELS_128(d, i) PARTKERNELS_64(d, i), PARTKERNELS_64(d, i + 64)
+#define PARTKERNELS_NAMES_32                                               \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define PARTKERNELS_NAMES_64                                                         \
+  PARTKERNELS_NAMES_32                                                               \
+  ", "                                                                               \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define PARTKERNELS_NAMES_128                                                                    \
+  PARTKERNELS_NAMES_64                                                                           \
+  ", "                                                                                           \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "             \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "             \
+  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+
+template <class T, int kAcross>
+struct Products;
+
+// kAcross, its half, the type's name, the numbers of the operands that follow the accumulators. With accumulate = 0 the
+// product replaces what was in d.
+#define PARTKERNELS_PRODUCTS(T, type, across, half, n0, n1, n2, n3, n4, n5)                                           \
+  template <>                                                                                                         \
+  struct Products<T, across> {                                                                                        \
+    /* a in registers: the four words of a fragment; b [kAcross][16] in shared memory. */                             \
+    static PARTKERNELS_DEVICE void add(float (&d)[half], const uint32_t (&a)[4], uint64_t b, int accumulate) {        \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #n5                                                           \
+                   ", 0;\n"                                                                                           \
+                   "wgmma.mma_async.sync.aligned.m64n" #across "k16.f32." type "." type " {" PARTKERNELS_NAMES_##half \
+                   "}, {%" #n0 ", %" #n1 ", %" #n2 ", %" #n3 "}, %" #n4 ", p, 1, 1, 0;\n}"                            \
+                   : PARTKERNELS_##half(d, 0)                                                                         \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                            \
+    }                                                                                                                 \
+    /* Both in shared memory, each perhaps transposed: as [16][64] and [16][kAcross]. */                              \
+    template <int kTransposedA, int kTransposedB>                                                                     \
+    static PARTKERNELS_DEVICE void add(float (&d)[half], uint64_t a, uint64_t b, int accumulate) {                    \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #n2                                                           \
+                   ", 0;\n"                                                                                           \
+                   "wgmma.mma_async.sync.aligned.m64n" #across "k16.f32." type "." type " {" PARTKERNELS_NAMES_##half \
+                   "}, %" #n0 ", %" #n1 ", p, 1, 1, %" #n3 ", %" #n4 ";\n}"                                           \
+                   : PARTKERNELS_##half(d, 0)                                                                         \
+                   : "l"(a), "l"(b), "r"(accumulate), "n"(kTransposedA), "n"(kTransposedB));                          \
+    }                                                                                                                 \
+  };
+
+PARTKERNELS_PRODUCTS(bfloat16, "bf16", 64, 32, 32, 33, 34, 35, 36, 37)
+PARTKERNELS_PRODUCTS(bfloat16, "bf16", 128, 64, 64, 65, 66, 67, 68, 69)
+PARTKERNELS_PRODUCTS(bfloat16, "bf16", 256, 128, 128, 129, 130, 131, 132, 133)
+PARTKERNELS_PRODUCTS(float16, "f16", 64, 32, 32, 33, 34, 35, 36, 37)
+PARTKERNELS_PRODUCTS(float16, "f16", 128, 64, 64, 65, 66, 67, 68, 69)
+PARTKERNELS_PRODUCTS(float16, "f16", 256, 128, 128, 129, 130, 131, 132, 133)
+
+#undef PARTKERNELS_PRODUCTS
+
+}  // namespace partkernels::cuda
+
+#endif

@@ -1,0 +1,195 @@
+// linear on compute capability 9.0: y^T = W x^T, the rebuilt W being the operand of the tensor cores in registers.
+//
+// A block makes tiles of 128 rows of the weight by kAcross rows of x, one after the other. A warp fetches x, the
+// weight and the map with the copy engine, several groups of 64 columns ahead; two warpgroups of 64 rows each rebuild
+// one group in registers while the tensor cores multiply the one before. In a cluster the blocks have the same rows of
+// the weight, and take turns: each rebuilds every kCluster-th group and sends the fragments to the others, where they
+// take the place of the weight's tile.
+#pragma once
+
+#include "hopper_ring.h"
+
+namespace partkernels::cuda {
+
+template <class T, DefaultKind kKind, int kAcross, int kCluster>
+struct HopperLinearKernel {
+  static constexpr int kDown = 128;
+  static constexpr int kRowBytes = kGroup * 2;
+  static constexpr int kTileX = kAcross * kRowBytes, kTileW = kDown * kRowBytes;
+  static constexpr int kTilesW = kKind == DefaultKind::stored ? 2 : 1;
+  static constexpr int kSteps = kGroup / 16;
+
+  static PARTKERNELS_FUNCTION int stage_bytes(int bits) {
+    return kTileX + kTilesW * kTileW + kDown * map_bytes(kGroup, bits);
+  }
+};
+
+template <class T, DefaultKind kKind, int kAcross, int kCluster>
+PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kHopperThreads,
+                                      1) void hopper_linear(PARTKERNELS_ARGUMENT HopperProduct<T> maps) {
+  const Product<T>& p = maps.product;
+  using Kernel = HopperLinearKernel<T, kKind, kAcross, kCluster>;
+  constexpr int kDown = Kernel::kDown, kSteps = Kernel::kSteps;
+  constexpr bool kStored = kKind == DefaultKind::stored;
+  char* const memory = shared_memory();
+  const int stage_bytes = Kernel::stage_bytes(p.weight.bits);
+  const HopperRing ring = hopper_ring(p.stages, stage_bytes);
+  const int rank = kCluster == 1 ? 0 : rank_in_cluster();
+  const int warpgroup = thread_index() / kWarpgroup - 1;
+
+  if constexpr (kCluster == 1) {
+    synchronize_block();
+  } else {
+    synchronize_cluster();
+  }
+
+  const int down = divide_up(p.across, kDown), across = divide_up(p.down, kAcross * kCluster);
+  const int groups = divide_up(p.terms, kGroup);
+  const int clusters = blocks() / kCluster;
+  Turn turn;
+  int round = 0;  // of the blocks of a cluster, who rebuilds
+
+  if (warpgroup < 0) {
+    give_registers<24>();
+    if (thread_index() == 0) {
+      for (int tile = block_index() / kCluster; tile < down * across; tile += clusters) {
+        int tile_row, tile_col;
+        tile_of(tile, down, across, &tile_row, &tile_col);
+        const int n0 = tile_row * kDown, m0 = (tile_col * kCluster + rank) * kAcross;
+        for (int i = 0; i < groups; ++i) {
+          const SharedAddress x = ring.stage(turn.stage), w = x + Kernel::kTileX, full = ring.full(turn.stage);
+          const bool rebuilds = round == rank;
+          wait(ring.empty(turn.stage), turn.parity ^ 1);
+          arrive_and_expect(full, rebuilds ? stage_bytes : Kernel::kTileX + Kernel::kTileW);
+          load_box(x, maps.left, i * kGroup, m0, full);
+          if (rebuilds) {
+            load_box(w, maps.right, i * kGroup, n0, full);
+            if constexpr (kStored) load_box(w + Kernel::kTileW, maps.stored, i * kGroup, n0, full);
+            const int map_col = i * 8 * p.weight.bits / 16 * 16;
+            load_box(w + Kernel::kTilesW * Kernel::kTileW, maps.map, map_col, n0, full);
+          }
+          turn.advance(p.stages);
+          round = kCluster == 1 || round == kCluster - 1 ? 0 : round + 1;
+        }
+      }
+    }
+  } else {
+    take_registers<240>();
+    const int thread = thread_index() - kWarpgroup, lane = thread % kWarp, warp = thread / kWarp;
+    const int g = lane / kQuad, q = lane % kQuad;
+    const int first_row = 16 * warp + g;  // and eight further down
+    const int loaded_row = 16 * warp + lane % 16;
+    const int loaded_part = lane / 16, pitch = map_bytes(kGroup, p.weight.bits);
+    float d[kAcross / 2];
+    uint32_t fragments[2][kSteps][4];
+
+    const auto matrices = [&](SharedAddress tile, uint32_t (&to)[kSteps][4]) {
+      PARTKERNELS_UNROLL
+      for (int s = 0; s < kSteps; ++s) {
+        load_matrices(tile + loaded_row * Kernel::kRowBytes + 16 * ((2 * s + loaded_part) ^ (loaded_row % 8)), to[s]);
+      }
+    };
+    // Waits for a group and makes its fragments of the subnetwork's weight.
+    const auto obtain = [&](int group, int n0, uint32_t (&a)[kSteps][4]) {
+      wait(ring.full(turn.stage), turn.parity);
+      const SharedAddress w = ring.stage(turn.stage) + Kernel::kTileX;
+      const SharedAddress own = w + 16 * (thread % kWarpgroup + kWarpgroup * kSteps * (thread / kWarpgroup));
+      if (round == rank) {
+        matrices(w, a);
+        uint32_t stored[kSteps][4];
+        if constexpr (kStored) matrices(w + Kernel::kTileW, stored);
+        const uint8_t* const map = reinterpret_cast<const uint8_t*>(memory) + (w - ring.base) +
+                                   Kernel::kTilesW * Kernel::kTileW + group * 8 * p.weight.bits % 16;
+        rebuild_fragments<T, kKind>(map + first_row * pitch, 8 * pitch, p.weight.bits, p.weight.threshold,
+                                    p.weight.defaults, n0 + first_row, group, q, stored, a);
+        if constexpr (kCluster > 1) {
+          // There is room: what was there has been read by every thread of the other block before it sent its part of
+          // the group before, which this thread has received.
+          static_assert(kCluster <= kLeastStages);
+          for (int other = 0; other < kCluster; ++other) {
+            if (other == rank) continue;
+            const SharedAddress full = in_block(ring.full(turn.stage), other), there = in_block(own, other);
+            PARTKERNELS_UNROLL
+            for (int s = 0; s < kSteps; ++s) send(there + 16 * kWarpgroup * s, a[s], full);
+          }
+        }
+      } else {
+        PARTKERNELS_UNROLL
+        for (int s = 0; s < kSteps; ++s) load_shared(own + 16 * kWarpgroup * s, a[s]);
+      }
+      turn.advance(p.stages);
+      round = kCluster == 1 || round == kCluster - 1 ? 0 : round + 1;
+    };
+    // The group that was obtained last.
+    const auto multiply = [&](int group, const uint32_t (&a)[kSteps][4]) {
+      const SharedAddress x = ring.stage(turn.before(1, p.stages));
+      begin_products();
+      PARTKERNELS_UNROLL
+      for (int s = 0; s < kSteps; ++s) {
+        Products<T, kAcross>::add(d, a[s], operand(x + 32 * s), group > 0 || s > 0);
+      }
+      commit_products();
+    };
+    const auto release = [&](int turns_ago) {
+      synchronize_warp();
+      if (lane == 0) arrive(ring.empty(turn.before(turns_ago, p.stages)));
+    };
+
+    for (int tile = block_index() / kCluster; tile < down * across; tile += clusters) {
+      int tile_row, tile_col;
+      tile_of(tile, down, across, &tile_row, &tile_col);
+      const int n0 = tile_row * kDown, m0 = (tile_col * kCluster + rank) * kAcross;
+      obtain(0, n0, fragments[0]);
+      for (int i = 0; i < groups; i += 2) {
+        multiply(i, fragments[0]);
+        wait_for_products<1>();
+        if (i > 0) release(2);
+        if (i + 1 == groups) break;
+        obtain(i + 1, n0, fragments[1]);
+        multiply(i + 1, fragments[1]);
+        wait_for_products<1>();
+        release(2);
+        if (i + 2 < groups) obtain(i + 2, n0, fragments[0]);
+      }
+      wait_for_products<0>();
+      release(1);
+
+      const int n_low = n0 + first_row, n_high = n_low + 8;
+      float bias[2] = {0, 0};
+      if (p.bias != nullptr) {
+        if (n_low < p.across) bias[0] = as_float(p.bias[n_low]);
+        if (n_high < p.across) bias[1] = as_float(p.bias[n_high]);
+      }
+      // [64][16], each row's two parts of 16 bytes swapped in every other four: no two of eight rows share a bank.
+      char* const turned = memory + p.stages * stage_bytes + warp * kTurned;
+      const SharedAddress turned_row = shared_address(turned) + 32 * (lane % 8 + lane / 16 * 8);
+      const int turned_part = lane / 8 % 2;
+      PARTKERNELS_UNROLL
+      for (int chunk = 0; chunk < kAcross / 64; ++chunk) {
+        PARTKERNELS_UNROLL
+        for (int j = 0; j < 8; j += 2) {
+          uint32_t words[4];
+          PARTKERNELS_UNROLL
+          for (int e = 0; e < 4; ++e) {
+            const float* const two = d + 4 * (8 * chunk + j + e / 2) + 2 * (e % 2);
+            words[e] = pair_of<T>(two[0] + bias[e % 2], two[1] + bias[e % 2]);
+          }
+          store_transposed_matrices(turned_row + 32 * 8 * j + 16 * (turned_part ^ (lane / 4 % 2)), words);
+        }
+        synchronize_warp();
+        PARTKERNELS_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          const int row = 16 * i + lane / 2, m = m0 + 64 * chunk + row, n = n0 + 16 * warp + 8 * (lane % 2);
+          uint32_t words[4];
+          load_words(reinterpret_cast<const uint32_t*>(turned + 32 * row + 16 * (lane % 2 ^ (row / 4 % 2))), words);
+          if (m < p.down && n < p.across) store_words(reinterpret_cast<uint32_t*>(p.out + m * p.row_stride + n), words);
+        }
+        synchronize_warp();
+      }
+    }
+  }
+  // A block stays until no other one can write to it.
+  if constexpr (kCluster > 1) synchronize_cluster();
+}
+
+}  // namespace partkernels::cuda

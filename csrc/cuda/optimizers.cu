@@ -1,0 +1,307 @@
+// An optimiser's step over the entries of one partition, in one pass: parameter, gradient and state are read where it
+// owns an entry of a word, and its entries alone are written.
+//
+// The threads of a warp have neighbouring words of 4 bytes (double: 8), so that what they write to a sector is one
+// write. With vectors of 16 bytes a thread, whose entries are written one by one, it would be up to eight.
+#include <algorithm>
+#include <cmath>
+
+#include "launch.h"
+#include "layout.h"
+#include "partkernels/packed_map.h"
+
+namespace partkernels::cuda {
+
+namespace {
+
+constexpr int kThreads = 128;
+
+template <class T>
+using Accumulator = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+// Takes an entry's gradient and replaces the parameter and its state.
+template <class Acc, bool kHasMomentum>
+struct SgdStep {
+  static constexpr int kWritten = kHasMomentum ? 2 : 1;
+  Acc lr, momentum, weight_decay;
+  bool decays, nesterov;
+
+  explicit SgdStep(const Sgd& sgd)
+      : lr(static_cast<Acc>(sgd.lr)),
+        momentum(static_cast<Acc>(sgd.momentum)),
+        weight_decay(static_cast<Acc>(sgd.weight_decay)),
+        decays(sgd.weight_decay != 0),
+        nesterov(sgd.nesterov) {}
+
+  PARTKERNELS_DEVICE void operator()(Acc grad, Acc (&written)[kWritten]) const {
+    Acc& p = written[0];
+    // Without decay an infinite parameter must not make its gradient NaN.
+    if (decays) grad += weight_decay * p;
+    if constexpr (kHasMomentum) {
+      Acc& buffer = written[1];
+      buffer = momentum * buffer + grad;
+      grad = nesterov ? grad + momentum * buffer : buffer;
+    }
+    p -= lr * grad;
+  }
+};
+
+template <class Acc>
+struct AdamStep {
+  static constexpr int kWritten = 3;
+  Acc step_size, lerp, beta2, square, inverse_correction, eps, weight_decay, shrink;
+  bool decays;
+
+  explicit AdamStep(const Adam& adam) {
+    const double correction1 = 1 - std::pow(adam.beta1, static_cast<double>(adam.step));
+    const double correction2 = 1 - std::pow(adam.beta2, static_cast<double>(adam.step));
+    step_size = static_cast<Acc>(adam.lr / correction1);
+    lerp = static_cast<Acc>(1 - adam.beta1);
+    beta2 = static_cast<Acc>(adam.beta2);
+    square = static_cast<Acc>(1 - adam.beta2);
+    inverse_correction = static_cast<Acc>(1 / std::sqrt(correction2));
+    eps = static_cast<Acc>(adam.eps);
+    weight_decay = static_cast<Acc>(adam.decoupled ? 0 : adam.weight_decay);
+    decays = weight_decay != 0;
+    shrink = static_cast<Acc>(adam.decoupled ? 1 - adam.lr * adam.weight_decay : 1);
+  }
+
+  PARTKERNELS_DEVICE void operator()(Acc grad, Acc (&written)[kWritten]) const {
+    auto& [p, exp_avg, exp_avg_sq] = written;
+    if (decays) grad += weight_decay * p;
+    exp_avg += lerp * (grad - exp_avg);
+    exp_avg_sq = beta2 * exp_avg_sq + square * grad * grad;
+    const Acc denominator = square_root(exp_avg_sq) * inverse_correction + eps;
+    p = shrink * p - divide(step_size * exp_avg, denominator);
+  }
+};
+
+// The entries of a row are walked as they lie, if they lie one after another in the order of the map's columns or in
+// that of a contiguous convolution's weight: channel by channel, and the taps of a channel. In the first of these
+// orders a row is one of cols channels and one tap. Otherwise they are walked in the order of the map's columns.
+template <class T, class Step>
+struct Tensors {
+  Weight<T> written[Step::kWritten];  // the parameter and its state
+  Weight<const T> grad;
+  Owners owners;
+  int partition;
+};
+
+// What a thread accesses at once: an entry, or two of 16 bits that lie side by side.
+template <class T, bool kScattered>
+constexpr int kEntries = sizeof(T) == 2 && !kScattered ? 2 : 1;
+template <class T, bool kScattered>
+using Word = std::conditional_t<kEntries<T, kScattered> == 2, uint32_t, T>;
+// Of a thread: so many are on their way at once.
+template <bool kScattered>
+constexpr int kWords = kScattered ? 1 : 4;
+
+template <class T>
+PARTKERNELS_DEVICE Accumulator<T> widen(T value) {
+  if constexpr (sizeof(T) == 2) {
+    return as_float(value);
+  } else {
+    return value;
+  }
+}
+
+template <class Own, class T>
+PARTKERNELS_DEVICE Own load(const T* from) {
+  if constexpr (std::is_same_v<Own, T>) {
+    return *from;
+  } else {
+    uint32_t word[1];
+    load_words(reinterpret_cast<const uint32_t*>(from), word);
+    return word[0];
+  }
+}
+template <class T, class Own>
+PARTKERNELS_DEVICE T entry_of(Own word, int k) {
+  if constexpr (std::is_same_v<Own, T>) {
+    return word;
+  } else {
+    return T{static_cast<uint16_t>(word >> (16 * k))};
+  }
+}
+
+// Where the first entry of a word is.
+struct Place {
+  int64_t row, channel, tap;
+};
+
+template <bool kScattered, class T>
+PARTKERNELS_DEVICE Place place_of(const Weight<T>& size, int64_t entry) {
+  const int64_t taps = size.height * size.width, cols = size.in * taps, row = entry / cols, left = entry - row * cols;
+  const int64_t minor = kScattered ? size.in : taps, major = left / minor, rest = left - major * minor;
+  return kScattered ? Place{row, rest, major} : Place{row, major, rest};
+}
+
+// The place so much further on: without a division.
+template <class T>
+PARTKERNELS_DEVICE Place further(const Weight<T>& size, const Place& place, const Place& by) {
+  const int64_t taps = size.height * size.width;
+  Place there = {place.row + by.row, place.channel + by.channel, place.tap + by.tap};
+  if (there.tap >= taps) {
+    there.tap -= taps;
+    ++there.channel;
+  }
+  if (there.channel >= size.in) {
+    there.channel -= size.in;
+    ++there.row;
+  }
+  return there;
+}
+
+// Where that is in the memory of a tensor.
+template <bool kScattered, class T>
+PARTKERNELS_DEVICE int64_t offset_of(const Weight<T>& w, const Place& place) {
+  const int64_t row = place.row * w.row_stride;
+  if constexpr (!kScattered) return row + place.channel * (w.height * w.width) + place.tap;
+  const int64_t y = place.tap / w.width, x = place.tap - y * w.width;
+  return row + place.channel * w.in_stride + y * w.y_stride + x * w.x_stride;
+}
+
+// Writes those of a word's entries that are stepped.
+template <class T, class Acc, int kCount, int kWritten>
+PARTKERNELS_DEVICE void store(T* to, uint32_t owned, const Acc (&stepped)[kCount][kWritten], int i) {
+  if constexpr (sizeof(T) > 2) {
+    *to = stepped[0][i];
+  } else {
+    const uint32_t pair[1] = {pair_of<T>(stepped[0][i], stepped[kCount - 1][i])};
+    if (kCount == 2 && owned == 3) return store_words(reinterpret_cast<uint32_t*>(to), pair);
+    PARTKERNELS_UNROLL
+    for (int k = 0; k < kCount; ++k) {
+      if (owned >> k & 1) to[k] = entry_of<T>(pair[0], k);
+    }
+  }
+}
+
+template <class T, class Step, bool kScattered>
+PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kThreads, 1) void step_entries(PARTKERNELS_ARGUMENT Tensors<T, Step> tensors,
+                                                                     PARTKERNELS_ARGUMENT Place a_block,
+                                                                     PARTKERNELS_ARGUMENT Step step) {
+  constexpr int kCount = kEntries<T, kScattered>, kOwn = kWords<kScattered>, kWritten = Step::kWritten;
+  using Own = Word<T, kScattered>;
+  const Weight<const T>& size = tensors.grad;
+  const int64_t taps = size.height * size.width;
+  const Owners& owners = tensors.owners;
+
+  // The bytes of the map that have the entries' partitions, and where in them.
+  Place place[kOwn];
+  uint32_t ids[kOwn][kCount] = {}, shift[kOwn][kCount] = {};
+  place[0] = place_of<kScattered>(size, (int64_t{block_index()} * kOwn * kThreads + thread_index()) * kCount);
+  PARTKERNELS_UNROLL
+  for (int w = 0; w < kOwn; ++w) {
+    if (w > 0) place[w] = further(size, place[w - 1], a_block);
+    if (owners.map == nullptr || place[w].row >= size.rows) continue;
+    Place entry = place[w];
+    PARTKERNELS_UNROLL
+    for (int k = 0; k < kCount; ++k) {
+      const uint64_t bit = static_cast<uint64_t>(entry.tap * size.in + entry.channel) * owners.bits;
+      ids[w][k] = owners.map[entry.row * owners.row_bytes + (bit >> 3)];
+      shift[w][k] = bit & 7;
+      if (++entry.tap == taps) {
+        entry.tap = 0;
+        ++entry.channel;
+      }
+    }
+  }
+
+  uint32_t owned[kOwn];  // bit k: whether the k-th entry of a word is stepped
+  Own grad[kOwn], written[kOwn][kWritten];
+  int64_t offset[kOwn][kWritten];
+  PARTKERNELS_UNROLL
+  for (int w = 0; w < kOwn; ++w) {
+    owned[w] = 0;
+    PARTKERNELS_UNROLL
+    for (int k = 0; k < kCount; ++k) {
+      const uint32_t id = ids[w][k] >> shift[w][k] & ((1u << owners.bits) - 1);
+      const bool is_owned = owners.map == nullptr || id == static_cast<uint32_t>(tensors.partition - 1);
+      if (is_owned && place[w].row < size.rows) owned[w] |= 1u << k;
+    }
+    if (owned[w] == 0) continue;
+    const int64_t of_grad = offset_of<kScattered>(size, place[w]);
+    grad[w] = load<Own>(tensors.grad.data + of_grad);
+    PARTKERNELS_UNROLL
+    for (int i = 0; i < kWritten; ++i) {
+      offset[w][i] = kScattered ? offset_of<kScattered>(tensors.written[i], place[w]) : of_grad;
+      written[w][i] = load<Own>(tensors.written[i].data + offset[w][i]);
+    }
+  }
+
+  PARTKERNELS_UNROLL
+  for (int w = 0; w < kOwn; ++w) {
+    if (owned[w] == 0) continue;
+    Accumulator<T> stepped[kCount][kWritten];
+    PARTKERNELS_UNROLL
+    for (int k = 0; k < kCount; ++k) {
+      PARTKERNELS_UNROLL
+      for (int i = 0; i < kWritten; ++i) stepped[k][i] = widen(entry_of<T>(written[w][i], k));
+      step(widen(entry_of<T>(grad[w], k)), stepped[k]);
+    }
+    PARTKERNELS_UNROLL
+    for (int i = 0; i < kWritten; ++i) {
+      store(tensors.written[i].data + offset[w][i], owned[w], stepped, i);
+    }
+  }
+}
+
+// Whether a thread's words are aligned in rows whose entries lie one after another.
+template <class T>
+bool takes_words(const Weight<T>& w) {
+  constexpr int64_t kCount = kEntries<std::remove_const_t<T>, false>;
+  return reinterpret_cast<uintptr_t>(w.data) % (kCount * sizeof(T)) == 0 && w.cols() % kCount == 0 &&
+         (w.row_stride % kCount == 0 || w.rows == 1);
+}
+
+template <class T, class Step>
+Status run(const Step& step, Tensors<T, Step> tensors, Stream stream) {
+  const Weight<const T>& size = tensors.grad;
+  if (size.rows == 0 || size.cols() == 0) return {};
+  const auto all = [&](const auto& holds) {
+    return holds(tensors.grad) && std::all_of(tensors.written, tensors.written + Step::kWritten, holds);
+  };
+  bool is_scattered = !all([&](const auto& w) { return takes_words(w) && w.row_stride == size.row_stride; });
+  if (all([](const auto& w) { return rows_are_contiguous(w); })) {
+    tensors.grad = as_linear(tensors.grad);
+    for (Weight<T>& w : tensors.written) w = as_linear(w);
+  } else if (!all([](const auto& w) { return taps_are_contiguous(w); })) {
+    is_scattered = true;
+  }
+  // Far fewer than 2^31 blocks: their entries are in memory.
+  const auto launch_on = [&](auto kernel, int entries, int words) {
+    const int64_t taps = size.height * size.width, width = int64_t{kThreads} * entries;
+    const Place a_block = {width / size.cols(), width % size.cols() / taps, width % taps};
+    const auto blocks = static_cast<int>(blocks_of(size.rows * size.cols(), width * words));
+    return launch(kernel, Launch{blocks, kThreads}, stream, tensors, a_block, step);
+  };
+  return is_scattered ? launch_on(step_entries<T, Step, true>, kEntries<T, true>, kWords<true>)
+                      : launch_on(step_entries<T, Step, false>, kEntries<T, false>, kWords<false>);
+}
+
+}  // namespace
+
+template <class T>
+Status sgd_step(Weight<T> parameter, Weight<const T> grad, Weight<T> momentum_buffer, const Owners& owners, int update,
+                const Sgd& sgd, Stream stream) {
+  using Acc = Accumulator<T>;
+  if (sgd.momentum == 0) return run<T>(SgdStep<Acc, false>(sgd), {{parameter}, grad, owners, update}, stream);
+  return run<T>(SgdStep<Acc, true>(sgd), {{parameter, momentum_buffer}, grad, owners, update}, stream);
+}
+
+template <class T>
+Status adam_step(Weight<T> parameter, Weight<const T> grad, Weight<T> exp_avg, Weight<T> exp_avg_sq,
+                 const Owners& owners, int update, const Adam& adam, Stream stream) {
+  return run<T>(AdamStep<Accumulator<T>>(adam), {{parameter, exp_avg, exp_avg_sq}, grad, owners, update}, stream);
+}
+
+#define PARTKERNELS_INSTANTIATE(T)                                                                         \
+  template Status sgd_step(Weight<T>, Weight<const T>, Weight<T>, const Owners&, int, const Sgd&, Stream); \
+  template Status adam_step(Weight<T>, Weight<const T>, Weight<T>, Weight<T>, const Owners&, int, const Adam&, Stream);
+
+PARTKERNELS_INSTANTIATE(float)
+PARTKERNELS_INSTANTIATE(double)
+PARTKERNELS_INSTANTIATE(bfloat16)
+PARTKERNELS_INSTANTIATE(float16)
+
+}  // namespace partkernels::cuda

@@ -1,0 +1,163 @@
+// Rebuilding entries of a subnetwork's weight in registers, 64 columns of a row at a time.
+//
+// Four threads share such a group, as the threads of a quad share a tensor core's fragment of it: the q-th has the
+// columns 16 a + 8 b + 2 q + e, in 8 pairs (a, b) of neighbours e = 0 and 1. A pair is one word of two 16-bit entries.
+#pragma once
+
+#include "machine.h"
+#include "partkernels/defaults.h"
+#include "partkernels/packed_map.h"
+
+namespace partkernels::cuda {
+
+constexpr int kGroup = 64;
+constexpr int kQuad = 4;
+constexpr int kPairs = kGroup / kQuad / 2;
+
+// How the fields of a word are compared with active - 1 at once.
+struct Threshold {
+  uint32_t low;     // every bit but the top one of each field
+  uint32_t addend;  // what carries a field's low bits into the top one if they reach active's
+  uint32_t below;   // all ones if active is below the middle of a field's range
+};
+
+PARTKERNELS_FUNCTION Threshold threshold(int bits, int active) {
+  if (active >= 1 << bits) return {0, 0, 0};  // nothing is dead
+  const uint32_t ones = 0xFFFFFFFFu / ((1u << bits) - 1);
+  const uint32_t top = 1u << (bits - 1);
+  const auto reached = static_cast<uint32_t>(active);
+  return {ones * (top - 1), ones * (top - reached % top), reached < top ? 0xFFFFFFFFu : 0};
+}
+
+// Sets the top bit of each field that holds a partition beyond active; the other bits mean nothing. A field reaches
+// the threshold if its top bit and that of the sum of the low bits say so: both, or either if the threshold has none.
+PARTKERNELS_FUNCTION uint32_t dead_bits(uint32_t fields, const Threshold& t) {
+  const uint32_t carried = (fields & t.low) + t.addend;
+  return (fields & carried) | (t.below & (fields | carried));
+}
+
+// Two masks of 16 bits, low and high: the top bit of one byte of each word, repeated.
+template <int kByte>
+PARTKERNELS_DEVICE uint32_t spread(uint32_t first, uint32_t second) {
+  return select_bytes(first, second, 0xCC88 + 0x1111 * kByte);
+}
+
+// The masks of a thread's pairs: all ones where an entry is dead. `group` is where the map has the group's bytes.
+template <int kBits>
+PARTKERNELS_DEVICE void dead_pairs(const uint8_t* group, int q, const Threshold& t, uint32_t (&mask)[kPairs]) {
+  const auto* const words = reinterpret_cast<const uint32_t*>(group);
+  if constexpr (kBits == 8) {
+    PARTKERNELS_UNROLL
+    for (int j = 0; j < kPairs; ++j) {
+      const uint32_t field = dead_bits(words[2 * j + q / 2], t) << (16 - 16 * (q % 2));
+      mask[j] = spread<3>(field << 8, field);
+    }
+  } else {
+    uint32_t loaded[2 * kBits];
+    load_words(words, loaded);
+    PARTKERNELS_UNROLL
+    for (int i = 0; i < 2 * kBits; ++i) {
+      // The second of a pair's bits comes to a byte's top, and by another shift the first.
+      const uint32_t field = dead_bits(loaded[i], t) << ((3 - q) * 2 * kBits);
+      const uint32_t first = field << kBits;
+      constexpr int kPairsAWord = kPairs / (2 * kBits);
+      mask[kPairsAWord * i] = spread<kBits - 1>(first, field);
+      if constexpr (kPairsAWord > 1) mask[kPairsAWord * i + 1] = spread<2 * kBits - 1>(first, field);
+      if constexpr (kPairsAWord > 2) {
+        mask[kPairsAWord * i + 2] = spread<3 * kBits - 1>(first, field);
+        mask[kPairsAWord * i + 3] = spread<4 * kBits - 1>(first, field);
+      }
+    }
+  }
+}
+
+PARTKERNELS_DEVICE void dead_pairs(const uint8_t* group, int bits, int q, const Threshold& t,
+                                   uint32_t (&mask)[kPairs]) {
+  switch (bits) {
+    case 1:
+      return dead_pairs<1>(group, q, t, mask);
+    case 2:
+      return dead_pairs<2>(group, q, t, mask);
+    case 4:
+      return dead_pairs<4>(group, q, t, mask);
+    default:
+      return dead_pairs<8>(group, q, t, mask);
+  }
+}
+
+// A thread's uniform defaults: one Philox call, a byte an entry. (m | 0x4300) is the bfloat16 number 128 + m.
+PARTKERNELS_DEVICE void uniform_pairs(const Defaults& d, int64_t row, int64_t group, int q, uint32_t (&pair)[kPairs]) {
+  const Philox drawn = default_words(d, row, group * kUniformGroups + q);
+  const uint32_t step = float_bits(d.step) | float_bits(d.step) >> 16;
+  PARTKERNELS_UNROLL
+  for (int j = 0; j < kPairs; ++j) {
+    const uint32_t bytes = select_bytes(drawn.word[j / 2], 0, j % 2 == 0 ? 0x4140 : 0x4342);
+    const uint32_t magnitude = multiply_add_pairs((bytes & 0x007F007F) | 0x43004300, 0x3F803F80, 0xC2FFC2FF);
+    pair[j] = multiply_add_pairs(magnitude, step ^ ((bytes & 0x00800080) << 8), 0x80008000);
+  }
+}
+
+// A thread's normal defaults. A Philox call serves two neighbouring threads of a quad: each makes half of them.
+PARTKERNELS_DEVICE void normal_pairs(const Defaults& d, int64_t row, int64_t group, int q, uint32_t (&pair)[kPairs]) {
+  const bool is_odd = q % 2 != 0;
+  const auto value = [&](uint32_t first, uint32_t second) {
+    return pair_of_bfloat16(static_cast<float>(add_bytes(first, -510)) * d.step,
+                            static_cast<float>(add_bytes(second, -510)) * d.step);
+  };
+  PARTKERNELS_UNROLL
+  for (int t = 0; t < kPairs / 2; ++t) {
+    const int mine = is_odd ? t + kPairs / 2 : t;
+    const Philox drawn = default_words(d, row, group * (kGroup / kNormalColumns) + 2 * mine + q / 2);
+    const uint32_t low = value(drawn.word[0], drawn.word[1]), high = value(drawn.word[2], drawn.word[3]);
+    const uint32_t own = is_odd ? high : low, received = from_neighbour_lane(is_odd ? low : high);
+    pair[t] = is_odd ? received : own;
+    pair[t + kPairs / 2] = is_odd ? own : received;
+  }
+}
+
+// A pair of bfloat16 numbers as a pair of T.
+template <class T>
+PARTKERNELS_DEVICE uint32_t as_pair_of(uint32_t pair) {
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    return pair;
+  } else {
+    return pair_of_float16(float_from_bits(pair << 16), float_from_bits(pair & 0xFFFF0000));
+  }
+}
+
+// A thread's drawn defaults, or zeros, of the 64 columns from 64 group on. All threads of a warp must call it.
+template <class T, DefaultKind kKind>
+PARTKERNELS_DEVICE void default_pairs(const Defaults& d, int64_t row, int64_t group, int q, uint32_t (&pair)[kPairs]) {
+  if constexpr (kKind == DefaultKind::uniform) {
+    uniform_pairs(d, row, group, q, pair);
+  } else if constexpr (kKind == DefaultKind::normal) {
+    normal_pairs(d, row, group, q, pair);
+  } else {
+    PARTKERNELS_UNROLL
+    for (int j = 0; j < kPairs; ++j) pair[j] = 0;
+  }
+  PARTKERNELS_UNROLL
+  for (int j = 0; j < kPairs; ++j) pair[j] = as_pair_of<T>(pair[j]);
+}
+
+// A group of 16 rows as the four operands [16, 16] of tensor cores: a thread has the rows `row` and `row` + 8. `map` is
+// where the map has the group of the first of them, and of the second `pitch` bytes further on.
+template <class T, DefaultKind kKind>
+PARTKERNELS_DEVICE void rebuild_fragments(const uint8_t* map, int pitch, int bits, const Threshold& t,
+                                          const Defaults& d, int64_t row, int64_t group, int q,
+                                          const uint32_t (&stored)[kGroup / 16][4], uint32_t (&a)[kGroup / 16][4]) {
+  PARTKERNELS_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    uint32_t mask[kPairs], dead[kPairs];
+    dead_pairs(map + half * pitch, bits, q, t, mask);
+    if constexpr (kKind != DefaultKind::stored) default_pairs<T, kKind>(d, row + 8 * half, group, q, dead);
+    PARTKERNELS_UNROLL
+    for (int j = 0; j < kPairs; ++j) {
+      const int word = half + 2 * (j % 2);
+      a[j / 2][word] =
+          select_bits(mask[j], kKind == DefaultKind::stored ? stored[j / 2][word] : dead[j], a[j / 2][word]);
+    }
+  }
+}
+
+}  // namespace partkernels::cuda

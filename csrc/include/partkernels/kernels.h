@@ -1,0 +1,74 @@
+// The operators on a GPU, without torch: pointers, sizes and strides, a stream; each returns a status.
+//
+// Pointers are to the memory of the current device, and a call returns as soon as its work is in the stream. Strides
+// count entries and may be 0 or negative. linear and its gradients are defined for float, double, float16 and
+// bfloat16, and accumulate in float, or double; so are the passes over a weight.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "partkernels/float16.h"
+#include "partkernels/operands.h"
+
+struct CUstream_st;
+
+namespace partkernels::cuda {
+
+using Stream = CUstream_st*;
+
+// What became of a call: whether its work is in the stream.
+enum class Code {
+  ok,
+  no_kernel,  // none for this GPU
+  failed,     // the CUDA runtime or driver said so
+};
+
+struct [[nodiscard]] Status {
+  Code code = Code::ok;
+  // What was wrong and the cure, or the runtime's words: a string that stays.
+  const char* message = "";
+
+  explicit operator bool() const { return code == Code::ok; }
+};
+
+// y = x w^T + bias; bias is contiguous, or null.
+template <class T>
+Status linear(Matrix<const T> x, const Subnetwork<T>& w, const T* bias, Matrix<T> y, Stream stream);
+
+// grad_x = grad_y w.
+template <class T>
+Status linear_grad_input(Matrix<const T> grad_y, const Subnetwork<T>& w, Matrix<T> grad_x, Stream stream);
+
+// grad_w = grad_y^T x at the entries of partition update, 0 elsewhere.
+template <class T>
+Status linear_grad_weight(Matrix<const T> grad_y, Matrix<const T> x, Owners owners, int update, Weight<T> grad_w,
+                          Stream stream);
+
+// out = the subnetwork's weight, or as much of it as out has room for: out.rows rows from first_row on and out.in
+// input channels from first_in on.
+template <class T>
+Status subnetwork_weight(const Subnetwork<T>& w, int64_t first_row, int64_t first_in, Weight<T> out, Stream stream);
+
+// out = grad at the entries of partitions first..last, 0 elsewhere; they may be the same.
+template <class T>
+Status subnetwork_weight_grad(Weight<const T> grad, Owners owners, int first, int last, Weight<T> out, Stream stream);
+
+// What torch.optim.SGD does in a step. Steps the entries of partition update, and all if owners.map is null; the others
+// keep their bits. momentum_buffer is not used if momentum is 0.
+template <class T>
+Status sgd_step(Weight<T> parameter, Weight<const T> grad, Weight<T> momentum_buffer, const Owners& owners, int update,
+                const Sgd& sgd, Stream stream);
+
+// As sgd_step, for torch.optim.Adam.
+template <class T>
+Status adam_step(Weight<T> parameter, Weight<const T> grad, Weight<T> exp_avg, Weight<T> exp_avg_sq,
+                 const Owners& owners, int update, const Adam& adam, Stream stream);
+
+// The map of Partition.random, as cpu::random_map: map is [rows, row_bytes(cols, bits)] and need not be zeroed. sizes
+// are on the host. Needs a workspace of random_map_workspace(parts) bytes on the device.
+Status random_map(int64_t rows, int64_t cols, const int64_t* sizes, int parts, uint64_t seed, uint8_t* map,
+                  void* workspace, Stream stream);
+size_t random_map_workspace(int parts);
+
+}  // namespace partkernels::cuda

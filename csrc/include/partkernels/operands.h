@@ -1,0 +1,63 @@
+// What the kernels work on, on a CPU and on a GPU: pointers, sizes and strides.
+//
+// Strides count entries and may be 0 or negative.
+#pragma once
+
+#include <cstdint>
+
+#include "partkernels/bfloat16.h"
+#include "partkernels/defaults.h"
+
+namespace partkernels {
+
+template <class T>
+struct Matrix {
+  T* data;
+  int64_t rows, cols;
+  int64_t row_stride, col_stride;
+};
+
+// A weight [rows, in, height, width] (a linear one has height = width = 1), seen as a matrix whose columns run over
+// (y, x, i), input channels innermost.
+template <class T>
+struct Weight {
+  T* data;
+  int64_t rows, in, height, width;
+  int64_t row_stride, in_stride, y_stride, x_stride;
+
+  int64_t cols() const { return in * height * width; }
+};
+
+// Which partition owns each entry of a weight.
+struct Owners {
+  const uint8_t* map;
+  int64_t row_bytes;
+  int bits;
+
+  const uint8_t* row(int64_t r) const { return map + r * row_bytes; }
+};
+
+// The weight of subnetwork `active`: live entries, and defaults for the others.
+template <class T>
+struct Subnetwork {
+  Weight<const T> weight;
+  Owners owners;
+  int count, active;
+  Defaults defaults;
+  Weight<const T> stored;  // for DefaultKind::stored
+};
+
+// What torch.optim.SGD does in a step, without dampening.
+struct Sgd {
+  double lr, momentum, weight_decay;
+  bool nesterov;
+};
+
+// What torch.optim.Adam does in its step-th step, 1 or more; if decoupled, torch.optim.AdamW.
+struct Adam {
+  double lr, beta1, beta2, eps, weight_decay;
+  bool decoupled;
+  int64_t step;
+};
+
+}  // namespace partkernels

@@ -1,0 +1,76 @@
+// The CUDA operators for PyTorch.
+#include <torch/csrc/stable/accelerator.h>
+
+#include "operators.h"
+#include "partkernels/kernels.h"
+
+// A PyTorch without CUDA lacks it: there the library loads all the same, and says through Python that no GPU is served.
+extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device, void** stream);
+
+namespace {
+
+using namespace partkernels;
+using namespace partkernels::binding;
+
+// The tensors' own device, and the stream that PyTorch uses there.
+class Cuda {
+ public:
+  explicit Cuda(const Tensor& tensor) : guard_(tensor.get_device_index()) {
+    void* stream = nullptr;
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream));
+    stream_ = static_cast<cuda::Stream>(stream);
+  }
+
+  template <class Use>
+  static void with_type(ScalarType dtype, const Use& use) {
+    if (dtype == ScalarType::Half) {
+      use(float16{});
+    } else {
+      binding::with_type(dtype, use);
+    }
+  }
+
+  template <class T>
+  void linear(Matrix<const T> x, const Subnetwork<T>& w, const T* bias, Matrix<T> y) const {
+    check(cuda::linear(x, w, bias, y, stream_));
+  }
+  template <class T>
+  void linear_grad_input(Matrix<const T> grad_y, const Subnetwork<T>& w, Matrix<T> grad_x) const {
+    check(cuda::linear_grad_input(grad_y, w, grad_x, stream_));
+  }
+  template <class T>
+  void linear_grad_weight(Matrix<const T> grad_y, Matrix<const T> x, Owners owners, int update,
+                          Weight<T> grad_w) const {
+    check(cuda::linear_grad_weight(grad_y, x, owners, update, grad_w, stream_));
+  }
+  template <class T>
+  void subnetwork_weight(const Subnetwork<T>& w, int64_t first_row, int64_t first_in, Weight<T> out) const {
+    check(cuda::subnetwork_weight(w, first_row, first_in, out, stream_));
+  }
+  template <class T>
+  void subnetwork_weight_grad(Weight<const T> grad, Owners owners, int first, int last, Weight<T> out) const {
+    check(cuda::subnetwork_weight_grad(grad, owners, first, last, out, stream_));
+  }
+  template <class T>
+  void sgd_step(Weight<T> parameter, Weight<const T> grad, Weight<T> momentum_buffer, const Owners& owners, int update,
+                const Sgd& sgd) const {
+    check(cuda::sgd_step(parameter, grad, momentum_buffer, owners, update, sgd, stream_));
+  }
+  template <class T>
+  void adam_step(Weight<T> parameter, Weight<const T> grad, Weight<T> exp_avg, Weight<T> exp_avg_sq,
+                 const Owners& owners, int update, const Adam& adam) const {
+    check(cuda::adam_step(parameter, grad, exp_avg, exp_avg_sq, owners, update, adam, stream_));
+  }
+
+ private:
+  static void check(const cuda::Status& status) { STD_TORCH_CHECK(static_cast<bool>(status), status.message); }
+
+  torch::stable::accelerator::DeviceGuard guard_;
+  cuda::Stream stream_;
+};
+
+STABLE_TORCH_LIBRARY(partkernels_cuda, m) { PARTKERNELS_SCHEMAS(m); }
+
+STABLE_TORCH_LIBRARY_IMPL(partkernels_cuda, CUDA, m) { PARTKERNELS_OPERATORS(m, Cuda); }
+
+}  // namespace

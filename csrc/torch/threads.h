@@ -1,0 +1,24 @@
+// PyTorch's threads and images as the CPU's kernels see them.
+#pragma once
+
+#include "partkernels/cpu.h"
+#include "tensors.h"
+
+namespace partkernels::binding {
+
+inline const cpu::ParallelFor kTorchThreads = [](int64_t count, const cpu::Body& body) {
+  torch::stable::parallel_for(0, count, 1, body);
+};
+
+// For a pass over so many entries of a weight: of few, waking another thread costs more than it saves.
+inline const cpu::ParallelFor& threads_for(int64_t entries) {
+  static const cpu::ParallelFor here = [](int64_t count, const cpu::Body& body) { body(0, count); };
+  return entries < (1 << 15) ? here : kTorchThreads;
+}
+
+template <class T>
+cpu::Images<T> images(const Tensor& x) {
+  return {data<T>(x), x.size(0), x.size(1), x.size(2), x.size(3), x.stride(0), x.stride(1), x.stride(2), x.stride(3)};
+}
+
+}  // namespace partkernels::binding

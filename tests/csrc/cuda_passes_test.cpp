@@ -1,0 +1,431 @@
+// The GPU's passes over a weight, run by an emulator: rebuilding it, optimisers' steps and random maps, entry by entry
+// against the definitions.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+#include "emulated_machine.h"
+#include "partkernels/cpu.h"
+#include "partkernels/kernels.h"
+#include "partkernels/packed_map.h"
+
+namespace {
+
+using namespace partkernels;
+
+std::mt19937 random_words(11);
+
+int integer(int low, int high) { return std::uniform_int_distribution<int>(low, high)(random_words); }
+double uniform(double low, double high) { return std::uniform_real_distribution<double>(low, high)(random_words); }
+
+template <class T>
+T narrow(double value) {
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    return to_bfloat16(static_cast<float>(value));
+  } else if constexpr (std::is_same_v<T, float16>) {
+    return cuda::to_float16(static_cast<float>(value));
+  } else {
+    return static_cast<T>(value);
+  }
+}
+
+template <class T>
+double widen(T value) {
+  if constexpr (sizeof(T) == 2) {
+    return cuda::as_float(value);
+  } else {
+    return value;
+  }
+}
+
+template <class T>
+T random_bits() {
+  T value;
+  auto* const bytes = reinterpret_cast<unsigned char*>(&value);
+  for (size_t i = 0; i < sizeof(T); ++i) bytes[i] = static_cast<unsigned char>(random_words());
+  return value;
+}
+
+// A NaN whose payload is random.
+template <class T>
+T random_nan() {
+  T value = random_bits<T>();
+  auto* const bytes = reinterpret_cast<unsigned char*>(&value);
+  bytes[sizeof(T) - 1] = 0x7F;
+  bytes[sizeof(T) - 2] |= 0xFC;
+  return value;
+}
+
+// Where the entries of a weight lie.
+struct Layout {
+  int64_t rows, in, height, width;
+  int64_t row_stride, in_stride, y_stride, x_stride;
+  int64_t origin = 0;  // where the first one is, in a memory that begins at a multiple of 16 bytes
+
+  int64_t taps() const { return height * width; }
+  int64_t cols() const { return in * taps(); }
+  int64_t at(int64_t row, int64_t col) const {
+    const int64_t tap = col / in;
+    return origin + row * row_stride + col % in * in_stride + tap / width * y_stride + tap % width * x_stride;
+  }
+  int64_t size() const {
+    int64_t most = 0;
+    for (int64_t i = 0; i < 16; ++i) {
+      const int64_t row = i & 1 ? rows - 1 : 0, channel = i & 2 ? in - 1 : 0,
+                    tap = (i & 4 ? taps() - width : 0) + (i & 8 ? width - 1 : 0);
+      most = std::max(most, at(row, tap * in + channel) + 1);
+    }
+    return most;
+  }
+  // As many rows and channels of as many.
+  Layout part(int64_t some_rows, int64_t some_in) const {
+    Layout layout = *this;
+    layout.rows = some_rows;
+    layout.in = some_in;
+    return layout;
+  }
+};
+
+Layout linear(int64_t rows, int64_t in) { return {rows, in, 1, 1, in, 1, 0, 0}; }
+Layout contiguous(int64_t rows, int64_t in, int64_t height, int64_t width) {
+  return {rows, in, height, width, in * height * width, height * width, width, 1};
+}
+Layout channels_last(int64_t rows, int64_t in, int64_t height, int64_t width) {
+  return {rows, in, height, width, in * height * width, 1, width * in, in};
+}
+Layout shifted(Layout layout, int64_t entries) {
+  layout.origin += entries;
+  return layout;
+}
+
+// Rows, and then channels, lie side by side.
+Layout transposed(const Layout& l) {
+  return {l.rows, l.in, l.height, l.width, 1, l.rows, l.rows * l.in * l.width, l.rows * l.in};
+}
+
+// Layouts of one weight: of what is read, and of what is written.
+struct Pair {
+  Layout from, to;
+};
+
+const Pair kPairs[] = {
+    {linear(33, 200), linear(33, 200)},
+    {linear(3, 64), linear(3, 64)},
+    {linear(1, 1), linear(1, 1)},
+    {linear(5, 131), linear(5, 131)},                          // no vectors in its rows
+    {{9, 68, 1, 1, 80, 1, 0, 0}, {9, 68, 1, 1, 72, 1, 0, 0}},  // gaps between rows
+    {{9, 67, 1, 1, 72, 1, 0, 0}, {9, 67, 1, 1, 72, 1, 0, 0}},  // of which vectors would be part
+    {{9, 68, 1, 1, 73, 1, 0, 0}, {9, 68, 1, 1, 73, 1, 0, 0}},  // and some rows are not aligned
+    {linear(4, 128), shifted(linear(4, 128), 1)},              // no vector is aligned
+    {shifted(linear(4, 128), 1), linear(4, 128)},              //
+    {transposed(linear(33, 40)), linear(33, 40)},
+    {{6, 70, 1, 1, 70, -1, 0, 0, 69}, {6, 70, 1, 1, -70, 1, 0, 0, 350}},  // backwards
+    {{6, 70, 1, 1, 0, 0, 0, 0}, linear(6, 70)},                           // expanded
+    {contiguous(3, 64, 3, 3), contiguous(3, 64, 3, 3)},                   // convolutions' whose taps are whole groups,
+    {contiguous(3, 70, 2, 3), contiguous(3, 70, 2, 3)},                   // or not,
+    {contiguous(5, 3, 3, 2), contiguous(5, 3, 3, 2)},                     // or many in a group
+    {contiguous(2, 5, 9, 10), contiguous(2, 5, 9, 10)},                   //
+    {channels_last(4, 20, 3, 3), channels_last(4, 20, 3, 3)},             //
+    {contiguous(3, 72, 3, 3), channels_last(3, 72, 3, 3)},                //
+    {channels_last(3, 36, 1, 5), contiguous(3, 36, 1, 5)},                //
+    {{5, 20, 3, 2, 250, 12, 4, 2}, {5, 20, 3, 2, 130, 1, 40, 20}},        // gaps everywhere
+};
+
+constexpr int kCounts[] = {1, 2, 3, 5, 17, 256};
+int any_count() { return kCounts[integer(0, 5)]; }
+
+// A map of just its size, so that a sanitiser sees what is read beyond it.
+struct Map {
+  std::vector<uint8_t> memory;
+  Owners owners;
+
+  Map(const Layout& size, int count) : owners{nullptr, row_bytes(size.cols(), bits_for(count)), bits_for(count)} {
+    memory.resize(size.rows * owners.row_bytes);
+    for (int64_t r = 0; r < size.rows; ++r) {
+      for (int64_t c = 0; c < size.cols(); ++c) {
+        memory[r * owners.row_bytes + c * owners.bits / 8] |= integer(0, count - 1) << (c * owners.bits % 8);
+      }
+    }
+    owners.map = memory.data();
+  }
+  int partition(int64_t row, int64_t col) const { return id_at(owners.row(row), col, owners.bits) + 1; }
+};
+
+template <class T>
+struct Tensor {
+  Layout layout;
+  std::vector<T> memory;
+
+  explicit Tensor(const Layout& of) : layout(of), memory(of.size()) {
+    for (T& entry : memory) entry = random_bits<T>();
+  }
+  T& at(int64_t row, int64_t col) { return memory[layout.at(row, col)]; }
+  const T& at(int64_t row, int64_t col) const { return memory[layout.at(row, col)]; }
+  void poison() { std::memset(static_cast<void*>(memory.data()), 0xFF, memory.size() * sizeof(T)); }
+
+  template <class Entry>
+  static Weight<Entry> weight(Entry* data, const Layout& l) {
+    return {data + l.origin, l.rows, l.in, l.height, l.width, l.row_stride, l.in_stride, l.y_stride, l.x_stride};
+  }
+  Weight<T> view() { return weight(memory.data(), layout); }
+  Weight<const T> view() const { return weight(memory.data(), layout); }
+};
+
+template <class T>
+bool are_same(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+}
+
+// The part of it that begins at a row and a channel; out's layout is of that part.
+template <class T>
+void a_subnetworks_weight_has_live_entries_and_defaults(const Pair& pair, const Layout& part, int64_t first_row,
+                                                        int64_t first_in, int count, int active, DefaultKind kind) {
+  const Map map(pair.from, count);
+  const Layout layouts[] = {pair.from, pair.to, transposed(pair.from), shifted(pair.from, 1)};
+  const Tensor<T> weight(pair.from), stored(layouts[integer(0, 3)]);
+  const Defaults defaults{kind, kind == DefaultKind::uniform ? round_to_bfloat16(0.003f) : 0.003f,
+                          (uint64_t{3} << 33) | 11, (uint64_t{1} << 40) | 12};
+  const Subnetwork<T> w{weight.view(), map.owners, count, active, defaults, stored.view()};
+  Tensor<T> out(part);
+  out.poison();
+  std::vector<T> expected = out.memory;
+  for (int64_t row = 0; row < part.rows; ++row) {
+    for (int64_t col = 0; col < part.cols(); ++col) {
+      const int64_t of_row = first_row + row, of_col = col / part.in * pair.from.in + first_in + col % part.in;
+      expected[part.at(row, col)] = map.partition(of_row, of_col) <= active ? weight.at(of_row, of_col)
+                                    : kind == DefaultKind::stored ? stored.at(of_row, of_col)
+                                                                  : narrow<T>(default_value(defaults, of_row, of_col));
+    }
+  }
+  CHECK(cuda::subnetwork_weight(w, first_row, first_in, out.view(), nullptr));
+  CHECK(are_same(out.memory, expected));
+}
+
+template <class T>
+void a_gradient_is_kept_in_a_range_of_partitions(const Pair& pair, int count, bool is_in_place) {
+  const Map map(pair.from, count);
+  const int first = integer(1, count), last = integer(first, count);
+  Tensor<T> grad(is_in_place ? pair.to : pair.from);
+  Tensor<T> out(pair.to);
+  out.poison();
+  if (is_in_place) out.memory = grad.memory;
+  std::vector<T> expected = out.memory;
+  for (int64_t row = 0; row < pair.to.rows; ++row) {
+    for (int64_t col = 0; col < pair.to.cols(); ++col) {
+      const int partition = map.partition(row, col);
+      expected[pair.to.at(row, col)] = first <= partition && partition <= last ? grad.at(row, col) : T{};
+    }
+  }
+  const Tensor<T>& from = is_in_place ? out : grad;
+  CHECK(cuda::subnetwork_weight_grad(from.view(), map.owners, first, last, out.view(), nullptr));
+  CHECK(are_same(out.memory, expected));
+}
+
+// How far a result in T may be from the formula's, whose terms are of this size.
+template <class T>
+double tolerance(double size) {
+  return std::is_same_v<T, bfloat16>  ? size / 128
+         : std::is_same_v<T, float16> ? size / 1024 + 1e-7
+         : std::is_same_v<T, float>   ? size * 1e-6
+                                      : size * 1e-14;
+}
+
+// Runs `step` on tensors whose other entries are NaN, compares its entries by `check` (what they were, then what they
+// are: parameter, gradient, state), and everything else with what it was.
+template <class T, class Step, class Check>
+void only_a_partitions_entries_are_stepped(const Pair& pair, int count, bool has_map, const Step& step,
+                                           const Check& check) {
+  const Map map(pair.to, count);
+  const int update = integer(1, count);
+  const auto is_owned = [&](int64_t row, int64_t col) { return !has_map || map.partition(row, col) == update; };
+  const bool is_mixed = integer(0, 1);
+  Tensor<T> parameter(pair.to), grad(is_mixed ? pair.from : pair.to), first(pair.to), second(pair.to);
+  for (Tensor<T>* tensor : {&parameter, &grad, &first, &second}) {
+    for (T& entry : tensor->memory) entry = random_nan<T>();
+    for (int64_t row = 0; row < pair.to.rows; ++row) {
+      for (int64_t col = 0; col < pair.to.cols(); ++col) {
+        // Of an expanded gradient every entry is read.
+        if (is_owned(row, col) || pair.from.in_stride == 0) {
+          tensor->at(row, col) = narrow<T>(uniform(tensor == &second ? 0.1 : -1, 1));
+        }
+      }
+    }
+  }
+  const Tensor<T> parameter_was = parameter, grad_was = grad, first_was = first, second_was = second;
+  CHECK(step(parameter.view(), grad_was.view(), first.view(), second.view(), has_map ? map.owners : Owners{}, update));
+  for (int64_t row = 0; row < pair.to.rows; ++row) {
+    for (int64_t col = 0; col < pair.to.cols(); ++col) {
+      if (!is_owned(row, col)) continue;
+      const double was[4] = {widen(parameter_was.at(row, col)), widen(grad_was.at(row, col)),
+                             widen(first_was.at(row, col)), widen(second_was.at(row, col))};
+      const double is[4] = {widen(parameter.at(row, col)), 0, widen(first.at(row, col)), widen(second.at(row, col))};
+      check(was, is);
+      parameter.at(row, col) = parameter_was.at(row, col);
+      first.at(row, col) = first_was.at(row, col);
+      second.at(row, col) = second_was.at(row, col);
+    }
+  }
+  CHECK(are_same(parameter.memory, parameter_was.memory));
+  CHECK(are_same(first.memory, first_was.memory));
+  CHECK(are_same(second.memory, second_was.memory));
+}
+
+template <class T>
+void an_sgd_step_follows_its_formula(const Pair& pair, int count, bool has_map) {
+  const Sgd sgd{0.1, integer(0, 2) ? 0.9 : 0, integer(0, 1) ? 0.2 : 0, integer(0, 1) != 0};
+  only_a_partitions_entries_are_stepped<T>(
+      pair, count, has_map,
+      [&](Weight<T> parameter, Weight<const T> grad, Weight<T> buffer, Weight<T>, const Owners& owners, int update) {
+        if (sgd.momentum == 0) buffer.data = nullptr;
+        return cuda::sgd_step(parameter, grad, buffer, owners, update, sgd, nullptr);
+      },
+      [&](const double* was, const double* is) {
+        const double grad = was[1] + sgd.weight_decay * was[0];
+        const double velocity = sgd.momentum * was[2] + grad;
+        const double direction = sgd.momentum == 0 ? grad : sgd.nesterov ? grad + sgd.momentum * velocity : velocity;
+        CHECK(std::fabs(is[2] - (sgd.momentum == 0 ? was[2] : velocity)) <= tolerance<T>(3));
+        CHECK(std::fabs(is[0] - (was[0] - sgd.lr * direction)) <= tolerance<T>(2));
+        CHECK(is[3] == was[3]);
+      });
+}
+
+template <class T>
+void an_adam_step_follows_its_formula(const Pair& pair, int count, bool has_map) {
+  const Adam adam{0.1, 0.9, 0.99, 1e-3, integer(0, 2) ? 0.1 : 0, integer(0, 1) != 0, integer(1, 3)};
+  only_a_partitions_entries_are_stepped<T>(
+      pair, count, has_map,
+      [&](Weight<T> parameter, Weight<const T> grad, Weight<T> exp_avg, Weight<T> exp_avg_sq, const Owners& owners,
+          int update) { return cuda::adam_step(parameter, grad, exp_avg, exp_avg_sq, owners, update, adam, nullptr); },
+      [&](const double* was, const double* is) {
+        const double grad = was[1] + (adam.decoupled ? 0 : adam.weight_decay) * was[0];
+        const double mean = 0.9 * was[2] + 0.1 * grad, square = 0.99 * was[3] + 0.01 * grad * grad;
+        const auto step = static_cast<double>(adam.step);
+        const double direction =
+            mean / (1 - std::pow(0.9, step)) / (std::sqrt(square / (1 - std::pow(0.99, step))) + adam.eps);
+        const double shrunk = adam.decoupled ? was[0] * (1 - adam.lr * adam.weight_decay) : was[0];
+        CHECK(std::fabs(is[2] - mean) <= tolerance<T>(1));
+        CHECK(std::fabs(is[3] - square) <= tolerance<T>(1));
+        CHECK(std::fabs(is[0] - (shrunk - adam.lr * direction)) <= tolerance<T>(2));
+      });
+}
+
+// Without decay.
+template <class T>
+void an_infinite_parameter_stays_infinite() {
+  Tensor<T> parameter(linear(1, 8)), grad(linear(1, 8));
+  for (int64_t i = 0; i < 8; ++i) {
+    parameter.at(0, i) = narrow<T>(INFINITY);
+    grad.at(0, i) = narrow<T>(1);
+  }
+  const Sgd sgd{0.1, 0, 0, false};
+  CHECK(cuda::sgd_step<T>(parameter.view(), std::as_const(grad).view(), Weight<T>{}, Owners{}, 1, sgd, nullptr));
+  for (int64_t i = 0; i < 8; ++i) CHECK(widen(parameter.at(0, i)) == INFINITY);
+}
+
+template <class T>
+void nothing_is_done_to_an_empty_weight() {
+  for (const Layout& empty : {linear(0, 8), linear(8, 0), contiguous(2, 4, 0, 3)}) {
+    const auto of = Tensor<T>::template weight<T>(nullptr, empty);
+    const auto read = Tensor<T>::template weight<const T>(nullptr, empty);
+    CHECK(cuda::subnetwork_weight(Subnetwork<T>{read, {nullptr, 0, 1}, 2, 1, {}, {}}, 0, 0, of, nullptr));
+    CHECK(cuda::subnetwork_weight_grad(read, {nullptr, 0, 1}, 1, 1, of, nullptr));
+    CHECK(cuda::sgd_step(of, read, of, Owners{}, 1, Sgd{}, nullptr));
+    CHECK(cuda::adam_step(of, read, of, of, Owners{}, 1, Adam{}, nullptr));
+  }
+}
+
+template <class T>
+void check_passes() {
+  for (const Pair& pair : kPairs) {
+    for (const DefaultKind kind :
+         {DefaultKind::zeros, DefaultKind::uniform, DefaultKind::normal, DefaultKind::stored}) {
+      for (int i = 0; i < 2; ++i) {
+        const int count = any_count();
+        a_subnetworks_weight_has_live_entries_and_defaults<T>(pair, pair.to, 0, 0, count, integer(1, count), kind);
+      }
+    }
+    for (const bool is_in_place : {false, true}) {
+      a_gradient_is_kept_in_a_range_of_partitions<T>(pair, any_count(), is_in_place);
+    }
+    for (const bool has_map : {false, true}) {
+      an_sgd_step_follows_its_formula<T>(pair, any_count(), has_map);
+      an_adam_step_follows_its_formula<T>(pair, any_count(), has_map);
+    }
+  }
+  for (const int first_in : {0, 3, 12, 128}) {
+    for (const DefaultKind kind : {DefaultKind::uniform, DefaultKind::normal, DefaultKind::stored}) {
+      for (const Layout& whole : {linear(6, 164), contiguous(6, 164, 2, 2), channels_last(6, 192, 1, 3)}) {
+        const int count = kCounts[integer(1, 5)];
+        a_subnetworks_weight_has_live_entries_and_defaults<T>({whole, whole}, whole.part(3, 36), 2, first_in, count,
+                                                              (count + 1) / 2, kind);
+      }
+    }
+  }
+  an_infinite_parameter_stays_infinite<T>();
+  nothing_is_done_to_an_empty_weight<T>();
+}
+
+// The words of a map's entries.
+std::vector<uint32_t> words_of(int64_t entries, uint64_t seed) {
+  std::vector<uint32_t> words(entries);
+  for (int64_t i = 0; i < entries; ++i) words[i] = philox4x32(low_word(i), high_word(i), 0, 0x70617274, seed).word[0];
+  return words;
+}
+
+void a_random_map_is_that_of_the_definition(int64_t rows, int64_t cols, const std::vector<int64_t>& sizes,
+                                            uint64_t seed) {
+  const auto parts = static_cast<int>(sizes.size());
+  std::vector<uint8_t> expected(rows * row_bytes(cols, bits_for(parts))), map(expected.size(), 0xFF);
+  cpu::random_map(rows, cols, sizes, seed, expected.data(), in_turn);
+  std::vector<uint64_t> workspace(cuda::random_map_workspace(parts) / sizeof(uint64_t), ~uint64_t{0});
+  CHECK(cuda::random_map(rows, cols, sizes.data(), parts, seed, map.data(), workspace.data(), nullptr));
+  CHECK(are_same(map, expected));
+}
+
+void random_maps_are_those_of_the_definition() {
+  for (const int count : kCounts) {
+    for (const auto& [rows, cols] : {std::pair{1, 1}, {3, 50}, {40, 131}, {2, 4096}, {700, 2}}) {
+      if (count == 256 && rows != 40) continue;  // a block a boundary takes its time here
+      const int64_t entries = int64_t{rows} * cols;
+      std::vector<int64_t> sizes(count, entries / count);
+      sizes[count / 2] += entries % count;
+      a_random_map_is_that_of_the_definition(rows, cols, sizes, (uint64_t{5} << 32) | 9);
+    }
+  }
+}
+
+void partitions_of_a_random_map_may_be_empty() {
+  a_random_map_is_that_of_the_definition(10, 30, {0, 300, 0, 0}, 1);
+  a_random_map_is_that_of_the_definition(10, 30, {0, 0, 300}, 1);
+  a_random_map_is_that_of_the_definition(10, 30, {300, 0, 0}, 1);
+  a_random_map_is_that_of_the_definition(10, 30, {100, 0, 0, 0, 200}, 1);
+  a_random_map_is_that_of_the_definition(0, 30, {0, 0}, 1);
+}
+
+// A boundary among entries of the same word, for which the index decides.
+void ties_go_to_the_first_index() {
+  const int64_t rows = 300, cols = 1000;
+  const uint64_t seed = 3;
+  std::vector<uint32_t> words = words_of(rows * cols, seed);
+  std::sort(words.begin(), words.end());
+  const auto tied = std::adjacent_find(words.begin(), words.end());
+  CHECK(tied != words.end());
+  const auto first = tied - words.begin() + 1;
+  a_random_map_is_that_of_the_definition(rows, cols, {first - 1, 1, 1, rows * cols - first - 1}, seed);
+}
+
+}  // namespace
+
+int main() {
+  check_passes<float>();
+  check_passes<double>();
+  check_passes<bfloat16>();
+  check_passes<float16>();
+  random_maps_are_those_of_the_definition();
+  partitions_of_a_random_map_may_be_empty();
+  ties_go_to_the_first_index();
+}

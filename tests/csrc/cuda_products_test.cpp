@@ -1,0 +1,222 @@
+// The GPU's kernels, run by an emulator and compared with the definition in float64.
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include "check.h"
+#include "emulated_machine.h"
+#include "partkernels/kernels.h"
+#include "partkernels/packed_map.h"
+
+namespace {
+
+using namespace partkernels;
+using cuda::divide_up;
+
+std::mt19937 random_words(7);
+
+double uniform(double low, double high) { return std::uniform_real_distribution<double>(low, high)(random_words); }
+int integer(int low, int high) { return std::uniform_int_distribution<int>(low, high)(random_words); }
+
+template <class T>
+T narrow(double value) {
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    return to_bfloat16(static_cast<float>(value));
+  } else if constexpr (std::is_same_v<T, float16>) {
+    return cuda::to_float16(static_cast<float>(value));
+  } else {
+    return static_cast<T>(value);
+  }
+}
+
+template <class T>
+double widen(T value) {
+  if constexpr (sizeof(T) == 2) {
+    return cuda::as_float(value);
+  } else {
+    return value;
+  }
+}
+
+// Random entries in memory of its own, aligned as a GPU's is; what lies between the entries is NaN.
+template <class T>
+struct Owned {
+  std::vector<char> memory;
+  Matrix<T> matrix;
+
+  // As rows of neighbouring entries with a gap, or, with gaps that are not whole parts of 16 bytes, the other way
+  // round.
+  Owned(int64_t rows, int64_t cols, int64_t gap = 0, bool is_transposed = false)
+      : memory(sizeof(T) * (is_transposed ? cols * (rows + gap) : rows * (cols + gap)) + 256) {
+    auto* const data = reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(memory.data()) + 255) / 256 * 256);
+    matrix = is_transposed ? Matrix<T>{data, rows, cols, 1, rows + gap} : Matrix<T>{data, rows, cols, cols + gap, 1};
+    std::fill_n(data, (is_transposed ? cols * (rows + gap) : rows * (cols + gap)), narrow<T>(NAN));
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < cols; ++c) entry(r, c) = narrow<T>(uniform(-1, 1));
+    }
+  }
+  T& entry(int64_t r, int64_t c) const { return matrix.data[r * matrix.row_stride + c * matrix.col_stride]; }
+  double at(int64_t r, int64_t c) const { return widen(entry(r, c)); }
+  Matrix<const T> view() const { return {matrix.data, matrix.rows, matrix.cols, matrix.row_stride, matrix.col_stride}; }
+  template <class U = const T>
+  Weight<U> weight() const {
+    return {matrix.data, matrix.rows, matrix.cols, 1, 1, matrix.row_stride, matrix.col_stride, 0, 0};
+  }
+  void poison() {
+    for (int64_t r = 0; r < matrix.rows; ++r) {
+      for (int64_t c = 0; c < matrix.cols; ++c) entry(r, c) = narrow<T>(NAN);
+    }
+  }
+};
+
+struct Map {
+  std::vector<uint8_t> memory;
+  Owners owners;
+
+  Map(int64_t rows, int64_t cols, int count) : owners{nullptr, row_bytes(cols, bits_for(count)), bits_for(count)} {
+    memory.resize(rows * owners.row_bytes + 16);
+    auto* const map = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(memory.data()) + 15) / 16 * 16);
+    owners.map = map;
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < cols; ++c) {
+        map[r * owners.row_bytes + c * owners.bits / 8] |= integer(0, count - 1) << (c * owners.bits % 8);
+      }
+    }
+  }
+};
+
+// The sum of products of two functions of a term is `found`, rounded once after sums in float32.
+template <class T, class Left, class Right>
+void check_sum(double found, double start, int terms, const Left& left, const Right& right, const char* what) {
+  double sum = start, size = std::fabs(start);
+  for (int t = 0; t < terms; ++t) {
+    sum += left(t) * right(t);
+    size += std::fabs(left(t) * right(t));
+  }
+  const double rounding = std::is_same_v<T, bfloat16> ? 1.0 / 256 : std::is_same_v<T, float16> ? 1.0 / 2048 : 0;
+  const double subnormal = std::is_same_v<T, float16> ? std::ldexp(1, -25) : 0;
+  const double error = std::is_same_v<T, double> ? 1e-14 : 1e-6;
+  if (!(std::fabs(found - sum) <= rounding * std::fabs(sum) + subnormal + error * size)) {
+    std::fprintf(stderr, "%s: %g, not %g\n", what, found, sum);
+    std::exit(1);
+  }
+}
+
+struct Case {
+  int m, n, k, count, active;
+  DefaultKind kind;
+  bool has_bias;
+  int64_t gap;
+  bool is_transposed;
+};
+
+template <class T>
+void the_products_are_those_of_the_definition(const Case& c) {
+  std::printf("%d x %d x %d, %d of %d partitions, kind %d, gap %d%s\n", c.m, c.n, c.k, c.active, c.count,
+              static_cast<int>(c.kind), static_cast<int>(c.gap), c.is_transposed ? ", transposed" : "");
+  std::fflush(stdout);
+  const Owned<T> x(c.m, c.k, c.gap, c.is_transposed), w(c.n, c.k, c.gap, c.is_transposed), bias(1, c.n);
+  const Owned<T> stored(c.n, c.k, c.gap), grad_y(c.m, c.n, c.gap, c.is_transposed);
+  const Map map(c.n, c.k, c.count);
+  const Defaults defaults{c.kind, c.kind == DefaultKind::uniform ? round_to_bfloat16(0.003f) : 0.003f, 42, 7};
+  const Subnetwork<T> subnetwork{w.weight(), map.owners, c.count, c.active, defaults, stored.weight()};
+  std::vector<double> rebuilt(int64_t{c.n} * c.k);
+  for (int n = 0; n < c.n; ++n) {
+    for (int k = 0; k < c.k; ++k) {
+      const bool live = id_at(map.owners.row(n), k, map.owners.bits) < c.active;
+      rebuilt[int64_t{n} * c.k + k] = live                            ? w.at(n, k)
+                                      : c.kind == DefaultKind::stored ? stored.at(n, k)
+                                                                      : widen(narrow<T>(default_value(defaults, n, k)));
+    }
+  }
+  const auto entry = [&](int n, int k) { return rebuilt[int64_t{n} * c.k + k]; };
+
+  Owned<T> y(c.m, c.n, c.gap, c.is_transposed), grad_x(c.m, c.k, c.gap), grad_w(c.n, c.k, c.gap);
+  y.poison();
+  grad_x.poison();
+  grad_w.poison();
+  CHECK(cuda::linear<T>(x.view(), subnetwork, c.has_bias ? bias.matrix.data : nullptr, y.matrix, nullptr));
+  CHECK(cuda::linear_grad_input<T>(grad_y.view(), subnetwork, grad_x.matrix, nullptr));
+  CHECK(
+      cuda::linear_grad_weight<T>(grad_y.view(), x.view(), map.owners, c.active, grad_w.template weight<T>(), nullptr));
+  for (int m = 0; m < c.m; ++m) {
+    for (int n = 0; n < c.n; ++n) {
+      check_sum<T>(
+          y.at(m, n), c.has_bias ? bias.at(0, n) : 0, c.k, [&](int k) { return x.at(m, k); },
+          [&](int k) { return entry(n, k); }, "y");
+    }
+    for (int k = 0; k < c.k; ++k) {
+      check_sum<T>(
+          grad_x.at(m, k), 0, c.n, [&](int n) { return grad_y.at(m, n); }, [&](int n) { return entry(n, k); },
+          "grad_x");
+    }
+  }
+  for (int n = 0; n < c.n; ++n) {
+    for (int k = 0; k < c.k; ++k) {
+      const bool learns = id_at(map.owners.row(n), k, map.owners.bits) == c.active - 1;
+      check_sum<T>(
+          grad_w.at(n, k), 0, learns ? c.m : 0, [&](int m) { return grad_y.at(m, n); },
+          [&](int m) { return x.at(m, k); }, "grad_w");
+    }
+  }
+}
+
+void sizes_of_zero() {
+  for (const Case& c : {Case{0, 8, 8, 2, 1, DefaultKind::uniform, true, 0, false},
+                        {8, 0, 8, 2, 1, DefaultKind::uniform, false, 0, false},
+                        {24, 8, 0, 2, 1, DefaultKind::uniform, true, 0, false}}) {
+    the_products_are_those_of_the_definition<bfloat16>(c);
+    the_products_are_those_of_the_definition<float>(c);
+  }
+}
+
+void a_gpu_that_is_too_old_is_refused() {
+  cuda::emulated::options.major = 7;
+  const cuda::Status status = cuda::linear<float>({}, {}, nullptr, {}, nullptr);
+  CHECK(status.code == cuda::Code::no_kernel && std::strstr(status.message, "8.0") != nullptr);
+}
+
+// The sanitizers see every access, several times as slowly.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr int kCounts[] = {3};
+#else
+constexpr int kCounts[] = {1, 2, 4, 9, 200};
+#endif
+
+template <class T>
+void random_cases() {
+  for (const DefaultKind kind : {DefaultKind::zeros, DefaultKind::uniform, DefaultKind::normal, DefaultKind::stored}) {
+    for (const int count : kCounts) {
+      ++cuda::emulated::options.seed;
+      const int m = integer(0, 2) == 0 ? integer(1, 16) : integer(17, 300);
+      const Case c{m,
+                   integer(1, 200),
+                   integer(1, 200),
+                   count,
+                   integer(1, count),
+                   kind,
+                   integer(0, 1) == 1,
+                   integer(0, 9),
+                   integer(0, 1) == 1};
+      the_products_are_those_of_the_definition<T>(c);
+      // As the copies of 16 bytes need it.
+      the_products_are_those_of_the_definition<T>(
+          {m, 8 * divide_up(c.n, 8), 8 * divide_up(c.k, 8), count, c.active, kind, c.has_bias, 8, false});
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  random_cases<bfloat16>();
+  random_cases<float16>();
+  random_cases<float>();
+  random_cases<double>();
+  // Without the copy engine, and with less shared memory.
+  cuda::emulated::options.major = 8;
+  cuda::emulated::options.shared_memory = 99 << 10;
+  random_cases<bfloat16>();
+  sizes_of_zero();
+  a_gpu_that_is_too_old_is_refused();
+}

@@ -1,0 +1,36 @@
+# Installs a build tree into an empty folder and moves it; examples/cpp, copied to be a project of its own, must find
+# it there, build and run. CMakeLists.txt registers this as a test and says what it is given.
+cmake_minimum_required(VERSION 3.24)
+set(work ${BUILD}/package)
+set(given -G ${GENERATOR} -D CMAKE_MAKE_PROGRAM=${MAKE_PROGRAM} -D CMAKE_CXX_COMPILER=${COMPILER}
+          -D CMAKE_CXX_FLAGS=${FLAGS} -D CMAKE_BUILD_TYPE=${BUILD_TYPE} -D CMAKE_PREFIX_PATH=${work}/moved)
+
+function(run)
+  execute_process(COMMAND ${ARGV} COMMAND_ECHO STDOUT COMMAND_ERROR_IS_FATAL ANY)
+endfunction()
+
+file(REMOVE_RECURSE ${work})
+run(${CMAKE_COMMAND} --install ${BUILD} --config ${BUILD_TYPE} --prefix ${work}/installed)
+file(RENAME ${work}/installed ${work}/moved)
+file(COPY ${CMAKE_CURRENT_LIST_DIR}/../../examples/cpp DESTINATION ${work})
+run(${CMAKE_COMMAND} -S ${work}/cpp -B ${work}/build ${given})
+run(${CMAKE_COMMAND} --build ${work}/build --config ${BUILD_TYPE})
+
+# The examples compare their results with the definition.
+run(${work}/build/subnetwork_matmul)
+if(cuda IN_LIST COMPONENTS)
+  execute_process(COMMAND ${work}/build/subnetwork_matmul_gpu RESULT_VARIABLE result)
+  if(NOT result EQUAL 0 AND NOT result EQUAL 77)  # 77: there is no GPU
+    message(FATAL_ERROR "subnetwork_matmul_gpu: ${result}")
+  endif()
+endif()
+
+# A component that is not there is an error, with its cure.
+file(WRITE ${work}/absent/CMakeLists.txt "cmake_minimum_required(VERSION 3.24)\nproject(absent LANGUAGES CXX)\n"
+  "find_package(partkernels REQUIRED COMPONENTS cpu npu)\n")
+execute_process(COMMAND ${CMAKE_COMMAND} -S ${work}/absent -B ${work}/absent/build ${given}
+                RESULT_VARIABLE result ERROR_VARIABLE said OUTPUT_QUIET)
+string(REGEX REPLACE "[ \n]+" " " said "${said}")
+if(result EQUAL 0 OR NOT said MATCHES "no component npu here: it was built with")
+  message(FATAL_ERROR "asked for a component that is not there, find_package said: ${said}")
+endif()

@@ -1,0 +1,126 @@
+"""The CUDA library: compiled without a GPU, and looked at with the toolkit's own tools."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+triton = pytest.importorskip("triton", reason="its package has the disassembler that this looks with")
+
+ROOT = Path(__file__).parents[2]
+WHEELS = ROOT / "build" / "wheel"
+pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="the CUDA compiler, nvcc, is not installed")
+
+
+@pytest.fixture(scope="module")
+def wheel() -> Path:
+    """The wheel that `make wheel` built, or a new one if sources have changed since."""
+    sources = [path for path in (ROOT / "csrc").rglob("*") if path.is_file()] + [ROOT / "setup.py"]
+    newest = max(path.stat().st_mtime for path in sources)
+    found = [
+        path
+        for path in WHEELS.glob("*.whl")
+        if path.stat().st_mtime > newest and "partkernels/_cuda.so" in _names(path)
+    ]
+    if not found:
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "--no-build-isolation",
+            "--no-deps",
+            "--wheel-dir",
+            WHEELS,
+            ROOT,
+        ]
+        subprocess.run(command, check=True, env={**os.environ, "PARTKERNELS_BUILD": "cuda"})
+        found = list(WHEELS.glob("*.whl"))
+    return found[-1]
+
+
+@pytest.fixture(scope="module")
+def unpacked(wheel, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("unpacked")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def _names(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.namelist()
+
+
+@pytest.fixture(scope="module")
+def machine_code(unpacked) -> dict[tuple[str, str], str]:
+    """The disassembly of each kernel: of an architecture and a mangled name."""
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    command = [tools / "cuobjdump", "--dump-sass", unpacked / "partkernels" / "_cuda.so"]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    code = {}
+    for image in re.split(r"\n\s*code for ", listing)[1:]:
+        architecture = image.split(None, 1)[0]
+        for function in image.split("Function : ")[1:]:
+            name, body = function.split("\n", 1)
+            code[architecture, name] = body
+    return code
+
+
+def test_no_kernel_spills_or_was_compiled_with_a_warning(wheel):
+    reports = {path.stem: path.read_text() for path in (ROOT / "build").glob("temp*/cuda/*.txt")}
+    assert {"hopper_linear", "mma_products", "few_rows"} <= reports.keys()
+    for name, report in reports.items():
+        output = report.partition("\n")[2]
+        assert "warning" not in output.lower(), f"{name}: {output}"
+        frames = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", output)
+        assert all(frame == ("0", "0", "0") for frame in frames), name
+        assert name in ("binding", "launch", "linear") or frames, f"{name} has no kernel"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kernel", "product", "copy"),
+    [
+        ("sm_80", "mma_product", "HMMA", "LDGSTS"),
+        ("sm_80", "few_rows", "HMMA", "LDGSTS"),
+        ("sm_90a", "few_rows", "HMMA", "LDGSTS"),
+        ("sm_90a", "hopper_linear", "HGMMA", "UTMALDG"),
+        ("sm_90a", "hopper_grad_input", "HGMMA", "UTMALDG"),
+        ("sm_90a", "hopper_grad_weight", "HGMMA", "UTMALDG"),
+    ],
+)
+def test_products_run_on_tensor_cores_from_asynchronous_copies(machine_code, architecture, kernel, product, copy):
+    bodies = [body for (built, name), body in machine_code.items() if built == architecture and kernel in name]
+    assert bodies and all(f"{product}." in body for body in bodies)
+    assert any(copy in body for body in bodies)
+
+
+def test_no_local_memory_is_touched(machine_code):
+    assert machine_code
+    assert not [name for name, body in machine_code.items() if re.search(r"\b(LDL|STL)\b", body)]
+
+
+def test_the_wheel_says_what_it_was_built_for_and_runs_without_a_gpu(unpacked):
+    facts = json.loads((unpacked / "partkernels" / "build_info.json").read_text())
+    assert facts["cuda"] == "built for sm_80, PTX 80, sm_90a"
+    program = """
+import partkernels, torch
+print(partkernels.backends()["cuda"])
+try:
+    partkernels.use_backend("cuda").__enter__()
+except RuntimeError as error:
+    print(error)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(unpacked), "CUDA_VISIBLE_DEVICES": ""}
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment, cwd=unpacked
+    )
+    status, error = result.stdout.strip().split("\n")
+    assert status == "built for sm_80, PTX 80, sm_90a; no GPU, or PyTorch was built without CUDA"
+    assert error.startswith("The backend 'cuda' cannot run this: built for sm_80") and "Ready here: " in error
