@@ -91,7 +91,7 @@ void a_subnetworks_weight_has_live_entries_and_defaults(const Size& size, int co
     const Owners owners{map.data(), row_bytes(cols, bits), bits};
     const Defaults defaults{kind, 0.01f, (uint64_t{3} << 33) | 11, (uint64_t{1} << 40) | 12};
     const Subnetwork<T> w{weight_of<const T>(weight.data(), size), owners, count, active, defaults,
-                               weight_of<const T>(stored.data(), size)};
+                          weight_of<const T>(stored.data(), size)};
     cpu::subnetwork_weight(w, 0, 0, weight_of(out.data(), size), in_turn);
     std::vector<T> gradient(entries);
     cpu::subnetwork_weight_grad(weight_of<const T>(weight.data(), size), owners, active, active,

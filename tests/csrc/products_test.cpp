@@ -158,8 +158,8 @@ void convolutions_multiply_by_the_subnetworks_weight(const cpu::ParallelFor& par
   const Owners owners{map.data(), row_bytes(kCols, bits), bits};
   const Defaults defaults{DefaultKind::normal, 0.01f, 5, 6};
   const auto weight = [](auto* data) {
-    return Weight<std::remove_reference_t<decltype(*data)>>{
-        data, 10, kIn, kHeight, kWidth, kCols, kHeight * kWidth, kWidth, 1};
+    return Weight<std::remove_reference_t<decltype(*data)>>{data,   10, kIn, kHeight, kWidth, kCols, kHeight * kWidth,
+                                                            kWidth, 1};
   };
   const Subnetwork<double> subnetwork{weight(static_cast<const double*>(w.data())), owners, 3, 2, defaults, {}};
 
