@@ -16,6 +16,8 @@ OUT ?= out
 # Of the paper's experiments: QUICK=--quick takes minutes instead of hours.
 EXPERIMENTS ?= input-selection input-mask augmentation validation extractor sensitivity retraining
 QUICK ?=
+# Of the CUDA kernels on a GPU.
+SANITIZER ?= compute-sanitizer
 
 # Threads that wait should sleep: spinning ones made training 2.5 times slower beside another program on two cores.
 export OMP_WAIT_POLICY ?= passive
@@ -55,8 +57,8 @@ gpu:
 	step build env PARTKERNELS_BUILD=cuda $(PYTHON) setup.py -q build_ext --inplace; \
 	step explain $(PYTHON) -m partkernels; \
 	step tests $(PYTHON) -m pytest -q $$xdist tests/partkernels tests/partnets; \
-	for tool in memcheck racecheck; do step $$tool compute-sanitizer --tool $$tool --error-exitcode 1 \
-	  $(PYTHON) -m pytest -q -x tests/partkernels/test_linear.py -k "cuda and not triton and bfloat16"; done; \
+	for tool in memcheck racecheck; do step $$tool $(SANITIZER) --tool $$tool --error-exitcode 1 \
+	  $(PYTHON) -m pytest -q tests/partkernels/test_operators.py -k "cuda and linear and bfloat16 and not triton"; done; \
 	step kernels $(PYTHON) -m benchmarks.triton_kernels --out $(OUT)/triton-kernels.md; \
 	step tune $(PYTHON) -m benchmarks.tune --preset $(PRESET) --out $(OUT)/measured; \
 	step suites env -u OMP_WAIT_POLICY PARTKERNELS_CACHE=$(OUT)/measured \

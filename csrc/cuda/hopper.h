@@ -14,8 +14,9 @@ PARTKERNELS_DEVICE int rank_in_cluster() {
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return static_cast<int>(rank);
 }
+// The threads of a warp may come one after another.
 PARTKERNELS_DEVICE void synchronize_cluster() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 // The same place in the shared memory of another block of the cluster.
 PARTKERNELS_DEVICE SharedAddress in_block(SharedAddress address, int rank) {

@@ -1,4 +1,4 @@
-// What the kernels ask of a GPU, an instruction a function: nothing else here has inline assembly.
+// What the kernels ask of a GPU, an instruction a function: inline assembly is here and in hopper.h alone.
 //
 // Without nvcc these functions are those of an emulator on the CPU, which runs the same kernels in the tests.
 #pragma once

@@ -186,7 +186,7 @@ def test_the_fused_plan_rebuilds_nothing_in_memory_of_its_own(monkeypatch):
     assert chosen and all(plan.config for plan in chosen)
 
 
-STEPS = ("setup.py", "partkernels", "pytest", "triton_kernels", "tune", "all", "bars", "report")
+STEPS = ("setup.py", "partkernels", "pytest", "memcheck", "racecheck", "triton_kernels", "tune", "all", "bars", "report")
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
@@ -197,7 +197,7 @@ def test_make_gpu_goes_on_after_a_step_that_failed_and_fails(failing, tmp_path):
     python.write_text(f'#!/bin/sh\necho "$* $PARTKERNELS_CACHE" >>{log}\n{fails}\n')
     python.chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    command = ["make", "gpu", f"PYTHON={python}", f"OUT={tmp_path / 'out'}"]
+    command = ["make", "gpu", f"PYTHON={python}", f"SANITIZER={python}", f"OUT={tmp_path / 'out'}"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert (done.returncode != 0) == bool(failing), done.stderr
     assert not failing or "failed: " in done.stdout
