@@ -95,7 +95,7 @@ wheel: $(VENV)/test
 	cd build/empty && bin/python -m partkernels && bin/python -W error $(abspath tests/smoke.py)
 
 clean:
-	rm -rf $(VENV) build dist out partkernels/_cpu.* partkernels/build_info.json *.egg-info
+	rm -rf $(VENV) build dist out partkernels/_c*.so partkernels/build_info.json *.egg-info
 
 $(VENV)/torch:
 	$(PYTHON) -m venv $(VENV)
