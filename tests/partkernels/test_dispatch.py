@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import partkernels as pk
-from partkernels import build_info, cpu, dispatch, reference
+from partkernels import build_info, cpu, cuda, dispatch, reference
 
 
 def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
@@ -143,3 +143,39 @@ def test_the_module_prints_versions_build_facts_and_backends():
 def test_importing_initialises_no_gpu_and_downloads_nothing():
     code = "import partkernels, torch, socket; assert not torch.cuda.is_initialized(); print('fine')"
     assert run_python("-c", code).stdout.strip() == "fine"
+
+
+@pytest.mark.parametrize(
+    ("built", "capability", "status"),
+    [
+        ("sm_80, PTX 80, sm_90a", (9, 0), dispatch.READY),
+        ("sm_80, PTX 80, sm_90a", (8, 6), dispatch.READY),
+        ("sm_80, PTX 80, sm_90a", (12, 0), dispatch.READY),
+        ("sm_80, sm_90a", (12, 0), "TORCH_CUDA_ARCH_LIST=12.0, else use triton or reference"),
+        ("sm_86", (8, 0), "has compute capability 8.0"),
+        ("sm_80, PTX 80", (7, 5), "has compute capability 7.5; from 8.0 on"),
+    ],
+)
+def test_the_cuda_library_serves_what_it_was_built_for(built, capability, status, monkeypatch):
+    monkeypatch.setattr(dispatch, "_load", lambda backend: dispatch.READY)
+    monkeypatch.setattr(dispatch.build_info, "facts", lambda: {"cuda": f"built for {built}"})
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    found = dispatch._cuda_status.__wrapped__()
+    assert found == status if status == dispatch.READY else status in found
+
+
+@pytest.mark.parametrize("name", ["conv2d", "conv2d_grad_input", "conv2d_grad_weight"])
+def test_convolutions_of_the_cuda_backend_are_torchs_own_with_a_rebuilt_weight(name, monkeypatch):
+    monkeypatch.setattr(cuda, "_cuda", reference)  # whose weights these are
+    partition = pk.Partition.random((4, 3, 3, 3), (0.5, 0.5), seed=0, defaults=pk.Uniform(0.1, seed=1))
+    x, weight, y = torch.randn(2, 3, 5, 5), torch.randn(4, 3, 3, 3), torch.randn(2, 4, 5, 5)
+    geometry = (1, 1), (1, 1), (1, 1), 1
+    arguments = {
+        "conv2d": (x, weight, None, *geometry, 1, None, *partition.flat()),
+        "conv2d_grad_input": (y, weight, x.shape, *geometry, 1, None, *partition.flat()),
+        "conv2d_grad_weight": (y, x, (3, 3), *geometry, 1, partition.map, partition.count),
+    }[name]
+    assert torch.equal(getattr(cuda, name)(*arguments), getattr(reference, name)(*arguments))
