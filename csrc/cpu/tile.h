@@ -37,20 +37,6 @@ void for_each_tile(int64_t row, int64_t rows, int64_t col, int64_t cols, const U
   }
 }
 
-// Whether the entries of a weight's row lie one after another in the order of the map's columns.
-template <class T>
-bool rows_are_contiguous(const Weight<T>& weight) {
-  return (weight.in_stride == 1 || weight.in == 1) && (weight.x_stride == weight.in || weight.width == 1) &&
-         (weight.y_stride == weight.width * weight.in || weight.height == 1);
-}
-
-// The same for the order of a contiguous convolution's weight: the taps of a channel lie together.
-template <class T>
-bool taps_are_contiguous(const Weight<T>& w) {
-  return (w.x_stride == 1 || w.width == 1) && (w.y_stride == w.width || w.height == 1) &&
-         (w.in_stride == w.height * w.width || w.in == 1);
-}
-
 // Calls use(j, n, pointer) for the runs of entries (row, col + j), (row, col + j + 1), ... that lie in_stride apart.
 template <class T, class Use>
 void for_each_run(const Weight<T>& weight, int64_t row, int64_t col, int64_t n, const Use& use) {

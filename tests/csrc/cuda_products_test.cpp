@@ -5,6 +5,7 @@
 
 #include "check.h"
 #include "emulated_machine.h"
+#include "numbers.h"
 #include "partkernels/kernels.h"
 #include "partkernels/packed_map.h"
 
@@ -12,31 +13,6 @@ namespace {
 
 using namespace partkernels;
 using cuda::divide_up;
-
-std::mt19937 random_words(7);
-
-double uniform(double low, double high) { return std::uniform_real_distribution<double>(low, high)(random_words); }
-int integer(int low, int high) { return std::uniform_int_distribution<int>(low, high)(random_words); }
-
-template <class T>
-T narrow(double value) {
-  if constexpr (std::is_same_v<T, bfloat16>) {
-    return to_bfloat16(static_cast<float>(value));
-  } else if constexpr (std::is_same_v<T, float16>) {
-    return cuda::to_float16(static_cast<float>(value));
-  } else {
-    return static_cast<T>(value);
-  }
-}
-
-template <class T>
-double widen(T value) {
-  if constexpr (sizeof(T) == 2) {
-    return cuda::as_float(value);
-  } else {
-    return value;
-  }
-}
 
 // Random entries in memory of its own, aligned as a GPU's is; what lies between the entries is NaN.
 template <class T>
@@ -209,6 +185,7 @@ void random_cases() {
 }  // namespace
 
 int main() {
+  random_words.seed(7);
   random_cases<bfloat16>();
   random_cases<float16>();
   random_cases<float>();

@@ -28,6 +28,21 @@ struct Weight {
   int64_t cols() const { return in * height * width; }
 };
 
+// Whether the entries of a row lie one after another in the order of the map's columns: linear and channels_last
+// weights.
+template <class T>
+bool rows_are_contiguous(const Weight<T>& w) {
+  return (w.in_stride == 1 || w.in == 1) && (w.x_stride == w.in || w.width == 1) &&
+         (w.y_stride == w.width * w.in || w.height == 1);
+}
+
+// The same for a contiguous convolution's weight: the taps of a channel lie together.
+template <class T>
+bool taps_are_contiguous(const Weight<T>& w) {
+  return (w.x_stride == 1 || w.width == 1) && (w.y_stride == w.width || w.height == 1) &&
+         (w.in_stride == w.height * w.width || w.in == 1);
+}
+
 // Which partition owns each entry of a weight.
 struct Owners {
   const uint8_t* map;
