@@ -20,6 +20,7 @@
 #include "partkernels/bfloat16.h"
 #include "partkernels/cpu.h"
 #include "partkernels/defaults.h"
+#include "partkernels/optimizers.h"
 #include "partkernels/packed_map.h"
 #include "partkernels/philox.h"
 

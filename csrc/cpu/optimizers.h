@@ -40,23 +40,17 @@ T blend(Lane<T> mask, T yes, T no) {
 // Each entry of a group is computed, and others' are rewritten with their own bits.
 template <class Acc>
 struct SgdStep {
-  Acc lr, momentum, weight_decay;
+  SgdFactors<Acc> by;
   Lane<Acc> decays, nesterov;  // ones if it does, else zeros
 
-  explicit SgdStep(const Sgd& sgd)
-      : lr(static_cast<Acc>(sgd.lr)),
-        momentum(static_cast<Acc>(sgd.momentum)),
-        weight_decay(static_cast<Acc>(sgd.weight_decay)),
-        decays(-Lane<Acc>{sgd.weight_decay != 0}),
-        nesterov(-Lane<Acc>{sgd.nesterov}) {}
+  explicit SgdStep(const Sgd& sgd) : by(sgd), decays(-Lane<Acc>{by.decays}), nesterov(-Lane<Acc>{by.nesterov}) {}
 
   __attribute__((always_inline)) void group(Lane<Acc> kept, const Acc* g, std::array<Acc*, 1> written) const {
     Acc* const p = written[0];
 #pragma GCC ivdep
     for (Lane<Acc> j = 0; j < kGroup; ++j) {
-      // Without decay an infinite parameter must not make its gradient NaN.
-      const Acc grad = blend(decays, g[j] + weight_decay * p[j], g[j]);
-      p[j] = blend(mask_of(kept, j), p[j] - lr * grad, p[j]);
+      const Acc grad = blend(decays, g[j] + by.weight_decay * p[j], g[j]);
+      p[j] = blend(mask_of(kept, j), p[j] - by.lr * grad, p[j]);
     }
   }
 
@@ -65,33 +59,21 @@ struct SgdStep {
     Acc* const buffer = written[1];
 #pragma GCC ivdep
     for (Lane<Acc> j = 0; j < kGroup; ++j) {
-      const Acc grad = blend(decays, g[j] + weight_decay * p[j], g[j]);
-      const Acc velocity = momentum * buffer[j] + grad;
-      const Acc direction = blend(nesterov, grad + momentum * velocity, velocity);
+      const Acc grad = blend(decays, g[j] + by.weight_decay * p[j], g[j]);
+      const Acc velocity = by.momentum * buffer[j] + grad;
+      const Acc direction = blend(nesterov, grad + by.momentum * velocity, velocity);
       buffer[j] = blend(mask_of(kept, j), velocity, buffer[j]);
-      p[j] = blend(mask_of(kept, j), p[j] - lr * direction, p[j]);
+      p[j] = blend(mask_of(kept, j), p[j] - by.lr * direction, p[j]);
     }
   }
 };
 
 template <class Acc>
 struct AdamStep {
-  Acc step_size, lerp, beta2, square, inverse_correction, eps, weight_decay, shrink;
+  AdamFactors<Acc> by;
   Lane<Acc> decays;
 
-  explicit AdamStep(const Adam& adam) {
-    const double correction1 = 1 - std::pow(adam.beta1, static_cast<double>(adam.step));
-    const double correction2 = 1 - std::pow(adam.beta2, static_cast<double>(adam.step));
-    step_size = static_cast<Acc>(adam.lr / correction1);
-    lerp = static_cast<Acc>(1 - adam.beta1);
-    beta2 = static_cast<Acc>(adam.beta2);
-    square = static_cast<Acc>(1 - adam.beta2);
-    inverse_correction = static_cast<Acc>(1 / std::sqrt(correction2));
-    eps = static_cast<Acc>(adam.eps);
-    weight_decay = static_cast<Acc>(adam.decoupled ? 0 : adam.weight_decay);
-    decays = -Lane<Acc>{weight_decay != 0};
-    shrink = static_cast<Acc>(adam.decoupled ? 1 - adam.lr * adam.weight_decay : 1);
-  }
+  explicit AdamStep(const Adam& adam) : by(adam), decays(-Lane<Acc>{by.decays}) {}
 
   __attribute__((always_inline)) void group(Lane<Acc> kept, const Acc* g, std::array<Acc*, 3> written) const {
     Acc* const p = written[0];
@@ -99,11 +81,11 @@ struct AdamStep {
     Acc* const exp_avg_sq = written[2];
 #pragma GCC ivdep
     for (Lane<Acc> j = 0; j < kGroup; ++j) {
-      const Acc grad = blend(decays, g[j] + weight_decay * p[j], g[j]);
-      const Acc mean = exp_avg[j] + lerp * (grad - exp_avg[j]);
-      const Acc variance = beta2 * exp_avg_sq[j] + square * grad * grad;
-      const Acc denominator = std::sqrt(variance) * inverse_correction + eps;
-      const Acc next = shrink * p[j] - step_size * mean / denominator;
+      const Acc grad = blend(decays, g[j] + by.weight_decay * p[j], g[j]);
+      const Acc mean = exp_avg[j] + by.lerp * (grad - exp_avg[j]);
+      const Acc variance = by.beta2 * exp_avg_sq[j] + by.square * grad * grad;
+      const Acc denominator = std::sqrt(variance) * by.inverse_correction + by.eps;
+      const Acc next = by.shrink * p[j] - by.step_size * mean / denominator;
       p[j] = blend(mask_of(kept, j), next, p[j]);
       exp_avg[j] = blend(mask_of(kept, j), mean, exp_avg[j]);
       exp_avg_sq[j] = blend(mask_of(kept, j), variance, exp_avg_sq[j]);

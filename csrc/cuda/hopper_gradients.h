@@ -67,34 +67,24 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kHopperThreads,
   const HopperRing ring = hopper_ring(p.stages, stage_bytes);
   synchronize_block();
 
-  const int down = divide_up(p.down, Kernel::kDown), across = divide_up(p.across, Kernel::kAcross);
+  const Tiles<> tiles{divide_up(p.down, Kernel::kDown), divide_up(p.across, Kernel::kAcross)};
   const int groups = divide_up(p.terms, kGroup);
-  Turn turn;
   if (thread_index() < kWarpgroup) {
-    give_registers<24>();
-    if (thread_index() == 0) {
-      for (int tile = block_index(); tile < down * across; tile += blocks()) {
-        int tile_row, tile_col;
-        tile_of(tile, down, across, &tile_row, &tile_col);
-        const int m0 = tile_row * Kernel::kDown, k0 = tile_col * Kernel::kAcross;
-        for (int i = 0; i < groups; ++i) {
-          const SharedAddress left = ring.stage(turn.stage), full = ring.full(turn.stage);
-          wait(ring.empty(turn.stage), turn.parity ^ 1);
-          arrive_and_expect(full, stage_bytes);
-          load_box(left, maps.left, i * kGroup, m0, full);
-          for (int b = 0; b < Kernel::kBlocks; ++b) {
-            load_box(left + Kernel::kLeft + b * kBlock, maps.right, k0 + 64 * b, i * kGroup, full);
-            if constexpr (Kernel::kStored) {
-              load_box(left + Kernel::kStored0 + b * kBlock, maps.stored, k0 + 64 * b, i * kGroup, full);
-            }
-          }
-          load_box(left + Kernel::kMap, maps.map, k0 * p.weight.bits / 8, i * kGroup, full);
-          turn.advance(p.stages);
+    ring.fill(tiles, groups, [&](SharedAddress left, SharedAddress full, int tile_row, int tile_col, int group) {
+      const int k0 = tile_col * Kernel::kAcross;
+      arrive_and_expect(full, stage_bytes);
+      load_box(left, maps.left, group * kGroup, tile_row * Kernel::kDown, full);
+      for (int b = 0; b < Kernel::kBlocks; ++b) {
+        load_box(left + Kernel::kLeft + b * kBlock, maps.right, k0 + 64 * b, group * kGroup, full);
+        if constexpr (Kernel::kStored) {
+          load_box(left + Kernel::kStored0 + b * kBlock, maps.stored, k0 + 64 * b, group * kGroup, full);
         }
       }
-    }
+      load_box(left + Kernel::kMap, maps.map, k0 * p.weight.bits / 8, group * kGroup, full);
+    });
   } else {
     take_registers<240>();
+    Turn turn;
     const int thread = thread_index() - kWarpgroup, warp = thread / kWarp;
     // Two products of 64 rows for each warpgroup.
     const int first_row = thread / kWarpgroup * 128;
@@ -128,24 +118,17 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kHopperThreads,
       }
       commit_products();
     };
-    const auto release = [&](int turns_ago) {
-      synchronize_warp();
-      if (thread % kWarp == 0) arrive(ring.empty(turn.before(turns_ago, p.stages)));
-    };
-
-    for (int tile = block_index(); tile < down * across; tile += blocks()) {
-      int tile_row, tile_col;
-      tile_of(tile, down, across, &tile_row, &tile_col);
+    tiles.each([&](int tile_row, int tile_col) {
       const int m0 = tile_row * Kernel::kDown, k0 = tile_col * Kernel::kAcross;
       obtain(0, k0);
       for (int i = 0; i < groups; ++i) {
         multiply(i);
         wait_for_products<1>();
-        if (i > 0) release(2);
+        if (i > 0) ring.release(turn, 2);
         if (i + 1 < groups) obtain(i + 1, k0);
       }
       wait_for_products<0>();
-      release(1);
+      ring.release(turn, 1);
       char* const turned = memory + p.stages * stage_bytes + warp * kTurned;
       PARTKERNELS_UNROLL
       for (int i = 0; i < 2; ++i) {
@@ -155,7 +138,7 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kHopperThreads,
                      [](int, int, uint32_t (&)[4]) {});
         }
       }
-    }
+    });
   }
 }
 
@@ -175,41 +158,25 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kHopperThreads,
   const HopperRing ring = hopper_ring(p.stages, Kernel::kStageBytes);
   synchronize_block();
 
-  const int down = divide_up(p.down, Kernel::kDown), across = divide_up(p.across, Kernel::kAcross);
+  const Tiles<> tiles{divide_up(p.down, Kernel::kDown), divide_up(p.across, Kernel::kAcross)};
   const int groups = divide_up(p.terms, kGroup);
-  Turn turn;
   if (thread_index() < kWarpgroup) {
-    give_registers<24>();
-    if (thread_index() == 0) {
-      for (int tile = block_index(); tile < down * across; tile += blocks()) {
-        int tile_row, tile_col;
-        tile_of(tile, down, across, &tile_row, &tile_col);
-        for (int i = 0; i < groups; ++i) {
-          const SharedAddress left = ring.stage(turn.stage), full = ring.full(turn.stage);
-          wait(ring.empty(turn.stage), turn.parity ^ 1);
-          arrive_and_expect(full, Kernel::kStageBytes);
-          for (int b = 0; b < Kernel::kDown / 64; ++b) {
-            load_box(left + b * kBlock, maps.left, tile_row * Kernel::kDown + 64 * b, i * kGroup, full);
-          }
-          for (int b = 0; b < Kernel::kAcross / 64; ++b) {
-            load_box(left + Kernel::kLeft + b * kBlock, maps.right, tile_col * Kernel::kAcross + 64 * b, i * kGroup,
-                     full);
-          }
-          turn.advance(p.stages);
-        }
+    ring.fill(tiles, groups, [&](SharedAddress left, SharedAddress full, int tile_row, int tile_col, int group) {
+      arrive_and_expect(full, Kernel::kStageBytes);
+      for (int b = 0; b < Kernel::kDown / 64; ++b) {
+        load_box(left + b * kBlock, maps.left, tile_row * Kernel::kDown + 64 * b, group * kGroup, full);
       }
-    }
+      for (int b = 0; b < Kernel::kAcross / 64; ++b) {
+        load_box(left + Kernel::kLeft + b * kBlock, maps.right, tile_col * Kernel::kAcross + 64 * b, group * kGroup,
+                 full);
+      }
+    });
   } else {
     take_registers<240>();
+    Turn turn;
     const int thread = thread_index() - kWarpgroup, warp = thread / kWarp, warpgroup = thread / kWarpgroup;
     float d[Kernel::kAcross / 2];
-    const auto release = [&](int turns_ago) {
-      synchronize_warp();
-      if (thread % kWarp == 0) arrive(ring.empty(turn.before(turns_ago, p.stages)));
-    };
-    for (int tile = block_index(); tile < down * across; tile += blocks()) {
-      int tile_row, tile_col;
-      tile_of(tile, down, across, &tile_row, &tile_col);
+    tiles.each([&](int tile_row, int tile_col) {
       for (int i = 0; i < groups; ++i) {
         wait(ring.full(turn.stage), turn.parity);
         const SharedAddress left = ring.stage(turn.stage) + warpgroup * kBlock;
@@ -224,10 +191,10 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kHopperThreads,
         commit_products();
         turn.advance(p.stages);
         wait_for_products<1>();
-        if (i > 0) release(2);
+        if (i > 0) ring.release(turn, 2);
       }
       wait_for_products<0>();
-      release(1);
+      ring.release(turn, 1);
       char* const turned = memory + p.stages * Kernel::kStageBytes + warp * kTurned;
       PARTKERNELS_UNROLL
       for (int chunk = 0; chunk < Kernel::kAcross / 64; ++chunk) {
@@ -241,7 +208,7 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kHopperThreads,
                      }
                    });
       }
-    }
+    });
   }
 }
 

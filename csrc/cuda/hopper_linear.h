@@ -43,38 +43,29 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kHopperThreads,
     synchronize_cluster();
   }
 
-  const int down = divide_up(p.across, kDown), across = divide_up(p.down, kAcross * kCluster);
+  const Tiles<kCluster> tiles{divide_up(p.across, kDown), divide_up(p.down, kAcross * kCluster)};
   const int groups = divide_up(p.terms, kGroup);
-  const int clusters = blocks() / kCluster;
-  Turn turn;
   int round = 0;  // of the blocks of a cluster, who rebuilds
+  const auto end_round = [&] { round = kCluster == 1 || round == kCluster - 1 ? 0 : round + 1; };
 
   if (warpgroup < 0) {
-    give_registers<24>();
-    if (thread_index() == 0) {
-      for (int tile = block_index() / kCluster; tile < down * across; tile += clusters) {
-        int tile_row, tile_col;
-        tile_of(tile, down, across, &tile_row, &tile_col);
-        const int n0 = tile_row * kDown, m0 = (tile_col * kCluster + rank) * kAcross;
-        for (int i = 0; i < groups; ++i) {
-          const SharedAddress x = ring.stage(turn.stage), w = x + Kernel::kTileX, full = ring.full(turn.stage);
-          const bool rebuilds = round == rank;
-          wait(ring.empty(turn.stage), turn.parity ^ 1);
-          arrive_and_expect(full, rebuilds ? stage_bytes : Kernel::kTileX + Kernel::kTileW);
-          load_box(x, maps.left, i * kGroup, m0, full);
-          if (rebuilds) {
-            load_box(w, maps.right, i * kGroup, n0, full);
-            if constexpr (kStored) load_box(w + Kernel::kTileW, maps.stored, i * kGroup, n0, full);
-            const int map_col = i * 8 * p.weight.bits / 16 * 16;
-            load_box(w + Kernel::kTilesW * Kernel::kTileW, maps.map, map_col, n0, full);
-          }
-          turn.advance(p.stages);
-          round = kCluster == 1 || round == kCluster - 1 ? 0 : round + 1;
-        }
+    ring.fill(tiles, groups, [&](SharedAddress x, SharedAddress full, int tile_row, int tile_col, int group) {
+      const SharedAddress w = x + Kernel::kTileX;
+      const int n0 = tile_row * kDown, m0 = (tile_col * kCluster + rank) * kAcross;
+      const bool rebuilds = round == rank;
+      arrive_and_expect(full, rebuilds ? stage_bytes : Kernel::kTileX + Kernel::kTileW);
+      load_box(x, maps.left, group * kGroup, m0, full);
+      if (rebuilds) {
+        load_box(w, maps.right, group * kGroup, n0, full);
+        if constexpr (kStored) load_box(w + Kernel::kTileW, maps.stored, group * kGroup, n0, full);
+        const int map_col = group * 8 * p.weight.bits / 16 * 16;
+        load_box(w + Kernel::kTilesW * Kernel::kTileW, maps.map, map_col, n0, full);
       }
-    }
+      end_round();
+    });
   } else {
     take_registers<240>();
+    Turn turn;
     const int thread = thread_index() - kWarpgroup, lane = thread % kWarp, warp = thread / kWarp;
     const int g = lane / kQuad, q = lane % kQuad;
     const int first_row = 16 * warp + g;  // and eight further down
@@ -118,7 +109,7 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kHopperThreads,
         for (int s = 0; s < kSteps; ++s) load_shared(own + 16 * kWarpgroup * s, a[s]);
       }
       turn.advance(p.stages);
-      round = kCluster == 1 || round == kCluster - 1 ? 0 : round + 1;
+      end_round();
     };
     // The group that was obtained last.
     const auto multiply = [&](int group, const uint32_t (&a)[kSteps][4]) {
@@ -130,29 +121,23 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kHopperThreads,
       }
       commit_products();
     };
-    const auto release = [&](int turns_ago) {
-      synchronize_warp();
-      if (lane == 0) arrive(ring.empty(turn.before(turns_ago, p.stages)));
-    };
 
-    for (int tile = block_index() / kCluster; tile < down * across; tile += clusters) {
-      int tile_row, tile_col;
-      tile_of(tile, down, across, &tile_row, &tile_col);
+    tiles.each([&](int tile_row, int tile_col) {
       const int n0 = tile_row * kDown, m0 = (tile_col * kCluster + rank) * kAcross;
       obtain(0, n0, fragments[0]);
       for (int i = 0; i < groups; i += 2) {
         multiply(i, fragments[0]);
         wait_for_products<1>();
-        if (i > 0) release(2);
+        if (i > 0) ring.release(turn, 2);
         if (i + 1 == groups) break;
         obtain(i + 1, n0, fragments[1]);
         multiply(i + 1, fragments[1]);
         wait_for_products<1>();
-        release(2);
+        ring.release(turn, 2);
         if (i + 2 < groups) obtain(i + 2, n0, fragments[0]);
       }
       wait_for_products<0>();
-      release(1);
+      ring.release(turn, 1);
 
       const int n_low = n0 + first_row, n_high = n_low + 8;
       float bias[2] = {0, 0};
@@ -186,7 +171,7 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kHopperThreads,
         }
         synchronize_warp();
       }
-    }
+    });
   }
   // A block stays until no other one can write to it.
   if constexpr (kCluster > 1) synchronize_cluster();

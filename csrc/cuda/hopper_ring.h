@@ -23,16 +23,6 @@ struct HopperProduct {
   Product<T> product = {};
 };
 
-// Where the stages and their barriers are.
-struct HopperRing {
-  SharedAddress base, barriers;
-  int bytes, count;
-
-  PARTKERNELS_DEVICE SharedAddress stage(int i) const { return base + i * bytes; }
-  PARTKERNELS_DEVICE SharedAddress full(int i) const { return barriers + 8 * i; }
-  PARTKERNELS_DEVICE SharedAddress empty(int i) const { return barriers + 8 * (count + i); }
-};
-
 // A place in the ring of stages.
 struct Turn {
   int stage = 0, parity = 0;
@@ -47,6 +37,54 @@ struct Turn {
       stage = 0;
       parity ^= 1;
     }
+  }
+};
+
+// The tiles of the result that a block makes, or in a cluster that all of its blocks make together, one after the
+// other.
+template <int kCluster = 1>
+struct Tiles {
+  int down, across;
+
+  template <class Make>
+  PARTKERNELS_DEVICE void each(const Make& make) const {
+    for (int tile = block_index() / kCluster; tile < down * across; tile += blocks() / kCluster) {
+      int row, col;
+      tile_of(tile, down, across, &row, &col);
+      make(row, col);
+    }
+  }
+};
+
+// Where the stages and their barriers are.
+struct HopperRing {
+  SharedAddress base, barriers;
+  int bytes, count;
+
+  PARTKERNELS_DEVICE SharedAddress stage(int i) const { return base + i * bytes; }
+  PARTKERNELS_DEVICE SharedAddress full(int i) const { return barriers + 8 * i; }
+  PARTKERNELS_DEVICE SharedAddress empty(int i) const { return barriers + 8 * (count + i); }
+
+  // What the threads that multiply do not take part in: for each tile and each group of its terms, once there is room,
+  // fetch(stage, full, row, col, group) announces copies to the barrier `full` and starts them.
+  template <class Tiles, class Fetch>
+  PARTKERNELS_DEVICE void fill(const Tiles& tiles, int groups, const Fetch& fetch) const {
+    give_registers<24>();
+    if (thread_index() != 0) return;
+    Turn turn;
+    tiles.each([&](int row, int col) {
+      for (int group = 0; group < groups; ++group) {
+        wait(empty(turn.stage), turn.parity ^ 1);
+        fetch(stage(turn.stage), full(turn.stage), row, col, group);
+        turn.advance(count);
+      }
+    });
+  }
+
+  // Says for a warp that it has done with the stage of so many turns ago.
+  PARTKERNELS_DEVICE void release(const Turn& turn, int turns_ago) const {
+    synchronize_warp();
+    if (thread_index() % kWarp == 0) arrive(empty(turn.before(turns_ago, count)));
   }
 };
 

@@ -4,7 +4,6 @@
 // The threads of a warp have neighbouring words of 4 bytes (double: 8), so that what they write to a sector is one
 // write. With vectors of 16 bytes a thread, whose entries are written one by one, it would be up to eight.
 #include <algorithm>
-#include <cmath>
 
 #include "launch.h"
 #include "layout.h"
@@ -23,56 +22,32 @@ using Accumulator = std::conditional_t<std::is_same_v<T, double>, double, float>
 template <class Acc, bool kHasMomentum>
 struct SgdStep {
   static constexpr int kWritten = kHasMomentum ? 2 : 1;
-  Acc lr, momentum, weight_decay;
-  bool decays, nesterov;
-
-  explicit SgdStep(const Sgd& sgd)
-      : lr(static_cast<Acc>(sgd.lr)),
-        momentum(static_cast<Acc>(sgd.momentum)),
-        weight_decay(static_cast<Acc>(sgd.weight_decay)),
-        decays(sgd.weight_decay != 0),
-        nesterov(sgd.nesterov) {}
+  SgdFactors<Acc> by;
 
   PARTKERNELS_DEVICE void operator()(Acc grad, Acc (&written)[kWritten]) const {
     Acc& p = written[0];
-    // Without decay an infinite parameter must not make its gradient NaN.
-    if (decays) grad += weight_decay * p;
+    if (by.decays) grad += by.weight_decay * p;
     if constexpr (kHasMomentum) {
       Acc& buffer = written[1];
-      buffer = momentum * buffer + grad;
-      grad = nesterov ? grad + momentum * buffer : buffer;
+      buffer = by.momentum * buffer + grad;
+      grad = by.nesterov ? grad + by.momentum * buffer : buffer;
     }
-    p -= lr * grad;
+    p -= by.lr * grad;
   }
 };
 
 template <class Acc>
 struct AdamStep {
   static constexpr int kWritten = 3;
-  Acc step_size, lerp, beta2, square, inverse_correction, eps, weight_decay, shrink;
-  bool decays;
-
-  explicit AdamStep(const Adam& adam) {
-    const double correction1 = 1 - std::pow(adam.beta1, static_cast<double>(adam.step));
-    const double correction2 = 1 - std::pow(adam.beta2, static_cast<double>(adam.step));
-    step_size = static_cast<Acc>(adam.lr / correction1);
-    lerp = static_cast<Acc>(1 - adam.beta1);
-    beta2 = static_cast<Acc>(adam.beta2);
-    square = static_cast<Acc>(1 - adam.beta2);
-    inverse_correction = static_cast<Acc>(1 / std::sqrt(correction2));
-    eps = static_cast<Acc>(adam.eps);
-    weight_decay = static_cast<Acc>(adam.decoupled ? 0 : adam.weight_decay);
-    decays = weight_decay != 0;
-    shrink = static_cast<Acc>(adam.decoupled ? 1 - adam.lr * adam.weight_decay : 1);
-  }
+  AdamFactors<Acc> by;
 
   PARTKERNELS_DEVICE void operator()(Acc grad, Acc (&written)[kWritten]) const {
     auto& [p, exp_avg, exp_avg_sq] = written;
-    if (decays) grad += weight_decay * p;
-    exp_avg += lerp * (grad - exp_avg);
-    exp_avg_sq = beta2 * exp_avg_sq + square * grad * grad;
-    const Acc denominator = square_root(exp_avg_sq) * inverse_correction + eps;
-    p = shrink * p - divide(step_size * exp_avg, denominator);
+    if (by.decays) grad += by.weight_decay * p;
+    exp_avg += by.lerp * (grad - exp_avg);
+    exp_avg_sq = by.beta2 * exp_avg_sq + by.square * grad * grad;
+    const Acc denominator = square_root(exp_avg_sq) * by.inverse_correction + by.eps;
+    p = by.shrink * p - divide(by.step_size * exp_avg, denominator);
   }
 };
 
@@ -285,14 +260,17 @@ template <class T>
 Status sgd_step(Weight<T> parameter, Weight<const T> grad, Weight<T> momentum_buffer, const Owners& owners, int update,
                 const Sgd& sgd, Stream stream) {
   using Acc = Accumulator<T>;
-  if (sgd.momentum == 0) return run<T>(SgdStep<Acc, false>(sgd), {{parameter}, grad, owners, update}, stream);
-  return run<T>(SgdStep<Acc, true>(sgd), {{parameter, momentum_buffer}, grad, owners, update}, stream);
+  const SgdFactors<Acc> by(sgd);
+  if (sgd.momentum == 0) return run<T>(SgdStep<Acc, false>{by}, {{parameter}, grad, owners, update}, stream);
+  return run<T>(SgdStep<Acc, true>{by}, {{parameter, momentum_buffer}, grad, owners, update}, stream);
 }
 
 template <class T>
 Status adam_step(Weight<T> parameter, Weight<const T> grad, Weight<T> exp_avg, Weight<T> exp_avg_sq,
                  const Owners& owners, int update, const Adam& adam, Stream stream) {
-  return run<T>(AdamStep<Accumulator<T>>(adam), {{parameter, exp_avg, exp_avg_sq}, grad, owners, update}, stream);
+  using Acc = Accumulator<T>;
+  return run<T>(AdamStep<Acc>{AdamFactors<Acc>(adam)}, {{parameter, exp_avg, exp_avg_sq}, grad, owners, update},
+                stream);
 }
 
 #define PARTKERNELS_INSTANTIATE(T)                                                                         \

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "partkernels/operands.h"
+#include "partkernels/optimizers.h"
 
 namespace partkernels::cpu {
 

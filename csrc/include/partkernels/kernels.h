@@ -10,6 +10,7 @@
 
 #include "partkernels/float16.h"
 #include "partkernels/operands.h"
+#include "partkernels/optimizers.h"
 
 struct CUstream_st;
 

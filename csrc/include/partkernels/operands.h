@@ -62,17 +62,4 @@ struct Subnetwork {
   Weight<const T> stored;  // for DefaultKind::stored
 };
 
-// What torch.optim.SGD does in a step, without dampening.
-struct Sgd {
-  double lr, momentum, weight_decay;
-  bool nesterov;
-};
-
-// What torch.optim.Adam does in its step-th step, 1 or more; if decoupled, torch.optim.AdamW.
-struct Adam {
-  double lr, beta1, beta2, eps, weight_decay;
-  bool decoupled;
-  int64_t step;
-};
-
 }  // namespace partkernels

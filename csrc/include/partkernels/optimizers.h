@@ -1,0 +1,57 @@
+// The optimisers' steps: their settings, and the factors of an entry's arithmetic that follow from them.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+namespace partkernels {
+
+// What torch.optim.SGD does in a step, without dampening.
+struct Sgd {
+  double lr, momentum, weight_decay;
+  bool nesterov;
+};
+
+template <class Acc>
+struct SgdFactors {
+  Acc lr, momentum, weight_decay;
+  // Without decay an infinite parameter must not make its gradient NaN.
+  bool decays, nesterov;
+
+  explicit SgdFactors(const Sgd& sgd)
+      : lr(static_cast<Acc>(sgd.lr)),
+        momentum(static_cast<Acc>(sgd.momentum)),
+        weight_decay(static_cast<Acc>(sgd.weight_decay)),
+        decays(sgd.weight_decay != 0),
+        nesterov(sgd.nesterov) {}
+};
+
+// What torch.optim.Adam does in its step-th step, 1 or more; if decoupled, torch.optim.AdamW.
+struct Adam {
+  double lr, beta1, beta2, eps, weight_decay;
+  bool decoupled;
+  int64_t step;
+};
+
+// p becomes shrink p - step_size exp_avg / (sqrt(exp_avg_sq) inverse_correction + eps).
+template <class Acc>
+struct AdamFactors {
+  Acc step_size, lerp, beta2, square, inverse_correction, eps, weight_decay, shrink;
+  bool decays;
+
+  explicit AdamFactors(const Adam& adam) {
+    const double correction1 = 1 - std::pow(adam.beta1, static_cast<double>(adam.step));
+    const double correction2 = 1 - std::pow(adam.beta2, static_cast<double>(adam.step));
+    step_size = static_cast<Acc>(adam.lr / correction1);
+    lerp = static_cast<Acc>(1 - adam.beta1);
+    beta2 = static_cast<Acc>(adam.beta2);
+    square = static_cast<Acc>(1 - adam.beta2);
+    inverse_correction = static_cast<Acc>(1 / std::sqrt(correction2));
+    eps = static_cast<Acc>(adam.eps);
+    weight_decay = static_cast<Acc>(adam.decoupled ? 0 : adam.weight_decay);
+    decays = weight_decay != 0;
+    shrink = static_cast<Acc>(adam.decoupled ? 1 - adam.lr * adam.weight_decay : 1);
+  }
+};
+
+}  // namespace partkernels
