@@ -12,7 +12,7 @@ from benchmarks.layer import Division
 from benchmarks.schemes import Where, weighted_layers
 from benchmarks.train_step import TrainStep
 from partkernels import packed_map
-from partnets.partition import layers_and_obstacles
+from partnets.partition import find
 
 MOMENTS = {"adam": 2, "sgd": 1}
 
@@ -55,7 +55,7 @@ class Footprint:
         The floor is the least that any scheme could keep: log2 of the number of such assignments, which is the entropy
         of the proportions a weight. (An assignment that is drawn from a seed could be drawn again, at no memory.)
         """
-        layers = list(layers_and_obstacles(model)[0].values())
+        layers = list(find(model).layers.values())
         size = next(model.parameters()).element_size()
         weights = mapped(layers)
         count = sum(w.numel() for w in weights)

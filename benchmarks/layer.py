@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import partkernels as pk
 import partnets
-from partnets.partitioned_weight import PartitionedWeight
+from partnets.partitioned_layer import PartitionedLayer
 
 T = TypeVar("T")
 DEFAULTS = ("zeros", "uniform", "normal", "stored")
@@ -186,7 +186,7 @@ class Tensors:
         return self.partition.defaults.values(self.layer.weight, self.layer.dtype, self.layer.device).clone()
 
     @cached_property
-    def module(self) -> PartitionedWeight:
+    def module(self) -> PartitionedLayer:
         """partnets' layer with this weight and partition; the bias is partition 1's."""
         # skip_init: nobody reads the initial weights, which take a second to draw for the largest layers.
         new = partial(nn.utils.skip_init, device=self.layer.device, dtype=self.layer.dtype)

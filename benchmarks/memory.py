@@ -14,7 +14,7 @@ from benchmarks.footprint import Footprint, mapped
 from benchmarks.operators import obstacles as unavailable
 from benchmarks.peak import Job
 from benchmarks.results import Record
-from partnets.partition import layers_and_obstacles
+from partnets.partition import find
 
 FIGURES = tuple(field.name for field in dataclasses.fields(Footprint))
 SCHEMES = ("dense", "paper")
@@ -98,7 +98,7 @@ def _facts(job: Job) -> dict[str, float | str]:
     found = job.found()
     with torch.device("meta"):
         model = found.make()
-    layers, obstacles = layers_and_obstacles(model)
+    layers, _, obstacles = find(model)
     dense = {type(model.get_submodule(path)).__name__ for path in obstacles}
     return {
         "name": found.name,

@@ -14,7 +14,7 @@ import partnets
 from benchmarks.layer import Division
 from partnets.partition import replace_modules
 from partnets.partitioned import partitioned_layers
-from partnets.partitioned_weight import PartitionedWeight
+from partnets.partitioned_layer import PartitionedLayer
 
 SCHEMES = ("dense", "where", "parametrize", "paper", "partkernels")
 
@@ -37,9 +37,13 @@ def partitioned(model: nn.Module, division: Division, seed: int) -> nn.Module:
     return model
 
 
-def weighted_layers(model: nn.Module) -> Iterator[tuple[str, PartitionedWeight]]:
-    """The path and the layer, for each layer of a partitioned model whose weight has a map."""
-    return ((path, layer) for path, layer in partitioned_layers(model) if isinstance(layer, PartitionedWeight))
+# Of whose weights each scheme makes a subnetwork's in its own way; other layers are the same in all of them.
+WEIGHTED = partnets.Linear, partnets.Conv2d
+
+
+def weighted_layers(model: nn.Module) -> Iterator[tuple[str, PartitionedLayer]]:
+    """The path and the layer, for each layer of a partitioned model that computes a product with its weight."""
+    return ((path, layer) for path, layer in partitioned_layers(model) if isinstance(layer, WEIGHTED))
 
 
 def under(scheme: str, model: nn.Module, active: int, update: int | None) -> nn.Module:
@@ -51,9 +55,9 @@ def under(scheme: str, model: nn.Module, active: int, update: int | None) -> nn.
     for _, layer in partitioned_layers(model):
         if scheme == "partkernels":
             layer.active, layer.update = active, update
-        elif isinstance(layer, PartitionedWeight):
+        elif isinstance(layer, WEIGHTED):
             new[layer] = _BY_SCHEME[scheme](layer, active, update)
-        else:  # norms and scalars have no weight to mask
+        else:
             new[layer] = layer.to_ordinary(active)
     return replace_modules(model, new)
 
@@ -68,7 +72,7 @@ def weight(module: nn.Module) -> nn.Parameter:
 class Where(nn.Module):
     """torch.where on a byte a weight, and a second copy of the weights: what a user would write."""
 
-    def __init__(self, layer: PartitionedWeight, active: int, update: int | None) -> None:
+    def __init__(self, layer: PartitionedLayer, active: int, update: int | None) -> None:
         super().__init__()
         self.layer = _whole(layer, active)
         self.active, self.update = active, update
@@ -109,7 +113,7 @@ class _MaskedGradient(torch.autograd.Function):
 
 
 class _Parametrization(nn.Module):
-    def __init__(self, layer: PartitionedWeight, active: int) -> None:
+    def __init__(self, layer: PartitionedLayer, active: int) -> None:
         super().__init__()
         self.register_buffer("live", layer.partition.ids() <= active)
         self.register_buffer("defaults", _default_values(layer))
@@ -118,7 +122,7 @@ class _Parametrization(nn.Module):
         return torch.where(self.live, weight, self.defaults)
 
 
-def _parametrized(layer: PartitionedWeight, active: int, update: int | None) -> nn.Module:
+def _parametrized(layer: PartitionedLayer, active: int, update: int | None) -> nn.Module:
     """torch.nn.utils.parametrize with a mask for one subnetwork."""
     whole = _whole(layer, active)
     whole.weight.requires_grad_(update is not None)
@@ -126,14 +130,14 @@ def _parametrized(layer: PartitionedWeight, active: int, update: int | None) -> 
     return whole
 
 
-def _whole(layer: PartitionedWeight, active: int) -> nn.Module:
+def _whole(layer: PartitionedLayer, active: int) -> nn.Module:
     """torch's layer with the weights of all partitions, and the bias of one subnetwork."""
     whole = layer.to_ordinary(active)
     whole.weight = nn.Parameter(layer.weight.detach().clone())
     return whole
 
 
-def _default_values(layer: PartitionedWeight) -> Tensor:
+def _default_values(layer: PartitionedLayer) -> Tensor:
     weight = layer.weight
     return layer.partition.defaults.values(weight.shape, weight.dtype, weight.device).clone()
 

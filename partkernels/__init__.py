@@ -5,7 +5,8 @@ value elsewhere. The operators compute with a subnetwork's weight without ever m
 """
 
 from partkernels._version import __version__
-from partkernels.conv2d import conv2d
+from partkernels.conv2d import conv1d, conv2d
+from partkernels.conv_transpose2d import conv_transpose1d, conv_transpose2d
 from partkernels.defaults import Defaults, Normal, Stored, Uniform, Zeros
 from partkernels.dispatch import backends, use_backend
 from partkernels.explain import explain
@@ -26,7 +27,10 @@ __all__ = [
     "__version__",
     "adam_step",
     "backends",
+    "conv1d",
     "conv2d",
+    "conv_transpose1d",
+    "conv_transpose2d",
     "explain",
     "linear",
     "sgd_step",

@@ -26,9 +26,12 @@ OWNERS = "Tensor map, int count"
 calls: dict[str, Callable] = {}
 
 
-def define(name: str, arguments: str) -> Callable[..., Tensor]:
-    """Registers partkernels::name with these arguments and a trailing backend; returns the way to call it."""
-    kernel = _kernel(name)
+def define(name: str, arguments: str, kernel: Callable[..., Tensor] | None = None) -> Callable[..., Tensor]:
+    """Registers partkernels::name with these arguments and a trailing backend; returns the way to call it.
+
+    What runs is the backend's function of this name, or a kernel that calls another operator.
+    """
+    kernel = kernel or _kernel(name)
     _register(f"{name}({arguments}, str backend) -> Tensor", kernel, getattr(outputs, name))
     calls[name] = _call(name, kernel)
     return calls[name]

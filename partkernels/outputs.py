@@ -23,6 +23,9 @@ def subnetwork_weight(weight, *_):
     return torch.empty_like(weight, memory_format=torch.contiguous_format)
 
 
+learning_weight = subnetwork_weight
+
+
 def subnetwork_weight_grad(grad, *_):
     return torch.empty_like(grad, memory_format=torch.contiguous_format)
 

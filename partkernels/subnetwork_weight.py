@@ -26,6 +26,27 @@ def _backward(ctx, grad):
 differentiate("subnetwork_weight", _setup_context, _backward)
 
 
+# The same with a gradient at the entries of one partition, as linear's weight has it.
+_learning = define(
+    "learning_weight",
+    f"Tensor weight, int active, int update, {PARTITION}",
+    kernel=lambda weight, active, update, *rest: _forward(weight, active, *rest),
+)
+
+
+def _learning_setup_context(ctx, inputs, output):
+    _, _, ctx.update, map, _, ctx.count, *_, ctx.backend = inputs
+    ctx.save_for_backward(map)
+
+
+def _learning_backward(ctx, grad):
+    (map,) = ctx.saved_tensors
+    return select(grad, ctx.update, ctx.update, map, ctx.count, ctx.backend), *[None] * 10
+
+
+differentiate("learning_weight", _learning_setup_context, _learning_backward)
+
+
 def _select_setup_context(ctx, inputs, output):
     _, ctx.first, ctx.last, map, ctx.count, ctx.backend = inputs
     ctx.save_for_backward(map)
@@ -39,21 +60,23 @@ def _select_backward(ctx, grad):
 differentiate("subnetwork_weight_grad", _select_setup_context, _select_backward)
 
 
-def subnetwork_weight(weight: Tensor, partition: Partition, active: int) -> Tensor:
+def subnetwork_weight(weight: Tensor, partition: Partition, active: int, *, update: int | None = None) -> Tensor:
     """w_s^(k), Section 3: the weight at entries of partitions 1..active, the default elsewhere.
 
-    Its gradient is the dense one at the live entries and exactly 0 elsewhere.
+    Its gradient is the dense one at the entries of partition `update`, or without one at all live entries, and exactly
+    0 elsewhere.
 
     Args:
         weight: floating point, of the partition's shape; any strides.
         partition: which entries belong to which partition.
         active: k, 1..C.
+        update: the only partition that receives a gradient, 1..active; None for all live ones.
 
     Returns:
         A new contiguous tensor like weight.
 
     Raises:
-        ValueError: active is out of range, or the partition does not fit the weight.
+        ValueError: active or update is out of range, or the partition does not fit the weight.
 
     Example:
         >>> import torch
@@ -62,5 +85,7 @@ def subnetwork_weight(weight: Tensor, partition: Partition, active: int) -> Tens
         tensor([[3., 0.]])
     """
     check_weight(weight, partition)
-    check_live(partition, active, None)
-    return _forward(weight, active, *partition.flat(), dispatch.requested())
+    check_live(partition, active, update)
+    if update is None:
+        return _forward(weight, active, *partition.flat(), dispatch.requested())
+    return _learning(weight, active, update, *partition.flat(), dispatch.requested())

@@ -1,33 +1,55 @@
-"""Conv2d: torch.nn.Conv2d whose weight is partitioned."""
+"""Conv1d, Conv2d and Conv3d: torch's, with a partitioned weight."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import partkernels
-from partnets.partitioned_weight import PartitionedWeight
+from partnets.partitioned_layer import PartitionedLayer
 
 
-class Conv2d(PartitionedWeight, nn.Conv2d):
+class _Convolution(PartitionedLayer):
+    """What is computed from the packed map by one of partkernels' convolutions."""
+
+    weights = ("weight",)
+    shifts = ("bias",)
+    kernel: Callable[..., Tensor]
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        padding = self.padding
+        if self.padding_mode != "zeros":
+            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            padding = 0
+        return self.compute(
+            type(self).kernel,
+            input,
+            stride=self.stride,
+            padding=padding,
+            dilation=self.dilation,
+            groups=self.groups,
+        )
+
+
+class Conv2d(_Convolution, nn.Conv2d):
     """torch.nn.Conv2d, partitioned: the convolution with w_s^(k) plus b_1 + ... + b_k for the live subnetwork k.
 
     Args:
         in_channels ... dtype: as in torch.nn.Conv2d, every padding mode included.
-        proportions, seed, defaults: as in partnets.Linear.
+        proportions, seed, defaults, scheme: as in partnets.Linear.
 
     Attributes:
         weight: [out_channels, in_channels / groups, kernel_height, kernel_width].
         bias: [C, out_channels], a row for each partition; [out_channels] if C is 1.
-        partition, count, active, update: see PartitionedWeight.
+        partition, count, active, update: see PartitionedLayer.
 
     Shapes:
         x [batch, in_channels, height, width] or without batch, of the weight's dtype, as in torch.nn.Conv2d.
 
     Raises:
-        ValueError: the proportions, seed or defaults are invalid; and torch.nn.Conv2d's own errors.
+        ValueError: the proportions, seed, defaults or scheme are invalid; and torch.nn.Conv2d's own errors.
 
     Example:
         >>> import torch
@@ -37,40 +59,36 @@ class Conv2d(PartitionedWeight, nn.Conv2d):
     """
 
     ordinary = nn.Conv2d
+    kernel = partkernels.conv2d
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | tuple[int, int],
-        stride: int | tuple[int, int] = 1,
-        padding: str | int | tuple[int, int] = 0,
-        dilation: int | tuple[int, int] = 1,
-        groups: int = 1,
-        bias: bool = True,
-        padding_mode: str = "zeros",
-        device=None,
-        dtype=None,
-        *,
-        proportions: Sequence[float] = (1.0,),
-        seed: int | None = None,
-        defaults: str | partkernels.Defaults = "seed",
-    ) -> None:
-        super().__init__(
-            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device, dtype
-        )
-        self.divide(proportions, seed=seed, defaults=defaults)
+
+class Conv1d(_Convolution, nn.Conv1d):
+    """torch.nn.Conv1d, partitioned; arguments, attributes and errors as in partnets.Conv2d, in one dimension.
+
+    Example:
+        >>> import torch
+        >>> Conv1d(3, 8, 3, proportions=(0.75, 0.25), seed=0)(torch.zeros(1, 3, 16)).shape
+        torch.Size([1, 8, 14])
+    """
+
+    ordinary = nn.Conv1d
+    kernel = partkernels.conv1d
+
+
+class Conv3d(PartitionedLayer, nn.Conv3d):
+    """torch.nn.Conv3d, partitioned; as partnets.Conv2d, in three dimensions.
+
+    The weight is rebuilt as a whole: it is small beside the volumes that it meets.
+
+    Example:
+        >>> import torch
+        >>> Conv3d(3, 8, 3, proportions=(0.75, 0.25), seed=0)(torch.zeros(1, 3, 5, 5, 5)).shape
+        torch.Size([1, 8, 3, 3, 3])
+    """
+
+    ordinary = nn.Conv3d
+    weights = ("weight",)
+    shifts = ("bias",)
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        padding = self.padding
-        if self.padding_mode != "zeros":
-            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
-            padding = 0
-        return self.compute(
-            partkernels.conv2d,
-            input,
-            stride=self.stride,
-            padding=padding,
-            dilation=self.dilation,
-            groups=self.groups,
-        )
+        return super()._conv_forward(input, self.live("weight"), self.live("bias"))

@@ -1,16 +1,15 @@
-"""Linear: torch.nn.Linear whose weight is partitioned."""
+"""Linear and Bilinear: torch's, with a partitioned weight."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import partkernels
-from partnets.partitioned_weight import PartitionedWeight
+from partnets.partitioned_layer import PartitionedLayer
 
 
-class Linear(PartitionedWeight, nn.Linear):
+class Linear(PartitionedLayer, nn.Linear):
     """torch.nn.Linear, partitioned: y = x w_s^(k)^T + b_1 + ... + b_k for the live subnetwork k (Section 3).
 
     Args:
@@ -22,17 +21,18 @@ class Linear(PartitionedWeight, nn.Linear):
             initial weight; the weight starts there. 'zero': 0, with torch's initial weight. 'stored': a copy of torch's
             initial weight. Or one of partkernels' Zeros, Uniform, Normal, Stored, where the weight then starts (Zeros:
             with torch's initial weight).
+        scheme: 'weight' or 'node'; see partnets.partition.
 
     Attributes:
         weight: [out_features, in_features].
         bias: [C, out_features], a row for each partition; [out_features] if C is 1.
-        partition, count, active, update: see PartitionedWeight.
+        partition, count, active, update: see PartitionedLayer.
 
     Shapes:
         x [..., in_features] to [..., out_features], both of the weight's dtype.
 
     Raises:
-        ValueError: the proportions, seed or defaults are invalid; and torch.nn.Linear's own errors.
+        ValueError: the proportions, seed, defaults or scheme are invalid; and torch.nn.Linear's own errors.
 
     Example:
         >>> layer = Linear(4, 3, proportions=(0.5, 0.25, 0.25), seed=0)
@@ -43,21 +43,40 @@ class Linear(PartitionedWeight, nn.Linear):
     """
 
     ordinary = nn.Linear
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        device=None,
-        dtype=None,
-        *,
-        proportions: Sequence[float] = (1.0,),
-        seed: int | None = None,
-        defaults: str | partkernels.Defaults = "seed",
-    ) -> None:
-        super().__init__(in_features, out_features, bias, device, dtype)
-        self.divide(proportions, seed=seed, defaults=defaults)
+    weights = ("weight",)
+    shifts = ("bias",)
 
     def forward(self, input: Tensor) -> Tensor:
         return self.compute(partkernels.linear, input)
+
+
+class Bilinear(PartitionedLayer, nn.Bilinear):
+    """torch.nn.Bilinear, partitioned: y = x_1 w_s^(k) x_2 + b_1 + ... + b_k; the weight is rebuilt as a whole.
+
+    Args:
+        in1_features, in2_features, out_features, bias, device, dtype: as in torch.nn.Bilinear.
+        proportions, seed, defaults, scheme: as in partnets.Linear.
+
+    Attributes:
+        weight: [out_features, in1_features, in2_features].
+        bias, partition, count, active, update: as in partnets.Linear.
+
+    Shapes:
+        x_1 [..., in1_features] and x_2 [..., in2_features] to [..., out_features].
+
+    Raises:
+        ValueError: as in partnets.Linear.
+
+    Example:
+        >>> import torch
+        >>> layer = Bilinear(4, 3, 2, proportions=(0.5, 0.5), seed=0)
+        >>> layer(torch.ones(5, 4), torch.ones(5, 3)).shape
+        torch.Size([5, 2])
+    """
+
+    ordinary = nn.Bilinear
+    weights = ("weight",)
+    shifts = ("bias",)
+
+    def forward(self, input1: Tensor, input2: Tensor) -> Tensor:
+        return F.bilinear(input1, input2, self.live("weight"), self.live("bias"))

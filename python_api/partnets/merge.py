@@ -34,4 +34,9 @@ def merge(model: nn.Module, active: int | None = None) -> nn.Module:
     model = copy.deepcopy(model)
     layers = [layer for _, layer in partitioned_layers(model)]
     check_live(layers[0], active, None)
-    return replace_modules(model, {layer: layer.to_ordinary(active) for layer in layers})
+    new = {layer: layer.to_ordinary(active) for layer in layers}
+    merged: dict[nn.Parameter, nn.Parameter] = {}
+    for layer, ordinary in new.items():  # what layers shared they go on sharing
+        for name, parameter in layer.named_parameters(recurse=False):
+            ordinary._parameters[name] = merged.setdefault(parameter, ordinary._parameters[name])
+    return replace_modules(model, new)

@@ -1,16 +1,14 @@
-"""GroupNorm and LayerNorm: torch's, with a scale and a shift for each partition."""
+"""GroupNorm, LayerNorm and RMSNorm: torch's, with a scale and a shift for each partition."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from partnets.partitioned_rows import PartitionedRows
+from partnets.partitioned_layer import PartitionedLayer
 
 
-class GroupNorm(PartitionedRows, nn.GroupNorm):
+class GroupNorm(PartitionedLayer, nn.GroupNorm):
     """torch.nn.GroupNorm with the scale s_1 * ... * s_k and the shift b_1 + ... + b_k of subnetwork k (Appendix I.2).
 
     Args:
@@ -40,27 +38,11 @@ class GroupNorm(PartitionedRows, nn.GroupNorm):
     scales = ("weight",)
     shifts = ("bias",)
 
-    def __init__(
-        self,
-        num_groups: int,
-        num_channels: int,
-        eps: float = 1e-5,
-        affine: bool = True,
-        device=None,
-        dtype=None,
-        *,
-        bias: bool = True,
-        proportions: Sequence[float] = (1.0,),
-    ) -> None:
-        without = {} if bias else {"bias": False}  # earlier versions of PyTorch have no such argument
-        super().__init__(num_groups, num_channels, eps, affine, device, dtype, **without)
-        self.divide(proportions)
-
     def forward(self, input: Tensor) -> Tensor:
         return F.group_norm(input, self.num_groups, self.live("weight"), self.live("bias"), self.eps)
 
 
-class LayerNorm(PartitionedRows, nn.LayerNorm):
+class LayerNorm(PartitionedLayer, nn.LayerNorm):
     """torch.nn.LayerNorm with the scale s_1 * ... * s_k and the shift b_1 + ... + b_k of subnetwork k (Appendix I.2).
 
     Args:
@@ -90,19 +72,37 @@ class LayerNorm(PartitionedRows, nn.LayerNorm):
     scales = ("weight",)
     shifts = ("bias",)
 
-    def __init__(
-        self,
-        normalized_shape: int | Sequence[int],
-        eps: float = 1e-5,
-        elementwise_affine: bool = True,
-        bias: bool = True,
-        device=None,
-        dtype=None,
-        *,
-        proportions: Sequence[float] = (1.0,),
-    ) -> None:
-        super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
-        self.divide(proportions)
-
     def forward(self, input: Tensor) -> Tensor:
         return F.layer_norm(input, self.normalized_shape, self.live("weight"), self.live("bias"), self.eps)
+
+
+class RMSNorm(PartitionedLayer, nn.RMSNorm):
+    """torch.nn.RMSNorm with the scale s_1 * ... * s_k of subnetwork k (Appendix I.2).
+
+    Args:
+        normalized_shape, eps, elementwise_affine, device, dtype: as in torch.nn.RMSNorm.
+        proportions: as in partnets.GroupNorm.
+
+    Attributes:
+        weight: [C, *normalized_shape], the row s_i for each partition, all 1 at the start; [*normalized_shape] if C
+            is 1, and None without elementwise_affine.
+        count, active, update: see Partitioned.
+
+    Shapes:
+        x [..., *normalized_shape] to the same.
+
+    Raises:
+        ValueError: the proportions are invalid; and torch.nn.RMSNorm's own errors.
+
+    Example:
+        >>> import torch
+        >>> layer = RMSNorm(4, proportions=(0.8, 0.2))
+        >>> layer.weight.shape, layer(torch.randn(5, 4)).shape
+        (torch.Size([2, 4]), torch.Size([5, 4]))
+    """
+
+    ordinary = nn.RMSNorm
+    scales = ("weight",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.normalized_shape, self.live("weight"), self.eps)

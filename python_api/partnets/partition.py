@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-import hashlib
+import importlib
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import UninitializedParameter
 
 import partkernels
 from partkernels.defaults import check_seed
 from partkernels.partition import sizes
-from partnets import models, scalars
-from partnets.conv2d import Conv2d
+from partnets import bare, scalars, seeds
+from partnets.attention import MultiheadAttention
+from partnets.batch_norms import BatchNorm1d, BatchNorm2d, BatchNorm3d
+from partnets.conv2d import Conv1d, Conv2d, Conv3d
+from partnets.conv_transpose2d import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
+from partnets.embedding import Embedding, EmbeddingBag
 from partnets.hyper import Hyperparameter
-from partnets.linear import Linear
-from partnets.norms import GroupNorm, LayerNorm
+from partnets.linear import Bilinear, Linear
+from partnets.norms import GroupNorm, LayerNorm, RMSNorm
 from partnets.partitioned import Partitioned
+from partnets.partitioned_layer import PartitionedLayer
+from partnets.recurrent import GRU, LSTM, RNN
 
 # By exact type: a subclass may read its weight in a way of its own.
 _rules: dict[type[nn.Module], Callable[..., nn.Module]] = {}
 
-# These read the weights of their children directly and would not notice that those are partitioned.
-_READ_CHILDREN = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+# Layers of other libraries, and the module of ours that gives each its rule; it is imported when such a layer is met.
+_FOREIGN = {"transformers.pytorch_utils.Conv1D": "partnets.transformers_conv1d"}
 
 
 def register(layer_type: type[nn.Module], rule: Callable[..., nn.Module]) -> None:
@@ -30,8 +38,8 @@ def register(layer_type: type[nn.Module], rule: Callable[..., nn.Module]) -> Non
 
     Args:
         layer_type: a subclass of torch.nn.Module.
-        rule: rule(layer, proportions, *, seed, defaults) -> Module, as Linear.from_ordinary is: a new module (or the
-            layer itself, if it can stay), without changing the layer. seed is the layer's own.
+        rule: rule(layer, proportions, *, seed, defaults, scheme) -> Module, as Linear.from_ordinary is: a new module
+            (or the layer itself, if it can stay), without changing the layer. seed is the layer's own.
 
     Raises:
         TypeError: layer_type is no type of module.
@@ -48,12 +56,12 @@ def register(layer_type: type[nn.Module], rule: Callable[..., nn.Module]) -> Non
     _rules[layer_type] = rule
 
 
-register(nn.Linear, Linear.from_ordinary)
-register(nn.Conv2d, Conv2d.from_ordinary)
-register(nn.GroupNorm, GroupNorm.from_ordinary)
-register(nn.LayerNorm, LayerNorm.from_ordinary)
-register(models.Bias, scalars.Bias.from_ordinary)
-register(models.Scale, scalars.Scale.from_ordinary)
+for _layer in (
+    Linear, Bilinear, Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d,
+    Embedding, EmbeddingBag, MultiheadAttention, RNN, LSTM, GRU,
+    GroupNorm, LayerNorm, RMSNorm, BatchNorm1d, BatchNorm2d, BatchNorm3d, scalars.Bias, scalars.Scale,
+):  # fmt: skip
+    register(_layer.ordinary, _layer.from_ordinary)
 
 
 def partition(
@@ -63,37 +71,46 @@ def partition(
     defaults: str | partkernels.Defaults = "seed",
     seed: int = 0,
     skip: Iterable[str | nn.Module] = (),
+    scheme: str = "weight",
 ) -> nn.Module:
     """Replaces the layers of a model by partitioned ones, a fixed proportion of each at random (Appendix C).
 
-    nn.Linear, nn.Conv2d, nn.GroupNorm, nn.LayerNorm and models.Bias and Scale have rules; `register` adds others.
-    Modules of partnets.hyper stay, and so do modules that have neither a rule nor parameters. A layer's own seed is
-    derived from (seed, its dotted path), so the same call on the same architecture gives the same partitions
-    everywhere.
+    torch's layers have rules: Linear, Bilinear, convolutions and transposed ones, Embedding and EmbeddingBag,
+    MultiheadAttention, RNN, LSTM and GRU, GroupNorm, LayerNorm, RMSNorm and BatchNorm; so have FixUp's scalars of
+    partnets.models and transformers' Conv1D. `register` adds others. Any other module's own parameters are taken for
+    shifts, b_1 + ... + b_k, if they are broadcast: scalars, vectors, and those whose first dimension is 1, such as
+    class tokens and position embeddings. Layers that share a weight share its partition. Modules of partnets.hyper
+    stay, and so do modules without parameters.
 
-    A layer can say how it starts when it is drawn from a seed: with an attribute `seed_defaults` on the ordinary layer,
-    before this call, which is partkernels.Zeros(), or is called with seed= and returns such an object. Then 'seed'
-    draws the weight from it, and the bias stays. It survives copies and pickling if it is a functools.partial:
-
-        layer.seed_defaults = functools.partial(partkernels.Normal, 0.02)
+    A layer's own seed is derived from (seed, its dotted path), so the same call on the same architecture gives the same
+    partitions everywhere.
 
     Args:
         model: changed in place.
         proportions: C numbers that sum to 1. The paper matches them to the chunks' (Appendix I.2).
-        defaults: 'seed' re-initialises weights and biases from the layer's seed, as torch does or as `seed_defaults`
-            says, so that the weight starts at its defaults at no memory; 'zero' keeps the present weights, with
-            defaults of 0; 'stored' keeps the present weights and a copy of them as defaults, for pretrained models. Or
-            an object, as in partnets.Linear. Norms and FixUp's scalars have no defaults, and keep their values.
+        defaults: 'seed' re-initialises weights and biases from the layer's seed, so that the weight starts at its
+            defaults at no memory: as torch does, or, where the present values were not drawn like that, from a uniform
+            or normal distribution of their standard deviation (partnets.starts), or as `seed_defaults` says. 'zero'
+            keeps the present weights, with defaults of 0; 'stored' keeps the present weights and a copy of them as
+            defaults, for pretrained models. Or an object, as in partnets.Linear. Shifts and scales have no defaults.
         seed: an int in [0, 2**63).
         skip: dotted paths or modules that stay as they are, with everything inside them.
+        scheme: 'weight' gives each entry of a weight to a partition at random; 'node' each output of a layer, with all
+            weights that it depends on (Appendix C).
+
+    A layer can say how it starts when it is drawn from a seed: with an attribute `seed_defaults` on the ordinary layer,
+    before this call, which is partkernels.Zeros(), or is called with seed= and returns such an object. Then 'seed'
+    draws its weights from it, and the bias stays. It survives copies and pickling if it is a functools.partial:
+
+        layer.seed_defaults = functools.partial(partkernels.Normal, 0.02)
 
     Returns:
         The model; if it is a layer itself, the new layer.
 
     Raises:
-        ValueError: a module with parameters or running statistics has no rule (all of them are named), a layer is
-            partitioned already, layers share a parameter, a path in skip does not exist, or an argument is out of
-            range. The model has not changed then.
+        ValueError: a module has neither a rule nor only parameters that are broadcast, or keeps running statistics (all
+            of them are named); a layer is partitioned already; a shared parameter has no one partition; a path in skip
+            does not exist; or an argument is out of range. The model has not changed then.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, 10))
@@ -102,26 +119,25 @@ def partition(
     """
     check_seed("seed", seed)
     sizes(0, proportions)
-    layers = _find_layers(model, _skipped(model, skip))
-    _check_tied(model, layers)
+    found = _found(model, _skipped(model, skip))
+    options = {"defaults": defaults, "scheme": scheme}
     new = {
-        layer: _rules[type(layer)](layer, proportions, seed=_layer_seed(seed, path), defaults=defaults)
-        for path, layer in layers.items()
+        layer: _rules[type(layer)](layer, proportions, seed=seeds.derived(seed, path), **options)
+        for path, layer in found.layers.items()
     }
+    _share_tied(model, new, found.bare.values())
+    for module in found.bare.values():
+        bare.divide(module, len(proportions))
     return replace_modules(model, new)
 
 
 def replace_modules(model: nn.Module, new: dict[nn.Module, nn.Module]) -> nn.Module:
-    """The model with each module of `new` replaced, under every path that it has."""
-    for module in list(model.modules()):
-        for name, child in module._modules.items():
-            module._modules[name] = new.get(child, child)
+    """The model with each module of `new` replaced, under every path that it has, also inside of what replaces one."""
+    for root in (model, *new.values()):
+        for module in list(root.modules()):
+            for name, child in module._modules.items():
+                module._modules[name] = new.get(child, child)
     return new.get(model, model)
-
-
-def _layer_seed(seed: int, path: str) -> int:
-    digest = hashlib.blake2b(f"{seed}/{path}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") & ((1 << 63) - 1)
 
 
 def _skipped(model: nn.Module, skip: Iterable[str | nn.Module]) -> set[nn.Module]:
@@ -144,67 +160,123 @@ def without_rule(model: nn.Module, *, skip: Iterable[str | nn.Module] = ()) -> d
         model, skip: as in `partition`.
 
     Example:
-        >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.PReLU())
+        >>> class Scaled(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.matrix = nn.Parameter(torch.eye(4))
+        >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), Scaled())
         >>> without_rule(model)
-        {'1': 'a PReLU with parameters of its own and no rule'}
+        {'1': 'a Scaled without a rule, and with parameters that are not broadcast: matrix [4, 4]'}
         >>> partition(model, (0.5, 0.5), skip=without_rule(model))[0].count
         2
     """
-    return layers_and_obstacles(model, _skipped(model, skip))[1]
+    return find(model, _skipped(model, skip)).obstacles
 
 
-def layers_and_obstacles(
-    model: nn.Module, skipped: Collection[nn.Module] = ()
-) -> tuple[dict[str, nn.Module], dict[str, str]]:
-    """The layers that rules replace, by their paths; and what stands in the way, as without_rule returns it."""
-    layers, obstacles = {}, {}
+class Found(NamedTuple):
+    """What `partition` finds in a model, by dotted paths.
+
+    Attributes:
+        layers: those that rules replace.
+        bare: modules without a rule, whose own parameters are taken for shifts.
+        obstacles: why each of the other modules that have something to divide cannot be divided.
+    """
+
+    layers: dict[str, nn.Module]
+    bare: dict[str, nn.Module]
+    obstacles: dict[str, str]
+
+
+def find(model: nn.Module, skipped: Collection[nn.Module] = ()) -> Found:
+    """What `partition` would do with each module of a model, except those that are skipped."""
+    layers, bares, obstacles = {}, {}, {}
+    seen = set()
 
     def visit(path: str, module: nn.Module) -> None:
-        if module in skipped or module in layers.values() or isinstance(module, Hyperparameter):
+        if module in skipped or module in seen or isinstance(module, Hyperparameter):
             return
+        seen.add(module)
+        own = {name: parameter for name, parameter in module._parameters.items() if parameter is not None}
+        kind = type(module).__name__
         if isinstance(module, Partitioned):
-            obstacles[path] = f"a {type(module).__name__} that is partitioned already"
-        elif type(module) in _rules:
+            obstacles[path] = f"a {kind} that is partitioned already"
+            return
+        if _has_rule(type(module)):
+            if any(child in skipped for child in module.modules()):
+                obstacles[path] = f"a {kind} of which a part is skipped; skip all of it"
             layers[path] = module
-        elif isinstance(module, _READ_CHILDREN):
-            obstacles[path] = f"a {type(module).__name__}, which reads the weights of its children directly"
-        elif next(module.parameters(recurse=False), None) is not None:
-            obstacles[path] = f"a {type(module).__name__} with parameters of its own and no rule"
+            return
+        if isinstance(module, nn.TransformerEncoderLayer) and module.self_attn in skipped:
+            obstacles[path] = (
+                f"a {kind}, which reads its children's weights if its self_attn is skipped; skip all of it"
+            )
         elif isinstance(module, _NormBase) and module.running_mean is not None:
-            obstacles[path] = f"a {type(module).__name__} whose running statistics would carry data between chunks"
-        else:
-            for name, child in module.named_children():
-                visit(f"{path}.{name}" if path else name, child)
+            obstacles[path] = f"a {kind} whose running statistics would carry data between chunks"
+        elif any(isinstance(parameter, UninitializedParameter) for parameter in own.values()):
+            obstacles[path] = f"a {kind} whose parameters are made by its first call; call it first"
+        elif not all(bare.is_bare(parameter) for parameter in own.values()):
+            listed = ", ".join(f"{name} {[*p.shape]}" for name, p in own.items() if not bare.is_bare(p))
+            obstacles[path] = f"a {kind} without a rule, and with parameters that are not broadcast: {listed}"
+        elif own:
+            bares[path] = module
+        for name, child in module.named_children():
+            visit(f"{path}.{name}" if path else name, child)
 
     visit("", model)
-    return layers, obstacles
+    return Found(layers, bares, obstacles)
 
 
-def _find_layers(model: nn.Module, skipped: set[nn.Module]) -> dict[str, nn.Module]:
-    """The path and layer of each module that a rule replaces; raises for all that need a rule and have none."""
-    layers, obstacles = layers_and_obstacles(model, skipped)
-    if obstacles:
-        listed = "\n".join(f"  {path or 'the model itself'}: {what}" for path, what in obstacles.items())
+def _has_rule(layer_type: type[nn.Module]) -> bool:
+    home = _FOREIGN.get(f"{layer_type.__module__}.{layer_type.__qualname__}")
+    if home is not None and layer_type not in _rules:
+        layer = importlib.import_module(home).LAYER
+        register(layer.ordinary, layer.from_ordinary)
+    return layer_type in _rules
+
+
+def _found(model: nn.Module, skipped: set[nn.Module]) -> Found:
+    """What `find` finds; raises for all that need a rule and have none."""
+    found = find(model, skipped)
+    if found.obstacles:
+        listed = "\n".join(f"  {path or 'the model itself'}: {what}" for path, what in found.obstacles.items())
         raise ValueError(
             f"this model cannot be partitioned as it is:\n{listed}\nLeave them out with"
-            f" skip={[path for path in obstacles if path]!r} and freeze them (parameters without gradients, evaluation"
-            " mode), or give their type a rule with partnets.register."
+            f" skip={[*found.obstacles]!r} and freeze them (parameters without gradients, evaluation mode), or give"
+            " their type a rule with partnets.register."
         )
-    if not layers:
+    if not found.layers and not found.bare:
         known = ", ".join(layer_type.__name__ for layer_type in _rules)
         raise ValueError(f"this {type(model).__name__} has no layer to partition; known are {known}.")
-    return layers
+    return found
 
 
-def _check_tied(model: nn.Module, layers: dict[str, nn.Module]) -> None:
-    owners: dict[nn.Parameter, list[str]] = {}
+def _share_tied(model: nn.Module, new: dict[nn.Module, nn.Module], bares: Collection[nn.Module]) -> None:
+    """Gives new layers whose ordinary ones share a parameter one parameter and one partition; raises if it can't."""
+    owners: dict[nn.Parameter, list[tuple[str, nn.Module, str]]] = {}
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
-            owners.setdefault(parameter, []).append(f"{path}.{name}" if path else name)
-    partitioned = {parameter for layer in layers.values() for parameter in layer.parameters()}
-    tied = [" = ".join(names) for parameter, names in owners.items() if len(names) > 1 and parameter in partitioned]
-    if tied:
-        raise ValueError(
-            f"layers share parameters: {'; '.join(tied)}. A shared weight would get two partitions; give each layer a"
-            " parameter of its own, or leave all of these layers out with skip=."
-        )
+            owners.setdefault(parameter, []).append((f"{path}.{name}" if path else name, module, name))
+    for tied in owners.values():
+        if len(tied) == 1 or not any(module in new or module in bares for _, module, _ in tied):
+            continue
+        layers = [(new.get(module), name) for _, module, name in tied]
+        first, first_name = layers[0]
+        if len({_role(layer, name) for layer, name in layers}) > 1 or _role(first, first_name) is None:
+            raise ValueError(
+                f"layers share parameters: {' = '.join(path for path, *_ in tied)}. As what these are, they cannot"
+                " share a partition; give each layer a parameter of its own, or leave all of these layers out with"
+                " skip=."
+            )
+        for layer, name in layers[1:]:
+            layer._parameters[name] = first._parameters[first_name]
+            if first_name in first.partitions:
+                layer.partitions[name] = first.partitions[first_name]
+
+
+def _role(layer: nn.Module | None, name: str) -> tuple | None:
+    """How a partitioned layer divides a parameter; layers that do it alike can share it."""
+    if not isinstance(layer, PartitionedLayer):
+        return None
+    if name in layer.partitions:
+        return "weight", layer.partitions[name].shape, layer.oriented(layer._parameters[name]).stride()
+    return ("scale",) if name in layer.scales else ("shift",)

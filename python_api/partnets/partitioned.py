@@ -84,9 +84,10 @@ def as_class(layer: nn.Module, cls: type[nn.Module]) -> nn.Module:
     """
     new = cls.__new__(cls)
     new.__dict__.update(layer.__dict__)
-    new._parameters = copy.copy(layer._parameters)
+    for own in ("_parameters", "_buffers", "_modules"):
+        new.__dict__[own] = copy.copy(layer.__dict__[own])
     if not issubclass(cls, Partitioned):
-        for name in ("partition", "count", "active", "update"):
+        for name in ("partitions", "count", "active", "update"):
             new.__dict__.pop(name, None)
     return new
 
@@ -97,7 +98,8 @@ def check_parameters(layer: nn.Module, *expected: str) -> None:
     Example:
         >>> check_parameters(nn.Linear(2, 2, bias=False), "weight", "bias")
     """
-    if set(layer._parameters) != set(expected):
+    absent = {name for name in expected if getattr(layer, name, None) is None}
+    if set(layer._parameters) | absent != set(expected):
         raise ValueError(
             f"a {type(layer).__name__} with the parameters {sorted(layer._parameters)} cannot be partitioned, only"
             f" one with {' and '.join(expected)}; remove its weight normalisation first, or leave it out with skip=."

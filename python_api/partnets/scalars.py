@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from partnets import models
-from partnets.partitioned_rows import PartitionedRows
+from partnets.partitioned_layer import PartitionedLayer
 
 
-class Bias(PartitionedRows, models.Bias):
+class Bias(PartitionedLayer, models.Bias):
     """models.Bias that adds b_1 + ... + b_k in subnetwork k; partnets.partition makes it.
 
     Attributes:
@@ -27,7 +27,7 @@ class Bias(PartitionedRows, models.Bias):
         return x + self.live("bias")
 
 
-class Scale(PartitionedRows, models.Scale):
+class Scale(PartitionedLayer, models.Scale):
     """models.Scale that multiplies by s_1 * ... * s_k in subnetwork k; partnets.partition makes it.
 
     Attributes:

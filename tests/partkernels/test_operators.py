@@ -76,7 +76,7 @@ CONV2D = {
     "mnist": Case((7, 1, 14, 14), (20, 1, 5, 5), {"padding": 2}),
     "odd": Case((3, 5, 9, 11), (7, 5, 3, 2), {"stride": (2, 1), "padding": (1, 2), "dilation": (1, 2)}),
     "groups": Case((2, 6, 8, 7), (9, 2, 3, 3), {"groups": 3, "padding": 1, "stride": 2}),
-    "depthwise": Case((2, 5, 7, 7), (10, 1, 3, 3), {"groups": 5}),
+    "depthwise": Case((8, 5, 9, 9), (10, 1, 3, 3), {"groups": 5}),
     "deep": Case((2, 70, 6, 6), (100, 70, 3, 3), {"padding": "same"}),
     "even kernel, same": Case((2, 3, 6, 5), (4, 3, 4, 2), {"padding": "same"}),
     "unbatched": Case((3, 8, 8), (4, 3, 3, 3), {"stride": 3, "padding": 4}),

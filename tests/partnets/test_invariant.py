@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import partnets
-from partnets import hyper, models, optim
+from partnets import hyper, models, optim, partitioned, partitioned_layer
 
 PROPORTIONS = (0.5, 0.3, 0.2)
 COUNT = len(PROPORTIONS)
@@ -127,8 +127,7 @@ def test_a_broken_trainer_fails_that_check(broken, optimizer, k, tmp_path):
 @pytest.mark.parametrize("network", ["norms", "FixUp"])
 @pytest.mark.parametrize("k", range(2, COUNT + 1))
 def test_scales_that_all_partitions_share_fail_that_check(network, k, monkeypatch, tmp_path):
-    rows = partnets.partitioned_rows
-    monkeypatch.setattr(rows, "product", lambda parameter, count, active, update: parameter[:active].prod(0))
-    monkeypatch.setattr(rows.PartitionedRows, "entries", lambda self, name, tensors, update: (tensors, None))
+    monkeypatch.setattr(partitioned_layer, "product", lambda rows, count, active, update: rows[:active].prod(0))
+    monkeypatch.setattr(partitioned.Partitioned, "entries", lambda self, name, tensors, update: (tensors, None))
     with pytest.raises(AssertionError, match="reached an earlier partition"):
         check_invariant("sgd", k, tmp_path, network, steps=12)

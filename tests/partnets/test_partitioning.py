@@ -110,29 +110,37 @@ def test_a_skip_that_is_not_in_the_model_raises(skip):
     unchanged(model, lambda: partnets.partition(model, PROPORTIONS, skip=skip), "not in this model")
 
 
+class Matrix(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.matrix = nn.Parameter(torch.eye(4))
+
+
 def test_all_modules_without_a_rule_are_named_at_once():
     model = nn.Sequential(
         nn.Linear(4, 4),
-        nn.ModuleDict({"norm": nn.InstanceNorm1d(4, affine=True)}),
-        nn.BatchNorm1d(4, affine=False),
+        nn.ModuleDict({"norm": nn.InstanceNorm1d(4, affine=True, track_running_stats=True)}),
         nn.InstanceNorm1d(4),
-        nn.MultiheadAttention(4, 1),
-        nn.TransformerEncoderLayer(4, 1),
         nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
-        nn.Bilinear(4, 4, 4),
+        Matrix(),
     )
     unchanged(
         model,
         lambda: partnets.partition(model, PROPORTIONS),
-        r"(?s)1\.norm: .*2: .*statistics.*4: .*6: .*7: .*skip=\['1\.norm', '2', '4', '5', '6', '7'\].*register",
+        r"(?s)1\.norm: .*statistics.*3\.parametrizations\.weight: .*original1 \[4, 4\].*4: .*matrix \[4, 4\]"
+        r".*skip=\['1\.norm', '3\.parametrizations\.weight', '4'\].*register",
     )
 
 
+def test_a_lazy_layer_has_to_be_called_first():
+    with pytest.raises(ValueError, match=r"0: .*call it first"):
+        partnets.partition(nn.Sequential(nn.LazyLinear(4)), PROPORTIONS)
+
+
 def test_skipping_what_has_no_rule_leaves_the_rest_to_be_partitioned():
-    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 3), nn.PReLU())
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), Matrix(), nn.Flatten(), nn.Linear(16, 3))
     obstacles = partnets.without_rule(model)
-    assert list(obstacles) == ["1", "4"]
-    assert "PReLU with parameters of its own" in obstacles["4"]
+    assert list(obstacles) == ["1"] and "matrix [4, 4]" in obstacles["1"]
     partnets.partition(model, (0.5, 0.5), skip=obstacles)
     assert [type(layer) for layer in model[::3]] == [partnets.Conv2d, partnets.Linear]
     assert partnets.without_rule(model, skip=obstacles).keys() == {"0", "3"}, "they are partitioned already"
@@ -150,10 +158,10 @@ def test_a_skipped_attention_stays():
     assert not isinstance(model[0].out_proj, partnets.Linear) and isinstance(model[1], partnets.Linear)
 
 
-def test_shared_parameters_raise():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    model[1].weight = model[0].weight
-    unchanged(model, lambda: partnets.partition(model, PROPORTIONS), r"0\.weight = 1\.weight")
+@pytest.mark.parametrize("skip", [["0.out_proj"], ["1.self_attn"]])
+def test_a_part_of_an_attention_cannot_be_skipped(skip):
+    model = nn.ModuleList([nn.MultiheadAttention(4, 1), nn.TransformerEncoderLayer(4, 1)])
+    unchanged(model, lambda: partnets.partition(model, PROPORTIONS, skip=skip), "skip all of it")
 
 
 def test_a_second_partition_raises():
@@ -183,13 +191,13 @@ def test_a_registered_rule_is_used():
 
     seen = []
 
-    def rule(layer, proportions, *, seed, defaults):
-        seen.append((proportions, defaults))
+    def rule(layer, proportions, *, seed, defaults, scheme):
+        seen.append((proportions, defaults, scheme))
         return layer
 
     partnets.register(Scale, rule)
     model = partnets.partition(nn.Sequential(Scale(), nn.Linear(2, 2)), (0.5, 0.5), defaults="zero")
-    assert seen == [((0.5, 0.5), "zero")] and isinstance(model[0], Scale)
+    assert seen == [((0.5, 0.5), "zero", "weight")] and isinstance(model[0], Scale)
 
 
 def test_register_takes_types_only():
