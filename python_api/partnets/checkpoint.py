@@ -131,7 +131,7 @@ def _configuration(trainer: Trainer) -> dict:
         "partitions": {path: layer.count for path, layer in partitioned_layers(trainer.model)},
         "parameters": {name: _kind(value) for name, value in trainer.model.state_dict().items()},
         "hyper": list(trainer.hyper),
-        "optimizer": type(trainer.optimizer).__name__,
+        "optimizer": trainer.optimizer.kind,
         "hyper_optimizer": type(trainer.hyper_optimizer).__name__,
         "optimizer groups": _groups(trainer.model, trainer.optimizer),
         "hyper_optimizer groups": _groups(trainer.model, trainer.hyper_optimizer),
