@@ -140,6 +140,7 @@ def _configuration(trainer: Trainer) -> dict:
         "batch_size": trainer.batch_size,
         "hyper_batch_size": trainer.hyper_batch_size,
         "sampling": list(trainer.sampling),
+        "clip": trainer.clip,
         "hyper_every": trainer.hyper_every,
         "hyper_after": trainer.hyper_after,
         "hyper_chunks": trainer.hyper_chunks,
