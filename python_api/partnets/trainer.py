@@ -149,8 +149,7 @@ class Trainer:
         self.batch_size, self.hyper_batch_size, self.lml_every = batch_size, hyper_batch_size, lml_every
         self.sampling = _check_sampling(chunks.proportions if sampling is None else sampling, model, chunks)
         self.hyper_every, self.hyper_after, self.hyper_chunks = hyper_every, hyper_after, hyper_chunks
-        self.best = Best() if keep_best else None
-        self.patience, self.callbacks = patience, list(callbacks)
+        self.best, self.patience, self.callbacks = Best() if keep_best else None, patience, list(callbacks)
         self.clip, self.seed, self.generator = clip, seed, torch.Generator().manual_seed(seed)
         self.noise: dict | None = None
         norms = [module for module in model.modules() if isinstance(module, _NormBase)]
