@@ -11,6 +11,7 @@ from partnets import baselines, callbacks, data, hyper, loggers, models, optim
 from partnets.chunks import Chunks, chunk
 from partnets.conv2d import Conv2d
 from partnets.evaluation import accuracy, loss_matrix, mean_loss, per_subnetwork
+from partnets.finalize import finalize
 from partnets.history import History
 from partnets.linear import Linear
 from partnets.lml import lml
@@ -33,6 +34,7 @@ __all__ = [
     "callbacks",
     "chunk",
     "data",
+    "finalize",
     "hyper",
     "lml",
     "loggers",

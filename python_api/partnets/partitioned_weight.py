@@ -9,18 +9,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from partkernels import Defaults, Partition, Stored, Uniform, Zeros, subnetwork_weight
+from partkernels import Defaults, Normal, Partition, Stored, Uniform, Zeros, subnetwork_weight
 from partnets import saved_partition
 from partnets.partitioned import Partitioned, as_class, check_parameters
+from partnets.restart import declared, drawn_seed, fill
 from partnets.rows import total, with_rows
 
 # The default's stream 0 fills the weight; the bias draws from another, so that the two are independent.
 BIAS_STREAM = 1
-
-
-def _drawn_seed() -> int:
-    """A seed from torch's global generator: reproducible under torch.manual_seed, another for each layer."""
-    return int(torch.randint((1 << 63) - 1, (), device="cpu"))
 
 
 def _scale(weight: Tensor) -> float:
@@ -60,7 +56,7 @@ class PartitionedWeight(Partitioned):
         otherwise it stays. It becomes b_1, and the others start at 0.
         """
         check_parameters(self, "weight", "bias")
-        seed = _drawn_seed() if seed is None else seed
+        seed = drawn_seed() if seed is None else seed
         resolved = self._resolve(defaults, seed)
         partition = Partition.random(self.weight.shape, proportions, seed=seed).to(self.weight.device)
         partition = dataclasses.replace(partition, defaults=resolved)
@@ -79,16 +75,7 @@ class PartitionedWeight(Partitioned):
 
     def _resolve(self, defaults: str | Defaults, seed: int) -> Defaults:
         if defaults == "seed":
-            start = self.seed_defaults
-            if start is None:
-                return Uniform(_scale(self.weight), seed)
-            made = start(seed=seed) if callable(start) else start
-            if not isinstance(made, Defaults):
-                raise ValueError(
-                    f"seed_defaults of a {self.ordinary.__name__} is {start!r}; set it to partkernels.Zeros(), or to"
-                    " what makes defaults of a seed, as functools.partial(partkernels.Normal, 0.1) does."
-                )
-            return made
+            return declared(self, seed) or Uniform(_scale(self.weight), seed)
         if defaults == "zero":
             return Zeros()
         if defaults == "stored":
@@ -132,6 +119,24 @@ class PartitionedWeight(Partitioned):
         if self.bias is not None:
             bias = total(self.bias, self.count, active, None)
             new.bias = nn.Parameter(bias, requires_grad=self.bias.requires_grad)
+        return new
+
+    def to_fresh(self) -> nn.Module:
+        """torch's layer with initial values anew; drawn as this layer's weight and bias were, from another seed.
+
+        Raises:
+            ValueError: this layer's defaults are stored ones: it started at values that were given.
+        """
+        defaults = self.partition.defaults
+        if isinstance(defaults, Stored):
+            raise ValueError(
+                "its defaults are stored: it started at weights that were given, and of its bias they are lost; start"
+                " from those weights instead."
+            )
+        new = super().to_fresh()
+        drawn = isinstance(defaults, Uniform | Normal) and self.seed_defaults is None
+        if drawn and new.weight.requires_grad:
+            fill(new.weight, dataclasses.replace(defaults, seed=drawn_seed()))
         return new
 
     def compute(self, kernel: Callable[..., Tensor], x: Tensor, **geometry) -> Tensor:
