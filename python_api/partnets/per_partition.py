@@ -17,7 +17,7 @@ class PerPartition(PartitionedOptimizer):
     The entries of the partition that is stepped are gathered, torch's optimiser steps them as a tensor of their own,
     and they are scattered back. Each partition has its own state, step count included: together as many numbers as
     torch's optimiser keeps for the whole parameter. What is gathered lives for the step of one parameter. SGD, Adam
-    and AdamW do the same in one pass and without that copy: use partnets.optim's for these.
+    and AdamW do the same in one pass and without that copy, many times faster: use partnets.optim's for these.
 
     Args:
         optimizer: the class; of torch.optim: Adadelta, Adagrad, Adamax, ASGD, NAdam, RAdam, RMSprop, Rprop, and Adam,
@@ -75,7 +75,8 @@ class PerPartition(PartitionedOptimizer):
             state[update] = per_entry.step(self.optimizer, parameter.detach(), grad, state.get(update), settings)
             return
         mask = partition.mask(update)
-        entries, grad = (tensor.masked_select(mask) for tensor in tensors)
+        index = mask.flatten().nonzero().squeeze(1)  # once; masked_select would look for it in each tensor
+        entries, grad = (tensor.take(index) for tensor in tensors)
         state[update] = per_entry.step(self.optimizer, entries, grad, state.get(update), settings)
         tensors[0].masked_scatter_(mask, entries)
 

@@ -190,10 +190,10 @@ def test_a_copy_steps_a_copied_model(duplicate):
     assert same(list(twin.parameters()), list(model.parameters()))
 
 
-def loaded(change, optimizer=None):
-    """Loads a state, changed, into an optimiser that was stepped; returns what it had and what it has."""
+def refused(change):
+    """What an optimiser, which stays as it is, says of a state that was changed."""
     model = network()
-    one = optimizer or optim.PerPartition(torch.optim.RMSprop, model)
+    one = optim.PerPartition(torch.optim.RMSprop, model)
     run(model, one, range(7))
     saved = copy.deepcopy(one.state_dict())
     other = optim.PerPartition(torch.optim.RMSprop, copy.deepcopy(model))
@@ -223,7 +223,7 @@ def loaded(change, optimizer=None):
     ids=range(11),
 )
 def test_a_truncated_or_changed_state_raises_and_changes_nothing(change, message):
-    assert message in loaded(change)
+    assert message in refused(change)
 
 
 def test_the_state_of_another_optimiser_raises_and_changes_nothing():
