@@ -360,7 +360,7 @@ def _check_optimizers(model, optimizer, psi, hyper_optimizer) -> None:
     if not isinstance(optimizer, optim.PartitionedOptimizer):
         raise ValueError(
             f"optimizer is a {type(optimizer).__name__}, which steps all partitions at once; pass one of"
-            " partnets.optim."
+            " partnets.optim, such as optim.PerPartition(torch.optim.RMSprop, model)."
         )
     names = {parameter: name for name, parameter in model.named_parameters()}
     if not set(optimizer.parameters()) <= names.keys():
