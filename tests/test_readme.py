@@ -1,19 +1,28 @@
-"""The README's Python runs as it stands there."""
+"""The Python of the README and of the page on training runs as it stands there."""
 
 import re
 from pathlib import Path
 
+import pytest
+
 import partnets
 
-BLOCKS = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[1] / "README.md").read_text(), re.DOTALL)
+ROOT = Path(__file__).parents[1]
+PAGES = {"README.md": 4, "docs/training.md": 4}
 
 
-def test_the_readme_has_code():
-    assert len(BLOCKS) == 4
+def blocks(page):
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
 
 
-def test_the_readmes_code_runs_from_top_to_bottom():
+@pytest.mark.parametrize(("page", "count"), PAGES.items())
+def test_the_pages_have_code(page, count):
+    assert len(blocks(page)) == count
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_code_runs_from_top_to_bottom(page):
     names = {}
-    for block in BLOCKS:
+    for block in blocks(page):
         exec(block, names)
     assert isinstance(names["history"], partnets.History)

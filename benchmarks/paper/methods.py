@@ -94,7 +94,7 @@ class Learner:
         trainer = self.trainer(model, chunks, hyper=augmentation, sampling=(1, 0))
         fit(trainer, self.steps, self.checkpoint)
         result = self.result(trainer)
-        whole, chunks = baselines.whole(model.networks[0], self.data.train, seed=self.seed)
+        whole, chunks = baselines.whole(partnets.finalize(model, "finetune"), self.data.train, seed=self.seed)
         steps = -(-FINETUNE_EPOCHS * len(self.data.train[1]) // self.recipe.batch)
         finetuner = self.trainer(whole, chunks, lr=FINETUNE_LR * self.recipe.lr, steps=steps)
         fit(finetuner, steps, self.checkpoint.with_suffix(".finetuning"))

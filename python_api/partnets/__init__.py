@@ -15,6 +15,7 @@ from partnets.conv2d import Conv1d, Conv2d, Conv3d
 from partnets.conv_transpose2d import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from partnets.embedding import Embedding, EmbeddingBag
 from partnets.evaluation import accuracy, loss_matrix, mean_loss, per_subnetwork
+from partnets.finalize import finalize
 from partnets.history import History
 from partnets.linear import Bilinear, Linear
 from partnets.lml import lml
@@ -54,6 +55,7 @@ __all__ = [
     "callbacks",
     "chunk",
     "data",
+    "finalize",
     "hyper",
     "lml",
     "loggers",

@@ -63,6 +63,11 @@ class MultiheadAttention(PartitionedLayer, nn.MultiheadAttention):
         new.out_proj = self.out_proj.to_ordinary(active)
         return new
 
+    def to_fresh(self):
+        new = super().to_fresh()
+        new.out_proj = self.out_proj.to_fresh()
+        return new
+
     def start(self, name):
         if name not in self.weights:
             return None

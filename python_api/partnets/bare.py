@@ -42,6 +42,21 @@ class Bare(Partitioned):
             new._parameters[name] = nn.Parameter(value, requires_grad=rows.requires_grad)
         return new
 
+    def to_fresh(self) -> nn.Module:
+        """A module of the ordinary class, whose own reset_parameters sets its parameters to initial values anew.
+
+        Raises:
+            ValueError: it has none.
+        """
+        new = self.to_ordinary(self.count)
+        if not hasattr(new, "reset_parameters"):
+            raise ValueError(
+                f"its {', '.join(self._parameters)} have no initial values; give {type(self).__name__} a"
+                " reset_parameters() that sets them."
+            )
+        new.reset_parameters()
+        return new
+
     def __reduce_ex__(self, protocol):
         # Its class is made when it is needed, and cannot be found by its name.
         return _empty, (type(self).ordinary, type(self).names), self.__dict__

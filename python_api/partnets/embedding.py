@@ -40,6 +40,11 @@ class _Table(PartitionedLayer):
                 started[self.padding_idx] = weight[self.padding_idx]
         return started
 
+    def to_fresh(self):
+        new = super().to_fresh()
+        new._fill_padding_idx_with_zero()
+        return new
+
     def nodes(self, name, shape):
         return torch.arange(shape[1])[None]
 

@@ -14,7 +14,8 @@ from partnets.partitioned import count, partitioned_layers
 def merge(model: nn.Module, active: int | None = None) -> nn.Module:
     """A copy of the model with ordinary layers, whose parameters are those of subnetwork `active`.
 
-    Its outputs are the subnetwork's up to rounding. Modules of partnets.hyper stay as they are.
+    Its outputs are the subnetwork's up to rounding. Modules of partnets.hyper stay as they are; partnets.finalize
+    freezes them, for further training.
 
     Args:
         model: with partitioned layers; it stays as it is.

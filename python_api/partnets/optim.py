@@ -1,4 +1,7 @@
-"""SGD, Adam and AdamW that step one partition at a time, with moments and step counts for each (Appendix I.1)."""
+"""Optimisers that step one partition at a time, with moments and step counts for each (Appendix I.1).
+
+SGD, Adam and AdamW do it in one pass over the weight; PerPartition makes it of torch.optim's others.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ from partkernels import adam_step, sgd_step
 from partkernels.optimizers import check_betas, check_momentum, check_not_negative
 from partnets.decays import decays
 from partnets.partitioned_optimizer import PartitionedOptimizer
+from partnets.per_partition import PerPartition
 
-__all__ = ["SGD", "Adam", "AdamW", "PartitionedOptimizer", "decays"]
+__all__ = ["SGD", "Adam", "AdamW", "PartitionedOptimizer", "PerPartition", "decays"]
 
 
 class SGD(PartitionedOptimizer):
@@ -124,6 +128,9 @@ class Adam(PartitionedOptimizer):
 
     def moments(self, group):
         return "exp_avg", "exp_avg_sq"
+
+    def state_shapes(self, parameter, group):
+        return super().state_shapes(parameter, group) | {"step": (self.count,)}
 
     def step_entries(self, tensors, state, partition, update, group):
         if "step" not in state:

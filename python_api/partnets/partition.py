@@ -100,7 +100,8 @@ def partition(
 
     A layer can say how it starts when it is drawn from a seed: with an attribute `seed_defaults` on the ordinary layer,
     before this call, which is partkernels.Zeros(), or is called with seed= and returns such an object. Then 'seed'
-    draws its weights from it, and the bias stays. It survives copies and pickling if it is a functools.partial:
+    draws its weights from it, and the bias stays; partnets.finalize's 'retrain' draws them as well, with a bias of 0.
+    It survives copies and pickling if it is a functools.partial:
 
         layer.seed_defaults = functools.partial(partkernels.Normal, 0.02)
 

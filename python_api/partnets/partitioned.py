@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 
 from partkernels import Partition
+from partnets.restart import restart
 
 
 class Partitioned(nn.Module):
     """The base class of what is divided among C partitions: layers, or a module that owns whole networks.
 
-    partnets.subnetwork, merge and the optimisers use what is defined here and nothing else. The defaults serve a
-    module each of whose own parameters has a row for each partition, [C, ...], or none of it where C is 1.
+    partnets.subnetwork, merge, finalize and the optimisers use what is defined here and nothing else. The defaults
+    serve a module each of whose own parameters has a row for each partition, [C, ...], or none of it where C is 1.
 
     Attributes:
         count: C, the number of partitions.
@@ -75,6 +76,16 @@ class Partitioned(nn.Module):
             f"{type(self).__name__} has no to_ordinary(active); define it, for partnets.merge, as a module without"
             " partitions."
         )
+
+    def to_fresh(self) -> nn.Module:
+        """An ordinary module as to_ordinary's, with initial values drawn anew by torch's global generator.
+
+        Raises:
+            ValueError: a module in it does not know how it starts; see partnets.restart.
+        """
+        new = self.to_ordinary(self.count)
+        restart(new)
+        return new
 
 
 def as_class(layer: nn.Module, cls: type[nn.Module]) -> nn.Module:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from partkernels import Defaults, Partition, Stored, Uniform, Zeros, subnetwork_weight
+from partkernels import Defaults, Normal, Partition, Stored, Uniform, Zeros, subnetwork_weight
 from partkernels.partition import sizes
 from partnets import saved_partition, seeds
 from partnets.partitioned import Partitioned, as_class, check_parameters
+from partnets.restart import declared, fill
 from partnets.rows import product, total, with_rows
 from partnets.starts import Start, start_of
 
@@ -151,16 +152,7 @@ class PartitionedLayer(Partitioned):
 
     def _resolve(self, name: str, weight: Tensor, defaults: str | Defaults, seed: int) -> Defaults:
         if defaults == "seed":
-            start = self.seed_defaults
-            if start is None:
-                return start_of(weight, self.start(name))(seed=seed)
-            made = start(seed=seed) if callable(start) else start
-            if not isinstance(made, Defaults):
-                raise ValueError(
-                    f"seed_defaults of a {self.ordinary.__name__} is {start!r}; set it to partkernels.Zeros(), or to"
-                    " what makes defaults of a seed, as functools.partial(partkernels.Normal, 0.1) does."
-                )
-            return made
+            return declared(self, seed) or start_of(weight, self.start(name))(seed=seed)
         if defaults == "zero":
             return Zeros()
         if defaults == "stored":
@@ -229,6 +221,24 @@ class PartitionedLayer(Partitioned):
         for name, parameter in self.named_parameters(recurse=False):
             value = self._value(name, parameter.detach(), active, None).clone()
             new._parameters[name] = nn.Parameter(value, requires_grad=parameter.requires_grad)
+        return new
+
+    def to_fresh(self) -> nn.Module:
+        """torch's layer with initial values anew; its weights are drawn as this layer's were, from another seed.
+
+        Raises:
+            ValueError: this layer's defaults are stored ones: it started at values that were given.
+        """
+        if any(isinstance(partition.defaults, Stored) for partition in self.partitions.values()):
+            raise ValueError(
+                "its defaults are stored: it started at weights that were given, and of its bias they are lost; start"
+                " from those weights instead."
+            )
+        new = super().to_fresh()
+        for name, partition in self.partitions.items():
+            weight, defaults = new._parameters[name], partition.defaults
+            if isinstance(defaults, Uniform | Normal) and self.seed_defaults is None and weight.requires_grad:
+                fill(self.oriented(weight), dataclasses.replace(defaults, seed=seeds.drawn()))
         return new
 
     def compute(self, kernel: Callable[..., Tensor], x: Tensor, **geometry) -> Tensor:

@@ -24,7 +24,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
     def __init__(self, model: nn.Module, groups: Iterable[dict], **defaults) -> None:
         self.count = count(model)
         self._owners = _owners(model)
-        defaults["weight_decay"] = self._decays(defaults["weight_decay"])
+        defaults = self._with_decays(defaults)
         self.check(defaults)
         groups = [group | {"params": _listed(group)} for group in groups]
         grouped = {parameter for group in groups for parameter in group["params"]}
@@ -47,10 +47,13 @@ class PartitionedOptimizer(torch.optim.Optimizer):
                 "a group has a parameter that is no trainable one of this model's partitioned layers; take parameters"
                 " from the model after partnets.partition, and leave out frozen ones and those of partnets.hyper."
             )
-        group = self.defaults | group | {"params": parameters}
-        group["weight_decay"] = self._decays(group["weight_decay"])
+        group = self._with_decays(self.defaults | group | {"params": parameters})
         self.check(group)
         super().add_param_group(group)
+
+    def _with_decays(self, settings: dict) -> dict:
+        """The settings with a weight decay for each partition, if they have any."""
+        return settings | {name: self._decays(settings[name]) for name in settings.keys() & {"weight_decay"}}
 
     def _decays(self, weight_decay: float | Sequence[float]) -> tuple[float, ...]:
         decays = tuple(weight_decay) if isinstance(weight_decay, Iterable) else (weight_decay,) * self.count
@@ -60,6 +63,11 @@ class PartitionedOptimizer(torch.optim.Optimizer):
                 " for each partition."
             )
         return decays
+
+    @property
+    def kind(self) -> str:
+        """What this optimiser is, for messages and checkpoints."""
+        return type(self).__name__
 
     def parameters(self) -> list[nn.Parameter]:
         """All parameters that this optimiser updates."""
@@ -113,6 +121,15 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         """
         raise NotImplementedError
 
+    def state_shapes(self, parameter: nn.Parameter, group: dict) -> dict[str, tuple[int, ...]]:
+        """The name and shape of everything in the state of a parameter that was stepped."""
+        return dict.fromkeys(self.moments(group), tuple(parameter.shape))
+
+    def check_states(self, states: dict[nn.Parameter, dict], group: dict) -> None:
+        """Raises ValueError unless these can be states of the parameters, by the settings of their saved group."""
+        for parameter, state in states.items():
+            check_shapes(state, state and self.state_shapes(parameter, group))
+
     def __getstate__(self) -> dict:
         return {**super().__getstate__(), "count": self.count, "_owners": self._owners}
 
@@ -120,32 +137,45 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         """As torch.optim.Optimizer's; the state must be of such an optimiser of the same model.
 
         Raises:
-            ValueError: settings, parameters, their shapes or the number of partitions differ; nothing has changed then.
+            ValueError: settings, parameters, their shapes or the number of partitions differ, or something is missing;
+                nothing has changed then.
         """
-        parameters = self.parameters()
-        saved = sum(len(group["params"]) for group in state_dict["param_groups"])
-        if saved != len(parameters):
-            raise ValueError(
-                f"the saved optimiser has {saved} parameters and this one {len(parameters)}; load the state of an"
-                " optimiser of the same model."
-            )
-        for group in state_dict["param_groups"]:
+        if not {"state", "param_groups"} <= state_dict.keys():
+            raise_foreign(f"{sorted(state_dict)} instead of state and param_groups")
+        states, groups = state_dict["state"], state_dict["param_groups"]
+        indices = [index for group in groups for index in group["params"]]
+        if len(indices) != len(self.parameters()):
+            raise_foreign(f"{len(indices)} parameters and this one {len(self.parameters())}")
+        if not set(indices) >= states.keys():
+            raise_foreign(f"states of {sorted(states)}, but the parameters {sorted(indices)}")
+        for group in groups:
             lacking = self.defaults.keys() - group.keys()
-            if lacking or len(group["weight_decay"]) != self.count:
-                what = f"no {', '.join(sorted(lacking))}" if lacking else f"weight_decay={group['weight_decay']}"
-                raise ValueError(
-                    f"the saved optimiser has {what}, and this one is a {type(self).__name__} of {self.count}"
-                    " partitions; load the state of such an optimiser of the same model."
-                )
-        for index, state in state_dict["state"].items():
-            for name, value in state.items():
-                expected = (self.count,) if name == "step" else tuple(parameters[index].shape)
-                if tuple(value.shape) != expected:
-                    raise ValueError(
-                        f"the saved {name} of parameter {index} has shape {tuple(value.shape)} instead of {expected};"
-                        " load the state of an optimiser of the same model."
-                    )
+            decays = group.get("weight_decay")
+            if lacking or (decays is not None and (not isinstance(decays, Sequence) or len(decays) != self.count)):
+                what = f"no {', '.join(sorted(lacking))}" if lacking else f"weight_decay={decays}"
+                raise_foreign(f"{what}, and this one is a {self.kind} of {self.count} partitions")
+        owners = dict(zip(indices, self.parameters(), strict=True))
+        for group in groups:
+            self.check_states({owners[i]: states[i] for i in group["params"] if i in states}, group)
         super().load_state_dict(state_dict)
+
+
+def check_shapes(state: dict, expected: dict) -> None:
+    """Raises ValueError unless a saved state has these names and shapes; dicts within dicts have those of theirs."""
+    if (shapes := _shapes(state)) != expected:
+        raise_foreign(f"a parameter's state of shapes {shapes} instead of {expected}")
+
+
+def raise_foreign(what: str) -> None:
+    """Raises the ValueError that a saved optimiser has something that this one cannot load."""
+    raise ValueError(f"the saved optimiser has {what}; load the state of such an optimiser of the same model.")
+
+
+def _shapes(state: dict) -> dict:
+    return {
+        name: _shapes(value) if isinstance(value, dict) else tuple(getattr(value, "shape", ()))
+        for name, value in state.items()
+    }
 
 
 def _listed(group: dict) -> list[nn.Parameter]:

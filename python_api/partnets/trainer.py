@@ -60,6 +60,7 @@ class Trainer:
             of any partition (as in Appendix I.1), and after each step of ψ.
         batch_size, hyper_batch_size: examples in a step of w and of ψ; the latter as the former if None.
         sampling: C probabilities, with which k is drawn for a step of w; the chunks' proportions if None.
+        clip: the gradient of w_k is scaled down to this norm where it is longer, over all parameters; None leaves it.
         hyper_every: ψ takes a step after each so many steps of w.
         hyper_after: how many steps of w come before the first of ψ.
         hyper_chunks: 'one': a step of ψ takes a batch of one chunk, D_k with k ~ Cat(u_2..u_C). 'all': one of each
@@ -109,6 +110,7 @@ class Trainer:
         batch_size: int = 128,
         hyper_batch_size: int | None = None,
         sampling: Sequence[float] | None = None,
+        clip: float | None = None,
         hyper_every: int = 1,
         hyper_after: int = 0,
         hyper_chunks: str = "one",
@@ -124,6 +126,8 @@ class Trainer:
         given = {name: number for name, number in optional.items() if number is not None}
         check_at_least(1, batch_size=batch_size, hyper_batch_size=hyper_batch_size, hyper_every=hyper_every, **given)
         check_at_least(0, hyper_after=hyper_after)
+        if clip is not None and not 0 < clip < math.inf:
+            raise ValueError(f"clip={clip}; pass the greatest norm of a gradient, above 0, or None.")
         check_seed("seed", seed)
         if hyper_chunks not in ("one", "all"):
             raise ValueError(f"hyper_chunks={hyper_chunks!r}; pass 'one' or 'all'.")
@@ -145,9 +149,8 @@ class Trainer:
         self.batch_size, self.hyper_batch_size, self.lml_every = batch_size, hyper_batch_size, lml_every
         self.sampling = _check_sampling(chunks.proportions if sampling is None else sampling, model, chunks)
         self.hyper_every, self.hyper_after, self.hyper_chunks = hyper_every, hyper_after, hyper_chunks
-        self.best = Best() if keep_best else None
-        self.patience, self.callbacks = patience, list(callbacks)
-        self.seed, self.generator = seed, torch.Generator().manual_seed(seed)
+        self.best, self.patience, self.callbacks = Best() if keep_best else None, patience, list(callbacks)
+        self.clip, self.seed, self.generator = clip, seed, torch.Generator().manual_seed(seed)
         self.noise: dict | None = None
         norms = [module for module in model.modules() if isinstance(module, _NormBase)]
         owned = {module for _, layer in partitioned_layers(model) for module in layer.modules()}
@@ -236,9 +239,7 @@ class Trainer:
         with subnetwork(self.model, active=k, update=k), frozen(hyperparameters(self.model)):
             loss = self._loss(batch)
             loss.backward()
-        self.optimizer.step(update=k)
-        if self.scheduler is not None:
-            self.scheduler.step()
+        self._step_optimizer(k)
         return k, loss.item()
 
     def step_hyper(self) -> tuple[int | None, float]:
@@ -308,6 +309,13 @@ class Trainer:
     def _draw(self, probabilities: Sequence[float]) -> int:
         return int(torch.multinomial(torch.tensor(probabilities, device="cpu"), 1, generator=self.generator))
 
+    def _step_optimizer(self, k: int) -> None:
+        if self.clip is not None:  # all gradients but those of w_k are 0
+            nn.utils.clip_grad_norm_(self.optimizer.parameters(), self.clip)
+        self.optimizer.step(update=k)
+        if self.scheduler is not None:
+            self.scheduler.step()
+
     def _loss(self, batch: Sequence[Tensor]) -> Tensor:
         if len(batch) != 2:
             raise ValueError(f"an example has {len(batch)} parts; pass chunks of (x, y).")
@@ -352,7 +360,7 @@ def _check_optimizers(model, optimizer, psi, hyper_optimizer) -> None:
     if not isinstance(optimizer, optim.PartitionedOptimizer):
         raise ValueError(
             f"optimizer is a {type(optimizer).__name__}, which steps all partitions at once; pass one of"
-            " partnets.optim."
+            " partnets.optim, such as optim.PerPartition(torch.optim.RMSprop, model)."
         )
     names = {parameter: name for name, parameter in model.named_parameters()}
     if not set(optimizer.parameters()) <= names.keys():

@@ -14,6 +14,7 @@ OPTIMIZERS = {
     "sgd": lambda model: optim.SGD(model, lr=0.1, momentum=0.9, weight_decay=0.01),
     "adam": lambda model: optim.Adam(model, lr=0.01, weight_decay=0.01),
     "adamw": lambda model: optim.AdamW(model, lr=0.01),
+    "nadam": lambda model: optim.PerPartition(torch.optim.NAdam, model, lr=0.01, weight_decay=0.01),
 }
 
 
@@ -58,10 +59,11 @@ def owned(trainer, partitions):
         weight = isinstance(layer, nn.Linear | nn.Conv2d) and parameter is layer.weight
         index = torch.isin(layer.partition.ids(), torch.tensor(partitions)) if weight else rows
         state = trainer.optimizer.state[parameter]
-        tensors += [
-            parameter.detach()[index],
-            *(value[rows if name == "step" else index] for name, value in state.items()),
-        ]
+        tensors.append(parameter.detach()[index])
+        if isinstance(trainer.optimizer, optim.PerPartition):
+            tensors += [value for k in partitions for value in state.get(k, {}).values()]
+        else:
+            tensors += [value[rows if name == "step" else index] for name, value in state.items()]
     return tensors
 
 
@@ -88,7 +90,9 @@ def test_examples_of_a_later_chunk_never_reach_earlier_partitions(optimizer, k, 
     check_invariant(optimizer, k, tmp_path)
 
 
-@pytest.mark.parametrize(("network", "optimizer"), [("norms", "sgd"), ("norms", "adam"), ("FixUp", "sgd")])
+@pytest.mark.parametrize(
+    ("network", "optimizer"), [("norms", "sgd"), ("norms", "adam"), ("norms", "nadam"), ("FixUp", "sgd")]
+)
 @pytest.mark.parametrize("k", range(1, COUNT + 1))
 def test_nor_do_they_through_norms_and_fixups_scalars(network, optimizer, k, tmp_path):
     check_invariant(optimizer, k, tmp_path, network, steps=12)

@@ -63,11 +63,10 @@ class Augerino(Trainer):
             loss = self._loss(batch)
             (loss - self.regularisation * self._bonus()).backward()
         self._check_reached()
-        self.optimizer.step(update=1)
+        self._step_optimizer(1)
         self.hyper_optimizer.step()
-        for scheduler in (self.scheduler, self.hyper_scheduler):
-            if scheduler is not None:
-                scheduler.step()
+        if self.hyper_scheduler is not None:
+            self.hyper_scheduler.step()
         return 1, loss.item(), None, None
 
     def _bonus(self) -> Tensor:

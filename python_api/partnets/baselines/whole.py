@@ -41,7 +41,8 @@ def held_out(
     """Validation-set optimisation: weights learn from D_1, and ψ from D_2, which no weight sees (Section 5, Table 2).
 
     This is L_ML with two chunks, all weights in the first partition. Pass Trainer sampling=(1, 0), since the second is
-    empty. To finetune afterwards, train `whole(model, data)`, with a lower learning rate in the paper.
+    empty. To finetune afterwards, train `whole(partnets.finalize(model, "finetune"), data)`, with a lower learning rate
+    in the paper.
 
     Args:
         model, data, seed: as of whole.

@@ -32,6 +32,10 @@ class Bias(nn.Module):
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(1))
 
+    def reset_parameters(self) -> None:
+        """The number back to 0."""
+        nn.init.zeros_(self.bias)
+
     def forward(self, x: Tensor) -> Tensor:
         return x + self.bias
 
@@ -53,6 +57,10 @@ class Scale(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(1))
+
+    def reset_parameters(self) -> None:
+        """The number back to 1."""
+        nn.init.ones_(self.scale)
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.scale

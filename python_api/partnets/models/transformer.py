@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from partkernels import Normal
 from partnets.models.check import check_positive
 
 
@@ -93,8 +96,9 @@ class TransformerLM(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
         # As in GPT-2. From torch's N(0, 1), what the blocks add at the start would be lost beside the embeddings.
-        nn.init.normal_(self.tokens.weight, std=0.02)
-        nn.init.normal_(self.positions.weight, std=0.02)
+        for embedding in (self.tokens, self.positions):
+            nn.init.normal_(embedding.weight, std=0.02)
+            embedding.seed_defaults = functools.partial(Normal, 0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
         length, context = tokens.shape[1], self.positions.num_embeddings

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor, nn
 
+from partkernels import Normal
 from partnets.models.check import check_positive
 from partnets.models.transformer import Block
 
@@ -57,6 +60,7 @@ class ViT(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, classes)
         nn.init.normal_(self.positions.weight, std=0.02)
+        self.positions.seed_defaults = functools.partial(Normal, 0.02)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[2:] != (self.image_size, self.image_size):

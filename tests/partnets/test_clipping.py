@@ -1,0 +1,116 @@
+"""The norm of a gradient is that of the live partition's: it is exactly 0 everywhere else."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import partnets
+from partnets import baselines, hyper, models, optim
+
+PROPORTIONS = (0.5, 0.3, 0.2)
+
+
+def layers():
+    norms = nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 7), nn.LayerNorm(7)
+    return partnets.partition(nn.Sequential(*norms, nn.Linear(7, 3)), PROPORTIONS)
+
+
+NETWORKS = {
+    "layers and norms": layers,
+    "FixUp's scalars": lambda: partnets.partition(models.FixupResNet(8, in_channels=1, classes=3), PROPORTIONS),
+    "whole networks": lambda: baselines.Ensemble([nn.Sequential(nn.Flatten(), nn.Linear(36, 3)) for _ in PROPORTIONS]),
+}
+
+
+def examples():
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(60, 1, 6, 6, generator=generator), torch.randint(3, (60,), generator=generator)
+
+
+def split(model, k):
+    """The gradient at the entries of partition k, and elsewhere."""
+    own, other = [], []
+    for layer in model.modules():
+        if not isinstance(layer, partnets.partitioned.Partitioned):
+            continue
+        for name, parameter in layer.owned():
+            if parameter.grad is None:
+                continue
+            marks = torch.zeros_like(parameter)
+            if found := layer.entries(name, [marks], k):
+                (mark,), partition = found
+                mark[... if partition is None else partition.mask(k)] = 1
+            own.append(parameter.grad[marks == 1])
+            other.append(parameter.grad[marks == 0])
+    return torch.cat(own), torch.cat(other)
+
+
+def trainer(network, **arguments):
+    torch.manual_seed(0)
+    model = NETWORKS[network]()
+    if "FixUp" in network:  # starts where most gradients are 0
+        for parameter in model.parameters():
+            nn.init.normal_(parameter, std=0.3)
+    chunks = partnets.chunk(examples(), PROPORTIONS)
+    return partnets.Trainer(model, chunks, optimizer=optim.SGD(model, lr=1.0), batch_size=8, **arguments)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_the_norm_that_torch_clips_is_that_of_the_live_partition(network, k):
+    model = trainer(network).model
+    x, y = examples()
+    with partnets.subnetwork(model, active=k, update=k):
+        F.cross_entropy(model(x), y).backward()
+    own, other = split(model, k)
+    assert own.any() and not other.any()
+    norm = nn.utils.clip_grad_norm_(optim.SGD(model).parameters(), 1e-3)
+    torch.testing.assert_close(norm, own.norm())
+    torch.testing.assert_close(split(model, k)[0], own * 1e-3 / own.norm())
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_trainer_clips_gradients_that_are_too_long(network):
+    """SGD at a rate of 1 moves the weights by the gradient."""
+
+    def moved(clip):
+        one = trainer(network, clip=clip)
+        before = nn.utils.parameters_to_vector(one.model.parameters()).detach()
+        one.fit(1)
+        return nn.utils.parameters_to_vector(one.model.parameters()).detach() - before
+
+    free = moved(None)
+    torch.testing.assert_close(moved(free.norm().item() / 4), free / 4, rtol=1e-4, atol=1e-6)
+    assert torch.equal(moved(2 * free.norm().item()), free)
+
+
+def test_augerino_clips_too():
+    def moved(clip):
+        torch.manual_seed(0)
+        model, chunks = baselines.whole(
+            nn.Sequential(affine := hyper.Affine(), nn.Flatten(), nn.Linear(36, 3)), examples()
+        )
+        options = {"hyper": affine, "optimizer": optim.SGD(model, lr=1.0), "clip": clip}
+        layer = model.networks[0][2]
+        before = layer.bias.detach().clone()
+        baselines.Augerino(model, chunks, **options).fit(1)
+        return (layer.bias.detach() - before).norm()
+
+    assert moved(None) > 1e-2 and moved(1e-3) <= 1e-3
+
+
+def test_hyperparameters_are_not_clipped():
+    torch.manual_seed(0)
+    model = nn.Sequential(mask := hyper.InputMask(36, temperature=0.5), nn.Linear(36, 3))
+    partnets.partition(model, PROPORTIONS)
+    x, y = examples()
+    steps = {}
+    for clip in (None, 1e-3):
+        rate = torch.optim.SGD(mask.parameters(), lr=0.0)
+        chunks = partnets.chunk((x.flatten(1), y), PROPORTIONS)
+        one = partnets.Trainer(model, chunks, hyper=mask, hyper_optimizer=rate, clip=clip)
+        torch.manual_seed(1)
+        one.step_hyper()
+        steps[clip] = [parameter.grad.clone() for parameter in mask.parameters()]
+    assert all(map(torch.equal, steps[None], steps[1e-3])) and any(grad.norm() > 1e-3 for grad in steps[None])

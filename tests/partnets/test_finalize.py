@@ -1,0 +1,292 @@
+"""finalize: an ordinary model with the hyperparameters that were found, trained, to be trained on, or fresh."""
+
+import copy
+import functools
+import math
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import partkernels
+import partnets
+from partnets import baselines, hyper, models
+from partnets.partitioned import Partitioned
+
+PROPORTIONS = (0.6, 0.3, 0.1)
+MODES = ("merge", "finetune", "retrain")
+
+
+def images():
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(60, 1, 6, 6, generator=generator), torch.randint(3, (60,), generator=generator)
+
+
+def network():
+    layers = nn.Conv2d(1, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 40), nn.LayerNorm(40)
+    return nn.Sequential(*layers, nn.Linear(40, 3))
+
+
+def trained(make=network, defaults="seed", steps=6):
+    """After some steps of everything, ψ included."""
+    torch.manual_seed(0)
+    model = hyper.Averaged(hyper.Affine(rotation=20.0), make(), samples=2)
+    partnets.partition(model, PROPORTIONS, defaults=defaults)
+    rate = torch.optim.SGD(model.augmentation.parameters(), lr=1.0)
+    chunks = partnets.chunk(images(), PROPORTIONS)
+    optimizer = partnets.optim.Adam(model, lr=0.05)
+    options = {"hyper": model.augmentation, "hyper_optimizer": rate, "optimizer": optimizer, "batch_size": 8}
+    partnets.Trainer(model, chunks, **options).fit(steps)
+    return model
+
+
+def same(first, second):
+    first, second = ({**dict(m.named_parameters()), **dict(m.named_buffers())} for m in (first, second))
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_model_is_ordinary_has_the_found_hyperparameters_and_shares_nothing(mode):
+    model = trained()
+    before = copy.deepcopy(model)
+    ordinary = partnets.finalize(model, mode)
+    assert not any(isinstance(module, Partitioned) for module in ordinary.modules())
+    assert ordinary.augmentation.values() == model.augmentation.values() != hyper.Affine(rotation=20.0).values()
+    assert any(parameter.requires_grad for parameter in ordinary.augmentation.parameters()) == (mode == "merge")
+    assert all(parameter.requires_grad for parameter in ordinary.network.parameters())
+    for parameter in ordinary.parameters():
+        nn.init.zeros_(parameter)
+    assert same(model, before) and all(p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize("mode", ["merge", "finetune"])
+def test_it_computes_what_the_whole_network_computes(mode):
+    model = trained()
+    ordinary = partnets.finalize(model, mode)
+    x = images()[0]
+    with partnets.subnetwork(model, 3):
+        torch.testing.assert_close(ordinary.network(x), model.network(x))
+    assert same(ordinary, partnets.merge(model))
+
+
+@pytest.mark.parametrize("mode", ["finetune", "retrain"])
+def test_any_loop_trains_it(mode):
+    ordinary = partnets.finalize(trained(), mode)
+    found = ordinary.augmentation.values()
+    optimizer = torch.optim.SGD(ordinary.parameters(), lr=0.05, momentum=0.9)
+    x, y = images()
+    losses = []
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(ordinary(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 0.1
+    assert ordinary.augmentation.values() == found
+
+
+@pytest.mark.parametrize("mode", ["finetune", "retrain"])
+def test_a_trainer_trains_it_on_all_of_the_data(mode):
+    ordinary = partnets.finalize(trained(), mode)
+    before = copy.deepcopy(ordinary)
+    partnets.Trainer(*baselines.whole(ordinary, images()), batch_size=8).fit(3)
+    assert same(ordinary.augmentation, before.augmentation)
+    assert not any(map(torch.equal, ordinary.network.parameters(), before.network.parameters()))
+
+
+def test_a_fresh_network_depends_on_the_seed_and_not_on_what_was_learned():
+    few, many = trained(steps=2), trained(steps=6)
+    many.augmentation.load_state_dict(few.augmentation.state_dict())
+    assert same(partnets.finalize(few, "retrain", seed=4), partnets.finalize(many, "retrain", seed=4))
+    first, other = (partnets.finalize(few, "retrain", seed=seed).network for seed in (4, 5))
+    assert not any(torch.equal(first[i].weight, other[i].weight) for i in (0, 4, 6))
+
+
+def test_drawing_a_fresh_network_leaves_all_random_states():
+    model = trained()
+    before = torch.get_rng_state(), random.getstate()
+    partnets.finalize(model, "retrain")
+    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
+
+
+@pytest.mark.parametrize("defaults", ["seed", "zero"])
+def test_a_fresh_layer_starts_as_torchs(defaults):
+    fresh = partnets.finalize(trained(defaults=defaults), "retrain", seed=1).network
+    assert same(fresh[1], nn.GroupNorm(2, 8)) and same(fresh[5], nn.LayerNorm(40))
+    for i, fan_in in ((0, 9), (4, 128), (6, 40)):
+        check_uniform(fresh[i].weight, 1 / math.sqrt(fan_in))
+        assert fresh[i].bias.abs().max() <= 1 / math.sqrt(fan_in) and len(fresh[i].bias.unique()) > 1
+
+
+def check_uniform(values, bound):
+    assert values.abs().max() <= 1.01 * bound  # bfloat16 numbers
+    assert values.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.2)
+    assert values.mean().abs() < 4 * bound / math.sqrt(3 * values.numel())
+
+
+def flat(make):
+    return lambda: nn.Sequential(nn.Flatten(), make())
+
+
+def test_a_fresh_mlp_starts_as_the_mlp_does():
+    fresh = partnets.finalize(trained(flat(lambda: models.MLP(36, (50,), 3))), "retrain").network[1]
+    for layer, fan_in in ((fresh[0], 36), (fresh[2], 50)):
+        check_uniform(layer.weight, math.sqrt(6 / fan_in))
+        assert not layer.bias.any()
+
+
+def test_a_fresh_fixup_network_starts_as_fixup_does():
+    fresh = partnets.finalize(trained(lambda: models.FixupResNet(8, in_channels=1, classes=3)), "retrain").network
+    start = models.FixupResNet(8, in_channels=1, classes=3)
+    for (name, parameter), at_start in zip(fresh.named_parameters(), start.parameters(), strict=True):
+        if name.endswith("conv1.weight"):
+            channels = parameter.shape[0]
+            assert parameter.std().item() == pytest.approx(math.sqrt(2 / (9 * channels) / 3), rel=0.1)
+        elif name != "stem.weight":
+            assert torch.equal(parameter, at_start), name
+    check_uniform(fresh.stem.weight, 1 / 3)
+    assert not fresh(images()[0]).any()
+
+
+@pytest.mark.parametrize("defaults", [partkernels.Normal(0.3, seed=5), partkernels.Uniform(0.5, seed=5)])
+def test_a_weight_with_given_defaults_is_drawn_from_their_distribution_by_another_seed(defaults):
+    layer = partnets.Linear(40, 50, proportions=PROPORTIONS, defaults=defaults)
+    fresh = partnets.finalize(layer, "retrain")
+    given = defaults.values((50, 40))
+    assert not torch.equal(fresh.weight, given)
+    assert fresh.weight.std().item() == pytest.approx(given.std().item(), rel=0.1)
+    assert fresh.weight.abs().max().item() == pytest.approx(given.abs().max().item(), rel=0.2)
+    assert fresh.bias.abs().max() <= 1 / math.sqrt(40) and fresh.bias.any()
+
+
+class Backbone(nn.Module):
+    """Frozen, with running statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.norm = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)
+        nn.init.ones_(self.norm.running_mean)
+        self.requires_grad_(False).eval()
+
+    def forward(self, x):
+        return self.norm(self.convolution(x)).flatten(1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_was_frozen_keeps_its_values(mode):
+    model = nn.Sequential(Backbone(), nn.Linear(64, 3))
+    partnets.partition(model, PROPORTIONS, skip="0")
+    model[1].bias.requires_grad_(False)
+    ordinary = partnets.finalize(model, mode)
+    assert same(ordinary[0], model[0]) and not any(p.requires_grad for p in ordinary[0].parameters())
+    torch.testing.assert_close(ordinary[1].bias, model[1].bias.sum(0))
+    assert not ordinary[1].bias.requires_grad
+
+
+def ensemble():
+    mask = hyper.InputMask(4)
+
+    def one():
+        return nn.Sequential(mask, nn.Linear(4, 5), nn.BatchNorm1d(5), nn.BatchNorm1d(5, affine=False), nn.Linear(5, 2))
+
+    torch.manual_seed(0)
+    return mask, baselines.Ensemble([one(), one()])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_of_whole_networks_it_is_the_last(mode):
+    mask, model = ensemble()
+    x = torch.randn(40, 4)
+    chunks = partnets.chunk((x, (x[:, 0] > 0).long()), (0.5, 0.5))
+    partnets.Trainer(model, chunks, hyper=mask, batch_size=8).fit(5)
+    ordinary = partnets.finalize(model, mode)
+    assert type(ordinary) is nn.Sequential and same(ordinary[0], mask)
+    if mode == "retrain":
+        for i in (2, 3):
+            assert same(ordinary[i], nn.BatchNorm1d(5, affine=i == 2))
+        assert not torch.equal(ordinary[1].weight, model.networks[1][1].weight)
+    else:
+        assert same(ordinary, model.networks[1])
+
+
+class Token(nn.Module):
+    """A layer that does not know how it starts."""
+
+    def __init__(self):
+        super().__init__()
+        self.token = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return x + self.token
+
+
+def test_modules_without_initial_values_are_all_named_and_nothing_changes():
+    model = nn.ModuleDict(
+        {
+            "networks": baselines.Ensemble([nn.Sequential(Token(), nn.Linear(4, 2), Token()) for _ in range(2)]),
+            "stored": partnets.Linear(4, 2, proportions=(0.5, 0.5), defaults="stored"),
+            "norm": nn.LayerNorm(2),
+        }
+    )
+    before = copy.deepcopy(model)
+    with pytest.raises(ValueError, match="cannot start anew") as raised:
+        partnets.finalize(model, "retrain")
+    message = str(raised.value)
+    assert "  norm: a LayerNorm that trains without being partitioned" in message
+    assert "  networks: no initial values for 0 (Token), 2 (Token); give the class a reset_parameters()" in message
+    assert "  stored: its defaults are stored" in message
+    assert same(model, before)
+
+
+def test_a_layer_that_says_how_it_starts_needs_no_reset():
+    class Stretch(nn.Module):
+        seed_defaults = functools.partial(partkernels.Normal, 0.5)
+
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.full((30, 30), 7.0))
+
+    fresh = partnets.finalize(baselines.Ensemble([Stretch()]), "retrain")
+    assert fresh.weight.std().item() == pytest.approx(0.5, rel=0.1)
+
+
+def test_attention_starts_as_torchs():
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(8, 2)
+    for parameter in attention.parameters():
+        nn.init.constant_(parameter, 7.0)
+    fresh = partnets.finalize(baselines.Ensemble([attention]), "retrain")
+    assert not fresh.in_proj_bias.any() and not fresh.out_proj.bias.any()
+    check_uniform(fresh.in_proj_weight, math.sqrt(6 / (8 + 24)))  # Glorot's
+    check_uniform(fresh.out_proj.weight, 1 / math.sqrt(8))
+
+
+def test_the_transformers_embeddings_start_small():
+    model = baselines.Ensemble([models.TransformerLM(vocabulary=100, context=8, width=16, depth=1, heads=2)])
+    fresh = partnets.finalize(model, "retrain")
+    for embedding in (fresh.tokens, fresh.positions):
+        assert embedding.weight.std().item() == pytest.approx(0.02, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (("fine-tune",), ValueError, "mode='fine-tune'; pass one of 'merge', 'finetune', 'retrain'"),
+        ((None,), ValueError, "mode=None"),
+        (("retrain", -1), ValueError, "seed=-1"),
+        (("retrain", 0.5), TypeError, "seed=0.5"),
+    ],
+)
+def test_wrong_arguments_raise(arguments, error, message):
+    mode, *seed = arguments
+    with pytest.raises(error, match=message):
+        partnets.finalize(partnets.Linear(4, 2), mode, **({"seed": seed[0]} if seed else {}))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_model_without_partitions_raises(mode):
+    with pytest.raises(ValueError, match="has no partitioned layer"):
+        partnets.finalize(nn.Linear(4, 2), mode)

@@ -1,0 +1,144 @@
+"""torch's learning-rate schedulers drive our optimisers as they drive torch's."""
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+import partnets
+from partnets import optim
+
+PROPORTIONS = (0.6, 0.3, 0.1)
+STEPS, RESUMED = 12, 5
+OPTIMIZERS = {
+    "SGD": (optim.SGD, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+    "Adam": (optim.Adam, torch.optim.Adam, {"lr": 0.1, "weight_decay": 0.1}),
+    "AdamW": (optim.AdamW, torch.optim.AdamW, {"lr": 0.1}),
+    "RMSprop": (
+        lambda model, **settings: optim.PerPartition(torch.optim.RMSprop, model, **settings),
+        torch.optim.RMSprop,
+        {"lr": 0.1, "momentum": 0.9},
+    ),
+    "NAdam": (
+        lambda model, **settings: optim.PerPartition(torch.optim.NAdam, model, **settings),
+        torch.optim.NAdam,
+        {"lr": 0.1},
+    ),
+}
+SCHEDULERS = {
+    "step": lambda optimizer: lr_scheduler.StepLR(optimizer, 3, gamma=0.5),
+    "cosine": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, STEPS, eta_min=1e-3),
+    "one cycle": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, [0.1, 0.2], total_steps=STEPS + 1),
+    "plateau": lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=1),
+    "function": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+    "warm-up and cosine": lambda optimizer: lr_scheduler.SequentialLR(
+        optimizer,
+        [lr_scheduler.LinearLR(optimizer, 0.1, total_iters=4), lr_scheduler.CosineAnnealingLR(optimizer, 8)],
+        milestones=[4],
+    ),
+}
+every_pair = pytest.mark.parametrize(
+    ("optimizer", "schedule"),
+    [pytest.param(one, other, id=f"{o}-{s}") for o, one in OPTIMIZERS.items() for s, other in SCHEDULERS.items()],
+)
+
+
+def network(proportions):
+    layers = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    return partnets.partition(layers, proportions, seed=1)
+
+
+def groups(model):
+    """The last layer has a learning rate of its own."""
+    return [{"params": list(model[2].parameters()), "lr": 0.05}]
+
+
+def run(model, step_optimizer, scheduler, steps):
+    """Steps and, in each, the learning rates, momenta and betas that it was taken with."""
+    settings = []
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, dtype=parameter.dtype, generator=generator)
+        names = ("lr", "momentum", "betas")
+        settings.append([[group.get(name) for name in names] for group in scheduler.optimizer.param_groups])
+        step_optimizer(step)
+        scheduler.step(*([1.0] if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau) else []))
+    return settings
+
+
+@every_pair
+def test_with_one_partition_the_weights_move_as_torchs(optimizer, schedule):
+    ours, theirs, settings = optimizer
+    model = network((1.0,))
+    twin = copy.deepcopy(model)
+    one = ours(model, **settings, groups=groups(model))
+    reference = theirs([*groups(twin), {"params": list(twin[0].parameters())}], **settings)
+    seen = run(model, lambda step: one.step(update=1), schedule(one), range(STEPS))
+    assert seen == run(twin, lambda step: reference.step(), schedule(reference), range(STEPS))
+    assert len({str(settings) for settings in seen}) > 1, "the schedule did nothing"
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
+
+
+@every_pair
+def test_a_run_resumes_from_the_three_states_with_the_same_bits(optimizer, schedule):
+    ours, _, settings = optimizer
+    model = network(PROPORTIONS)
+
+    def parts(model):
+        one = ours(model, **settings, groups=groups(model))
+        return model, lambda step: one.step(update=1 + step % 3), schedule(one)
+
+    whole = parts(model)
+    run(*whole, range(RESUMED))
+    states = [model.state_dict(), whole[2].optimizer.state_dict(), whole[2].state_dict()]
+    file = io.BytesIO()
+    torch.save(states, file)
+    file.seek(0)
+    states = torch.load(file, weights_only=True)
+    resumed = parts(network(PROPORTIONS))
+    for stateful, state in zip((resumed[0], resumed[2].optimizer, resumed[2]), states, strict=True):
+        stateful.load_state_dict(state)
+    rest = range(RESUMED, STEPS)
+    assert run(*whole, rest) == run(*resumed, rest)
+    assert all(map(torch.equal, whole[0].parameters(), resumed[0].parameters()))
+
+
+def test_one_cycle_moves_momentum_against_the_learning_rate():
+    model = network(PROPORTIONS)
+    for optimizer, read in (
+        (optim.SGD(model, momentum=0.9, groups=groups(model)), lambda group: group["momentum"]),
+        (optim.Adam(model, groups=groups(model)), lambda group: group["betas"][0]),
+    ):
+        scheduler = SCHEDULERS["one cycle"](optimizer)
+        run(model, lambda step, one=optimizer: one.step(update=2), scheduler, range(STEPS))
+        assert read(optimizer.param_groups[0]) == pytest.approx(0.95)
+        scheduler = SCHEDULERS["one cycle"](optimizer)
+        run(model, lambda step, one=optimizer: one.step(update=2), scheduler, range(4))
+        assert read(optimizer.param_groups[0]) < 0.86
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEDULERS if name != "plateau"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_a_trainers_checkpoint_has_the_schedule(optimizer, name, tmp_path):
+    x = torch.randn(40, 4, dtype=torch.float64)
+    ours, _, settings = optimizer
+
+    def fresh():
+        model = network(PROPORTIONS)
+        one = ours(model, **settings, groups=groups(model))
+        chunks = partnets.chunk((x, (x[:, 0] > 0).long()), PROPORTIONS)
+        return partnets.Trainer(model, chunks, optimizer=one, scheduler=SCHEDULERS[name](one), batch_size=8)
+
+    whole, first, second = fresh(), fresh(), fresh()
+    whole.fit(STEPS)
+    first.fit(RESUMED)
+    first.save(tmp_path / "checkpoint.pt")
+    second.load(tmp_path / "checkpoint.pt")
+    second.fit(STEPS - RESUMED)
+    assert all(map(torch.equal, whole.model.parameters(), second.model.parameters()))
+    assert [g["lr"] for g in whole.optimizer.param_groups] == [g["lr"] for g in second.optimizer.param_groups]
