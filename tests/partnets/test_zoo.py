@@ -1,8 +1,6 @@
 """Models that others wrote: partitioned, trained, compiled, saved, resumed and merged, and no chunk leaks."""
 
 import copy
-import sys
-import types
 
 import pytest
 import torch
@@ -17,8 +15,6 @@ COUNT, STEPS, EXAMPLES = 3, 50, 24
 
 
 def timm(name, **options):
-    # PyPI's torchvision is built for CUDA, and its operators do not load beside PyTorch's CPU build; timm needs none.
-    sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
     import timm
 
     return timm.create_model(name, num_classes=3, **options)
