@@ -129,27 +129,33 @@ class MultiheadAttention(PartitionedLayer, nn.MultiheadAttention):
             return output.squeeze(0), None if weights is None else weights.squeeze(0)
         return output if self.batch_first else output.transpose(0, 1), weights
 
-    def _projected(self, *inputs: Tensor) -> list[Tensor]:
+    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         """The queries, keys and values of all heads, each [batch, length, embed_dim]."""
         bias = self.live("in_proj_bias")
-
-        def project(x, name, bias):
-            weight = self._parameters[name]
-            weight = weight.detach() if self.update is None else weight
-            return partkernels.linear(x, weight, self.partitions[name], self.active, update=self.update, bias=bias)
-
         if self.in_proj_weight is None:
-            biases = (None,) * 3 if bias is None else bias.chunk(3)
             names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
-            return [project(x, name, b) for x, name, b in zip(inputs, names, biases, strict=True)]
-        query, key, value = inputs
-        # One product for inputs that are one tensor; of the others, those parts that are used.
+            biases = (None,) * 3 if bias is None else bias.chunk(3)
+            return [self._project(x, name, b) for x, name, b in zip((query, key, value), names, biases, strict=True)]
         if query is key and key is value:
-            return list(project(query, "in_proj_weight", bias).chunk(3, -1))
-        if key is value:
-            q = project(query, "in_proj_weight", bias).chunk(3, -1)[0]
-            return [q, *project(key, "in_proj_weight", bias).chunk(3, -1)[1:]]
-        return [project(x, "in_proj_weight", bias).chunk(3, -1)[i] for i, x in enumerate(inputs)]
+            return list(self._project(query, "in_proj_weight", bias).chunk(3, -1))
+        # Of the rows of the weight, those of the queries, of the keys and of the values; one product where it can be.
+        width = self.embed_dim
+        cuts = [(query, 0, 1), (key, 1, 3)] if key is value else [(query, 0, 1), (key, 1, 2), (value, 2, 3)]
+        projected = [
+            self._project(x, "in_proj_weight", bias, start * width, stop * width).chunk(stop - start, -1)
+            for x, start, stop in cuts
+        ]
+        return [x for part in projected for x in part]
+
+    def _project(self, x: Tensor, name: str, bias: Tensor | None, start: int | None = None, stop: int | None = None):
+        """x times the transpose of a weight, or of its rows start..stop, plus as much of the bias."""
+        weight, partition = self._parameters[name], self.partitions[name]
+        if self.update is None:
+            weight = weight.detach()
+        if start is not None:
+            weight, partition = weight[start:stop], partition.rows(start, stop)
+            bias = None if bias is None else bias[start:stop]
+        return partkernels.linear(x, weight, partition, self.active, update=self.update, bias=bias)
 
     def _mask(self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, like: Tensor) -> Tensor | None:
         """Both masks as one that is added to the scores, broadcast to [batch, heads, queries, keys]."""

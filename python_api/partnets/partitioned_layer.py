@@ -86,6 +86,10 @@ class PartitionedLayer(Partitioned):
             raise AttributeError(f"a {type(self).__name__} has no partition of its own; see `partitions`.")
         return self.partitions["weight"]
 
+    @partition.setter
+    def partition(self, partition: Partition) -> None:
+        self.partitions["weight"] = partition
+
     def divide(
         self, proportions: Sequence[float], *, seed: int | None, defaults: str | Defaults, scheme: str = "weight"
     ) -> None:
@@ -272,7 +276,8 @@ class PartitionedLayer(Partitioned):
             for name, partition in self.partitions.items():
                 if not isinstance(partition.defaults, Zeros):
                     weight = self.oriented(self._parameters[name])
-                    weight.copy_(partition.defaults.values(weight.shape, device=weight.device))
+                    place = {"row": partition.row, "col": partition.col}
+                    weight.copy_(partition.defaults.values(weight.shape, device=weight.device, **place))
             for names, neutral in ((self.shifts, 0.0), (self.scales, 1.0)):
                 for _, parameter in self._present(names):
                     if self.count > 1:
