@@ -107,13 +107,13 @@ def test_with_one_partition_a_layer_is_torchs(cls, training, one):
         expected = one.reference_fn(ours, *args, **kwargs)
         # torch's own references differ by this much from its layers.
         torch.testing.assert_close(ours(*args, **kwargs), expected, rtol=1e-4, atol=1e-6, equal_nan=True)
-    # In float32, at most twice torch's own error.
+    # In float32, at most twice torch's own error, and what rounding does to several operators one after another.
     for mine, their, true in zip(*(tree_flatten(result)[0] for result in (
         called(lowered[0], one, torch.float32), called(lowered[1], one, torch.float32), exact
     )), strict=True):  # fmt: skip
         if true is not None and true.numel():
             error, bound = ((x - true).abs().nan_to_num().max() for x in (mine, their))
-            assert error <= 2 * bound + 8 * torch.finfo(torch.float32).eps * true.abs().nan_to_num().max()
+            assert error <= 2 * bound + 64 * torch.finfo(torch.float32).eps * true.abs().nan_to_num().max()
 
 
 @inputs(modes=[False], most=8)
