@@ -7,11 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from partkernels import dispatch
+from partkernels.bias import bias_gradient
 from partkernels.operators import (
     OWNERS,
     PARTITION,
     InputError,
     autocast,
+    check_bias,
     check_input,
     check_live,
     check_weight,
@@ -36,8 +38,9 @@ autocast("conv2d")
 
 
 def _setup_context(ctx, inputs, output):
-    x, weight, _, *ctx.geometry, ctx.active, ctx.update, map, stored, count, kind, step, seed, stream, backend = inputs
-    ctx.rest = count, kind, step, seed, stream, backend
+    x, weight, bias, *ctx.geometry, ctx.active, ctx.update, map, stored = inputs[:11]
+    ctx.rest = inputs[11:]
+    ctx.bias_shape = None if bias is None else bias.shape
     ctx.input_size, ctx.kernel_size = x.shape, weight.shape[2:]
     needs_weight_grad = ctx.update is not None and ctx.needs_input_grad[1]
     ctx.save_for_backward(x if needs_weight_grad else None, weight if ctx.needs_input_grad[0] else None, map, stored)
@@ -54,7 +57,7 @@ def _backward(ctx, grad):
     if x is not None:
         grad_weight = _grad_weight(grad, x, ctx.kernel_size, *ctx.geometry, ctx.update, map, count, backend)
     if ctx.needs_input_grad[2]:
-        grad_bias = grad.sum((0, 2, 3))
+        grad_bias = bias_gradient(grad.sum((0, 2, 3)), ctx.bias_shape, ctx.update)
     return grad_x, grad_weight, grad_bias, *[None] * 14
 
 
@@ -147,7 +150,7 @@ def conv2d(
         partition: of the weight.
         active: k, 1..C: partitions 1..k are live, the others at their default.
         update: the partition that receives a gradient, 1..active, or None.
-        bias: [out_channels] or None.
+        bias: [out_channels], or [C, out_channels] as in `linear`, or None.
         stride, dilation: an int or a pair of ints, at least 1.
         padding: an int or a pair of ints, at least 0, 'valid' or 'same'.
         groups: divides both numbers of channels.
@@ -180,10 +183,7 @@ def conv2d(
             f"x has shape {tuple(x.shape)}; this weight with groups={groups} takes"
             f" [batch, {in_channels}, height, width] or [{in_channels}, height, width]."
         )
-    if bias is not None:
-        check_input("bias", bias, weight)
-        if tuple(bias.shape) != (out_channels,):
-            raise InputError(f"bias has shape {tuple(bias.shape)}; this weight takes [{out_channels}].")
+    check_bias(bias, weight, partition)
     stride, dilation = _pair("stride", stride, least=1), _pair("dilation", dilation, least=1)
     batched = x if x.dim() == 4 else x.unsqueeze(0)
     batched, padding = _resolve_padding(batched, weight, padding, stride, dilation)

@@ -6,11 +6,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from partkernels import dispatch
+from partkernels.bias import bias_gradient
 from partkernels.operators import (
     OWNERS,
     PARTITION,
     InputError,
     autocast,
+    check_bias,
     check_input,
     check_live,
     check_weight,
@@ -27,7 +29,8 @@ autocast("linear")
 
 
 def _setup_context(ctx, inputs, output):
-    x, weight, _, ctx.active, ctx.update, map, stored, *ctx.rest = inputs
+    x, weight, bias, ctx.active, ctx.update, map, stored, *ctx.rest = inputs
+    ctx.bias_shape = None if bias is None else bias.shape
     needs_weight_grad = ctx.update is not None and ctx.needs_input_grad[1]
     ctx.save_for_backward(x if needs_weight_grad else None, weight if ctx.needs_input_grad[0] else None, map, stored)
 
@@ -41,7 +44,7 @@ def _backward(ctx, grad):
     if x is not None:
         grad_weight = _grad_weight(grad, x, ctx.update, map, count, backend)
     if ctx.needs_input_grad[2]:
-        grad_bias = grad.sum_to_size(grad.shape[-1])
+        grad_bias = bias_gradient(grad.sum_to_size(grad.shape[-1]), ctx.bias_shape, ctx.update)
     return grad_x, grad_weight, grad_bias, *[None] * 10
 
 
@@ -100,7 +103,8 @@ def linear(
         partition: of the weight.
         active: k, 1..C: partitions 1..k are live, the others at their default.
         update: the partition that receives a gradient, 1..active, or None.
-        bias: [out_features] or None.
+        bias: [out_features]; or [C, out_features], b_i for each partition, of which b_1 + ... + b_active is the bias
+            and b_update has a gradient (Appendix I.2); or None.
 
     Returns:
         [..., out_features], x's dtype.
@@ -124,8 +128,5 @@ def linear(
         raise ValueError(f"the weight has shape {tuple(weight.shape)}; linear takes [out_features, in_features].")
     if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
         raise InputError(f"x has shape {tuple(x.shape)}; this weight takes [..., {weight.shape[1]}].")
-    if bias is not None:
-        check_input("bias", bias, weight)
-        if tuple(bias.shape) != (weight.shape[0],):
-            raise InputError(f"bias has shape {tuple(bias.shape)}; this weight takes [{weight.shape[0]}].")
+    check_bias(bias, weight, partition)
     return _forward(x, weight, bias, active, update, *partition.flat(), dispatch.requested())

@@ -1,4 +1,5 @@
 // The CPU operators for PyTorch.
+#include "bias.h"
 #include "convolution.h"
 #include "operators.h"
 #include "threads.h"
@@ -14,6 +15,10 @@ struct Cpu {
   template <class Use>
   static void with_type(ScalarType dtype, const Use& use) {
     binding::with_type(dtype, use);
+  }
+
+  static OptionalTensor live_bias(const OptionalTensor& bias, int64_t active) {
+    return binding::live_bias(bias, active);
   }
 
   template <class T>
@@ -52,7 +57,7 @@ struct Cpu {
 Tensor conv2d(Tensor x, Tensor weight, OptionalTensor bias, Sizes stride, Sizes padding, Sizes dilation, int64_t groups,
               int64_t active, Update, Tensor map, OptionalTensor stored, int64_t count, std::string kind, double step,
               int64_t seed, int64_t stream) {
-  return convolve(x, weight, bias, {stride, padding, dilation, groups}, active,
+  return convolve(x, weight, live_bias(bias, active), {stride, padding, dilation, groups}, active,
                   {map, stored, count, kind, step, seed, stream});
 }
 

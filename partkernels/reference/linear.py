@@ -3,12 +3,13 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from partkernels.bias import live_bias
 from partkernels.reference.subnetwork_weight import subnetwork_weight, subnetwork_weight_grad
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, active: int, update: int | None, *partition) -> Tensor:
-    """y = x w_s^(k)^T + bias."""
-    return F.linear(x, subnetwork_weight(weight, active, *partition), bias)
+    """y = x w_s^(k)^T + bias; of a bias [C, out_features], b_1 + ... + b_k."""
+    return F.linear(x, subnetwork_weight(weight, active, *partition), live_bias(bias, active))
 
 
 def linear_grad_input(grad_output: Tensor, weight: Tensor, active: int, update: int | None, *partition) -> Tensor:

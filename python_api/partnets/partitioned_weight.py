@@ -136,9 +136,9 @@ class PartitionedWeight(Partitioned):
 
     def compute(self, kernel: Callable[..., Tensor], x: Tensor, **geometry) -> Tensor:
         """What the live subnetwork makes of x by partkernels.linear or conv2d; w_update and b_update get gradients."""
-        # Where nothing learns, a detached weight has no gradient computed for its sake.
-        weight = self.weight.detach() if self.update is None else self.weight
-        bias = None if self.bias is None else total(self.bias, self.count, self.active, self.update)
+        weight, bias = self.weight, self.bias
+        if self.update is None:  # where nothing learns, what is detached has no gradient computed for its sake
+            weight, bias = weight.detach(), None if bias is None else bias.detach()
         return kernel(x, weight, self.partition, self.active, update=self.update, bias=bias, **geometry)
 
     def reset_parameters(self) -> None:
