@@ -17,6 +17,7 @@ from partnets.lml import lml
 from partnets.merge import merge
 from partnets.norms import GroupNorm, LayerNorm
 from partnets.partition import partition, register, without_rule
+from partnets.recomputation import checkpoint_contexts
 from partnets.subnetwork import subnetwork
 from partnets.trainer import Trainer
 
@@ -31,6 +32,7 @@ __all__ = [
     "accuracy",
     "baselines",
     "callbacks",
+    "checkpoint_contexts",
     "chunk",
     "data",
     "hyper",

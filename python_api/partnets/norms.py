@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partnets.partitioned_rows import PartitionedRows
+from partnets.recomputation import same_subnetwork
 
 
 class GroupNorm(PartitionedRows, nn.GroupNorm):
@@ -57,7 +58,8 @@ class GroupNorm(PartitionedRows, nn.GroupNorm):
         self.divide(proportions)
 
     def forward(self, input: Tensor) -> Tensor:
-        return F.group_norm(input, self.num_groups, self.live("weight"), self.live("bias"), self.eps)
+        y = F.group_norm(input, self.num_groups, self.live("weight"), self.live("bias"), self.eps)
+        return same_subnetwork(self, y)
 
 
 class LayerNorm(PartitionedRows, nn.LayerNorm):
@@ -105,4 +107,5 @@ class LayerNorm(PartitionedRows, nn.LayerNorm):
         self.divide(proportions)
 
     def forward(self, input: Tensor) -> Tensor:
-        return F.layer_norm(input, self.normalized_shape, self.live("weight"), self.live("bias"), self.eps)
+        y = F.layer_norm(input, self.normalized_shape, self.live("weight"), self.live("bias"), self.eps)
+        return same_subnetwork(self, y)

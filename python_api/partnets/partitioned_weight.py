@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from partkernels import Defaults, Partition, Stored, Uniform, Zeros, subnetwork_weight
 from partnets import saved_partition
 from partnets.partitioned import Partitioned, as_class, check_parameters
+from partnets.recomputation import same_subnetwork
 from partnets.rows import total, with_rows
 
 # The default's stream 0 fills the weight; the bias draws from another, so that the two are independent.
@@ -139,7 +140,8 @@ class PartitionedWeight(Partitioned):
         weight, bias = self.weight, self.bias
         if self.update is None:  # where nothing learns, what is detached has no gradient computed for its sake
             weight, bias = weight.detach(), None if bias is None else bias.detach()
-        return kernel(x, weight, self.partition, self.active, update=self.update, bias=bias, **geometry)
+        y = kernel(x, weight, self.partition, self.active, update=self.update, bias=bias, **geometry)
+        return same_subnetwork(self, y)
 
     def reset_parameters(self) -> None:
         """The weight back to its defaults, or to torch's initial values if those are 0; b_1 to torch's, the rest 0."""

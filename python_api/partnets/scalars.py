@@ -6,6 +6,7 @@ from torch import Tensor
 
 from partnets import models
 from partnets.partitioned_rows import PartitionedRows
+from partnets.recomputation import same_subnetwork
 
 
 class Bias(PartitionedRows, models.Bias):
@@ -24,7 +25,7 @@ class Bias(PartitionedRows, models.Bias):
     shifts = ("bias",)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.live("bias")
+        return same_subnetwork(self, x + self.live("bias"))
 
 
 class Scale(PartitionedRows, models.Scale):
@@ -43,4 +44,4 @@ class Scale(PartitionedRows, models.Scale):
     scales = ("scale",)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.live("scale")
+        return same_subnetwork(self, x * self.live("scale"))
