@@ -63,18 +63,20 @@ class PartitionedRows(Partitioned):
     def to_ordinary(self, active: int) -> nn.Module:
         """The ordinary layer that computes what subnetwork `active` computes; shares no parameter with this one."""
         new = as_class(self, self.ordinary)
-        for name, parameter in self.named_parameters(recurse=False):
-            value = self._combined(name, active, None).clone()
-            setattr(new, name, nn.Parameter(value, requires_grad=parameter.requires_grad))
+        for name in (*self.scales, *self.shifts):
+            parameter = self.own(name)
+            if parameter is not None:
+                value = self._combined(name, active, None).clone()
+                setattr(new, name, nn.Parameter(value, requires_grad=parameter.requires_grad))
         return new
 
     def live(self, name: str) -> Tensor | None:
         """A parameter of the live subnetwork; only row `update` gets a gradient. None if there is no such parameter."""
-        return None if getattr(self, name) is None else self._combined(name, self.active, self.update)
+        return None if self.own(name) is None else self._combined(name, self.active, self.update)
 
     def _combined(self, name: str, active: int, update: int | None) -> Tensor:
         combine = product if name in self.scales else total
-        return combine(getattr(self, name), self.count, active, update)
+        return combine(self.own(name), self.count, active, update)
 
     def extra_repr(self) -> str:
         return ", ".join(filter(None, (super().extra_repr(), f"partitions={self.count}")))

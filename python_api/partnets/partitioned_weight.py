@@ -127,9 +127,10 @@ class PartitionedWeight(Partitioned):
 
     def to_ordinary(self, active: int) -> nn.Module:
         """torch's layer that computes what subnetwork `active` computes; shares nothing with this one."""
+        own = self.own("weight")
         new = as_class(self, self.ordinary)
-        weight = subnetwork_weight(self.weight.detach(), self.partition, active)
-        new.weight = nn.Parameter(weight, requires_grad=self.weight.requires_grad)
+        weight = subnetwork_weight(own.detach(), self.partition, active)
+        new.weight = nn.Parameter(weight, requires_grad=own.requires_grad)
         if self.bias is not None:
             bias = total(self.bias, self.count, active, None)
             new.bias = nn.Parameter(bias, requires_grad=self.bias.requires_grad)
@@ -137,7 +138,7 @@ class PartitionedWeight(Partitioned):
 
     def compute(self, kernel: Callable[..., Tensor], x: Tensor, **geometry) -> Tensor:
         """What the live subnetwork makes of x by partkernels.linear or conv2d; w_update and b_update get gradients."""
-        weight, bias = self.weight, self.bias
+        weight, bias = self.own("weight"), self.own("bias")
         if self.update is None:  # where nothing learns, what is detached has no gradient computed for its sake
             weight, bias = weight.detach(), None if bias is None else bias.detach()
         y = kernel(x, weight, self.partition, self.active, update=self.update, bias=bias, **geometry)

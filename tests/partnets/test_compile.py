@@ -4,17 +4,15 @@ import copy
 
 import pytest
 import torch
-from torch import nn
+from small_network import CASES, images, partitioned
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import partnets
 from partnets import optim
 
-C = 3
-CASES = [(active, update) for active in range(1, C + 1) for update in (None, *range(1, active + 1))]
-# As partnets.subnetwork says.
-LIMIT = C * (C + 3) // 2
+# As partnets.subnetwork says, for C = 3.
+LIMIT = 3 * (3 + 3) // 2
 
 
 @pytest.fixture(autouse=True)
@@ -22,20 +20,6 @@ def alone():
     torch.compiler.reset()  # otherwise the graphs of other tests count towards its limit
     yield
     torch.compiler.reset()
-
-
-def network():
-    torch.manual_seed(0)
-    layers = nn.Sequential(
-        nn.Conv2d(2, 4, 3),
-        nn.GroupNorm(2, 4),
-        nn.GELU(),
-        nn.Flatten(),
-        nn.Linear(36, 5),
-        nn.LayerNorm(5),
-        nn.Linear(5, 3),
-    )
-    return partnets.partition(layers, [1 / C] * C)
 
 
 def counted(model, **options):
@@ -57,11 +41,11 @@ def step(network, model, optimizer, x, active, update):
 
 
 def test_training_compiles_each_subnetwork_once_and_gives_the_bits_of_eager_mode():
-    eager = network()
+    eager = partitioned()
     model = copy.deepcopy(eager)
     compiled, graphs = counted(model)
     optimizers = [optim.SGD(each, lr=1e-3, momentum=0.9) for each in (eager, model)]
-    x = torch.randn(4, 2, 5, 5)
+    x = images()
     with torch._dynamo.config.patch(recompile_limit=LIMIT):
         for expected in (len(CASES), len(CASES)):
             for active, update in CASES:
@@ -75,9 +59,9 @@ def test_training_compiles_each_subnetwork_once_and_gives_the_bits_of_eager_mode
 
 
 def test_a_compiled_model_is_partitioned_as_the_one_inside():
-    model = network()
+    model = partitioned()
     compiled, graphs = counted(model)
-    x = torch.randn(4, 2, 5, 5)
+    x = images()
     for _ in range(2):
         with partnets.subnetwork(compiled, 2, 1), torch.no_grad():
             y = compiled(x)
@@ -87,9 +71,9 @@ def test_a_compiled_model_is_partitioned_as_the_one_inside():
 
 
 def test_outside_the_subnetwork_the_backward_pass_is_that_of_the_forward():
-    model = network()
+    model = partitioned()
     compiled, _ = counted(model)
-    x, grads = torch.randn(4, 2, 5, 5), []
+    x, grads = images(), []
     for each in (model, compiled):
         with partnets.subnetwork(model, 2, 1):
             y = each(x)
@@ -98,12 +82,12 @@ def test_outside_the_subnetwork_the_backward_pass_is_that_of_the_forward():
 
 
 def test_torch_stops_compiling_past_its_limit_and_says_so():
-    model = network()
+    model = partitioned()
     compiled, graphs = counted(model)
     with torch._dynamo.config.patch(recompile_limit=2):
         for update in (1, 2):
             with partnets.subnetwork(model, 2, update):
-                compiled(torch.randn(4, 2, 5, 5))
+                compiled(images())
         with pytest.raises(FailOnRecompileLimitHit, match="fullgraph=True"), partnets.subnetwork(model, 2, None):
-            compiled(torch.randn(4, 2, 5, 5))
+            compiled(images())
     assert graphs.frame_count == 2

@@ -2,13 +2,12 @@
 
 import pytest
 import torch
+from small_network import CASES, PROPORTIONS
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import partnets
 from partnets import models
-
-CASES = [(active, update) for active in (1, 2, 3) for update in (None, *range(1, active + 1))]
 
 
 def network():
@@ -17,7 +16,7 @@ def network():
         nn.Conv2d(2, 4, 3), models.Bias(), nn.GroupNorm(2, 4), nn.GELU(), models.Scale(), nn.Flatten(),
         nn.Linear(36, 5), nn.LayerNorm(5), nn.Linear(5, 3), nn.GELU(),
     )  # fmt: skip
-    model = partnets.partition(layers, (0.5, 0.3, 0.2))
+    model = partnets.partition(layers, PROPORTIONS)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)

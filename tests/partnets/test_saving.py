@@ -88,6 +88,20 @@ def test_a_meta_layer_takes_its_partition_from_a_state_dict():
     assert torch.equal(outputs(loaded), outputs(saved))
 
 
+def test_a_model_that_is_made_on_the_meta_device_takes_everything_from_a_state_dict():
+    def made(device):
+        with torch.device(device):
+            layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(64, 2))
+            return partnets.partition(layers, (0.8, 0.1, 0.1))
+
+    saved, loaded, x = made("cpu"), made("meta"), torch.randn(2, 3, 6, 6)
+    assert loaded(x.to("meta")).shape == (2, 2)
+    loaded.load_state_dict(through_file(saved.state_dict()), assign=True)
+    for active in (1, 2, 3):
+        with partnets.subnetwork(saved, active), partnets.subnetwork(loaded, active):
+            assert torch.equal(loaded(x), saved(x))
+
+
 def test_a_meta_layer_cannot_be_filled_with_garbage():
     with pytest.raises(RuntimeError, match="assign=True"):
         partnets.Linear(3, 2, proportions=(0.5, 0.5), device="meta").to_empty(device="cpu")
