@@ -195,7 +195,16 @@ class PartitionedWeight(Partitioned):
             return
         elif self.count > 1:
             missing_keys.append(key)
+        own = {prefix + name: parameter for name, parameter in self._parameters.items() if parameter is not None}
+        given = {key: state_dict[key] for key in own if key in state_dict}
+        unfit = {key: value for key, value in given.items() if getattr(value, "shape", None) != own[key].shape}
+        if unfit:  # torch reports them, and would load the others
+            super()._load_from_state_dict(unfit, prefix, metadata, strict, [], unexpected_keys, error_msgs)
+            return
         errors = len(error_msgs)
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing_keys, unexpected_keys, error_msgs)
         if len(error_msgs) == errors:
-            self.partition = partition.map_tensors(lambda tensor: tensor.to(self.weight.device, copy=True))
+            weight = self.weight
+            self.partition = partition.map_tensors(lambda tensor: tensor.to(weight.device, copy=True)).to(
+                dtype=weight.dtype
+            )

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import partkernels
 import partnets
 
 DEFAULTS = ["seed", "zero", "stored"]
@@ -124,10 +125,19 @@ def damage(**changes):
         (damage(count=2), "3"),
         (damage(format=9), "format 9"),
         (damage(defaults={"kind": "cauchy"}), "cauchy"),
-        (damage(defaults={"kind": "uniform", "scale": float("nan"), "seed": 0}), "scale"),
+        (damage(defaults={"kind": "uniform", "scale": float("nan"), "seed": 0, "stream": 0}), "scale"),
+        (damage(defaults={"kind": "uniform", "scale": 0.5}), "must have scale, seed, stream"),
+        (damage(defaults={"kind": "zeros", "scale": 0.5}), "saved zeros defaults have scale"),
+        (damage(defaults={"kind": ["zeros"]}), r"kind \['zeros'\]; known are zeros"),
+        (damage(defaults="zeros"), "saved defaults are a str"),
+        (damage(defaults={}), "kind None"),
         (damage(defaults={"kind": "stored", "tensor": torch.zeros(2, 2)}), "stored defaults"),
         (lambda state: state.update(partition=7), "no saved partition"),
+        (lambda state: state["partition"].pop("map"), "no saved partition"),
         (lambda state: state.pop("partition"), r"partnets\.partition"),
+        (lambda state: state.update(bias=[0.0] * 5), 'named "bias", expected torch.Tensor'),
+        (lambda state: state.update(bias=torch.zeros(5)), "size mismatch for bias"),
+        (lambda state: state.update(weight=torch.zeros(5, 3, 2, 2)), "size mismatch for weight"),
     ],
 )
 def test_a_damaged_entry_raises_and_changes_nothing(change, message):
@@ -139,6 +149,48 @@ def test_a_damaged_entry_raises_and_changes_nothing(change, message):
         loaded.load_state_dict(state)
     assert torch.equal(loaded.weight, before.weight) and torch.equal(loaded.bias, before.bias)
     assert torch.equal(loaded.partition.map, before.partition.map)
+
+
+def test_what_fits_is_loaded_where_keys_may_be_missing():
+    saved, loaded = layer(seed=0), layer(seed=1)
+    bias, state = loaded.bias.detach().clone(), saved.state_dict()
+    del state["bias"]
+    assert loaded.load_state_dict(state, strict=False).missing_keys == ["bias"]
+    assert torch.equal(loaded.bias, bias) and torch.equal(loaded.weight, saved.weight)
+    assert torch.equal(loaded.partition.map, saved.partition.map)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("defaults", DEFAULTS)
+@pytest.mark.parametrize(
+    ("before", "after"), [(torch.float64, torch.bfloat16), (torch.bfloat16, torch.float64)], ids=str
+)
+def test_a_state_dict_loads_in_another_dtype(before, after, defaults, assign):
+    saved, loaded = layer(defaults, seed=0).to(before), layer(seed=1).to(after)
+    nn.init.normal_(saved.weight)
+    loaded.load_state_dict(through_file(saved.state_dict()), assign=assign)
+    assert loaded.weight.dtype == (before if assign else after)
+    assert torch.equal(outputs(loaded), outputs(copy.deepcopy(saved).to(loaded.weight.dtype)))
+
+
+@pytest.mark.parametrize("defaults", DEFAULTS)
+def test_a_state_dict_of_one_backend_loads_on_another(defaults):
+    with partkernels.use_backend("reference"):
+        saved = layer(defaults)
+        nn.init.normal_(saved.weight)
+        expected, state = outputs(saved), through_file(saved.state_dict())
+    loaded = layer("seed", seed=1)
+    loaded.load_state_dict(state)
+    torch.testing.assert_close(outputs(loaded), expected)
+    with partkernels.use_backend("reference"):
+        assert torch.equal(outputs(loaded), expected)
+
+
+def test_a_truncated_file_raises_before_anything_is_loaded():
+    file = io.BytesIO()
+    torch.save(layer().state_dict(), file)
+    with pytest.raises(RuntimeError, match="failed finding central directory"):
+        torch.load(io.BytesIO(file.getvalue()[:-100]), weights_only=True)
 
 
 def test_a_state_dict_of_another_count_raises():
