@@ -174,9 +174,9 @@ class InputError(RuntimeError, ValueError):
 def check_live(partition: Partition, active: int, update: int | None) -> None:
     """Raises ValueError unless 1 <= update <= active <= C."""
     count = partition.count
-    if isinstance(active, bool) or not isinstance(active, int) or not 1 <= active <= count:
+    if type(active) is not int or not 1 <= active <= count:
         raise ValueError(f"active={active!r}, but this partition has {count} parts; pass an int in 1..{count}.")
-    if update is not None and (isinstance(update, bool) or not isinstance(update, int) or not 1 <= update <= active):
+    if update is not None and (type(update) is not int or not 1 <= update <= active):
         raise ValueError(
             f"update={update!r} with active={active}; pass an int in 1..{active}, or None for no weight gradient."
         )

@@ -10,13 +10,14 @@ namespace partkernels::binding {
 // Of rows [C, out], the sum of those that are live; a bias [out] as it is.
 inline OptionalTensor live_bias(const OptionalTensor& bias, int64_t active) {
   if (!bias || bias->dim() == 1) return dense(bias);
-  const Tensor sum = empty({bias->size(1)}, *bias);
+  const int64_t out = bias->size(1), row_stride = bias->stride(0), col_stride = bias->stride(1);
+  const Tensor sum = empty({out}, *bias);
   with_type(bias->scalar_type(), [&]<class T>(T) {
     const T* const rows = data<const T>(*bias);
     T* const to = data<T>(sum);
-    for (int64_t c = 0; c < bias->size(1); ++c) {
+    for (int64_t c = 0; c < out; ++c) {
       cpu::Accumulator<T> total = 0;
-      for (int64_t r = 0; r < active; ++r) total += cpu::widen(rows[r * bias->stride(0) + c * bias->stride(1)]);
+      for (int64_t r = 0; r < active; ++r) total += cpu::widen(rows[r * row_stride + c * col_stride]);
       to[c] = cpu::narrow<T>(total);
     }
   });
