@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from partkernels import dispatch
-from partkernels.bias import bias_gradient
+from partkernels.bias import row
 from partkernels.operators import (
     OWNERS,
     PARTITION,
@@ -40,7 +40,7 @@ autocast("conv2d")
 def _setup_context(ctx, inputs, output):
     x, weight, bias, *ctx.geometry, ctx.active, ctx.update, map, stored = inputs[:11]
     ctx.rest = inputs[11:]
-    ctx.bias_shape = None if bias is None else bias.shape
+    ctx.has_rows = bias is not None and bias.dim() == 2
     ctx.input_size, ctx.kernel_size = x.shape, weight.shape[2:]
     needs_weight_grad = ctx.update is not None and ctx.needs_input_grad[1]
     ctx.save_for_backward(x if needs_weight_grad else None, weight if ctx.needs_input_grad[0] else None, map, stored)
@@ -57,7 +57,9 @@ def _backward(ctx, grad):
     if x is not None:
         grad_weight = _grad_weight(grad, x, ctx.kernel_size, *ctx.geometry, ctx.update, map, count, backend)
     if ctx.needs_input_grad[2]:
-        grad_bias = bias_gradient(grad.sum((0, 2, 3)), ctx.bias_shape, ctx.update)
+        grad_bias = grad.sum((0, 2, 3))
+        if ctx.has_rows:
+            grad_bias = None if ctx.update is None else row(grad_bias, ctx.update, count)
     return grad_x, grad_weight, grad_bias, *[None] * 14
 
 

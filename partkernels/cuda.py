@@ -14,6 +14,9 @@ from torch import Tensor
 
 from partkernels.bias import live_bias
 from partkernels.outputs import memory_format
+from partkernels.reference import linear_grad_bias
+
+__all__ = ["conv2d", "conv2d_grad_input", "conv2d_grad_weight", "linear_grad_bias"]
 
 _cuda = torch.ops.partkernels_cuda
 Pair = tuple[int, int]

@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from partkernels import dispatch
-from partkernels.bias import bias_gradient
 from partkernels.operators import (
     OWNERS,
     PARTITION,
@@ -24,13 +23,14 @@ from partkernels.subnetwork_weight import select
 
 _forward = define("linear", f"Tensor x, Tensor weight, Tensor? bias, int active, int? update, {PARTITION}")
 _grad_input = define("linear_grad_input", f"Tensor grad_output, Tensor weight, int active, int? update, {PARTITION}")
+_grad_bias = define("linear_grad_bias", "Tensor grad_output, int update, int count")
 _grad_weight = define("linear_grad_weight", f"Tensor grad_output, Tensor x, int update, {OWNERS}")
 autocast("linear")
 
 
 def _setup_context(ctx, inputs, output):
     x, weight, bias, ctx.active, ctx.update, map, stored, *ctx.rest = inputs
-    ctx.bias_shape = None if bias is None else bias.shape
+    ctx.has_rows = bias is not None and bias.dim() == 2
     needs_weight_grad = ctx.update is not None and ctx.needs_input_grad[1]
     ctx.save_for_backward(x if needs_weight_grad else None, weight if ctx.needs_input_grad[0] else None, map, stored)
 
@@ -44,7 +44,10 @@ def _backward(ctx, grad):
     if x is not None:
         grad_weight = _grad_weight(grad, x, ctx.update, map, count, backend)
     if ctx.needs_input_grad[2]:
-        grad_bias = bias_gradient(grad.sum_to_size(grad.shape[-1]), ctx.bias_shape, ctx.update)
+        if ctx.has_rows:
+            grad_bias = None if ctx.update is None else _grad_bias(grad, ctx.update, count, backend)
+        else:
+            grad_bias = grad.sum_to_size(grad.shape[-1])
     return grad_x, grad_weight, grad_bias, *[None] * 10
 
 
@@ -66,6 +69,18 @@ def _grad_input_backward(ctx, grad):
 
 
 differentiate("linear_grad_input", _grad_input_setup_context, _grad_input_backward)
+
+
+def _grad_bias_setup_context(ctx, inputs, output):
+    grad_output, ctx.update, *_ = inputs
+    ctx.shape = grad_output.shape
+
+
+def _grad_bias_backward(ctx, grad):
+    return grad[ctx.update - 1].expand(ctx.shape), *[None] * 3
+
+
+differentiate("linear_grad_bias", _grad_bias_setup_context, _grad_bias_backward)
 
 
 def _grad_weight_setup_context(ctx, inputs, output):

@@ -73,6 +73,8 @@ Tensor conv2d_grad_weight(Tensor grad_y, Tensor x, Sizes kernel_size, Sizes stri
   return convolve_grad_weight(grad_y, x, kernel_size, {stride, padding, dilation, groups}, update, map, count);
 }
 
+Tensor linear_grad_bias(Tensor grad_y, int64_t update, int64_t count) { return bias_grad(grad_y, update, count); }
+
 void random_map(Tensor map, int64_t cols, Sizes sizes, int64_t seed) {
   cpu::random_map(map.size(0), cols, sizes, static_cast<uint64_t>(seed), data<uint8_t>(map), kTorchThreads);
 }
@@ -81,6 +83,7 @@ std::string instruction_set() { return cpu::instruction_set(); }
 
 STABLE_TORCH_LIBRARY(partkernels_cpu, m) {
   PARTKERNELS_SCHEMAS(m);
+  m.def("linear_grad_bias(Tensor grad_output, int update, int count) -> Tensor");
   m.def("conv2d(Tensor x, Tensor weight, Tensor? bias, " PARTKERNELS_GEOMETRY PARTKERNELS_SUBNETWORK);
   m.def("conv2d_grad_input(Tensor grad_output, Tensor weight, SymInt[4] input_size, " PARTKERNELS_GEOMETRY
             PARTKERNELS_SUBNETWORK);
@@ -98,6 +101,7 @@ STABLE_TORCH_LIBRARY_IMPL(partkernels_cpu, CompositeExplicitAutograd, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(partkernels_cpu, CPU, m) {
   PARTKERNELS_OPERATORS(m, Cpu);
+  m.impl("linear_grad_bias", TORCH_BOX(&linear_grad_bias));
   m.impl("conv2d", TORCH_BOX(&conv2d));
   m.impl("conv2d_grad_input", TORCH_BOX(&conv2d_grad_input));
   m.impl("conv2d_grad_weight", TORCH_BOX(&conv2d_grad_weight));

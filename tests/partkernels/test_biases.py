@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from against_dense import BY_ONE_PLAN, DTYPES, Target
+from against_dense import BY_ONE_PLAN, DTYPES, LAYOUTS, Target, in_layout
 
 import partkernels as pk
 from partkernels.operators import calls
@@ -37,7 +37,7 @@ def test_the_live_rows_are_added_up_and_one_of_them_learns(name, dtype, target):
         if update is None:
             assert grads is None
             continue
-        assert torch.equal(grads[update - 1], torch.autograd.grad(expected.square().sum(), alone)[0])
+        torch.testing.assert_close(grads[update - 1], torch.autograd.grad(expected.square().sum(), alone)[0])
         grads[update - 1] = 0
         assert not grads.any()
 
@@ -49,6 +49,18 @@ def test_many_rows_are_added_up_as_exactly_as_by_torch(target):
     with target.use():
         ours = pk.linear(x, weight, partition, 200, bias=rows)
     Yardstick(lambda dtype: F.linear(x.to(dtype), weight.to(dtype), rows.to(dtype).sum(0)), torch.float32).check(ours)
+
+
+@pytest.mark.parametrize("target", BY_ONE_PLAN, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(0, 5), (1, 1), (3, 4, 5), (300, 70), (3000, 50)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_gradient_of_rows_is_as_exact_as_torchs(shape, layout, dtype, target):
+    grad = in_layout(target.randn(shape).to(dtype), layout)
+    with target.use(), poisoned_memory():
+        ours = calls["linear_grad_bias"](grad, 2, 4, target.backend)
+    Yardstick(lambda dtype: grad.to(dtype).flatten(0, -2).sum(0), dtype).check(ours[1])
+    assert ours.shape == (4, shape[-1]) and not ours[[0, 2, 3]].any()
 
 
 @pytest.mark.parametrize("name", ["linear", "conv2d"])

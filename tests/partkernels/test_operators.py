@@ -297,6 +297,7 @@ def operator_calls(backend: str) -> dict[str, tuple]:
     return {
         "linear": (leaf(3, 5), leaf(4, 5), leaf(4), 2, 2, *linear.flat(), backend),
         "linear_grad_input": (leaf(3, 4), leaf(4, 5), 2, 1, *linear.flat(), backend),
+        "linear_grad_bias": (leaf(2, 3, 4), 2, 3, backend),
         "linear_grad_weight": (leaf(3, 4), leaf(3, 5), 2, *owners),
         "conv2d": (leaf(2, 4, 5, 6), leaf(4, 2, 3, 2), leaf(4), *geometry, 2, 2, *conv.flat(), backend),
         "conv2d_grad_input": (
