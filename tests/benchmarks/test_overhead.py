@@ -22,8 +22,9 @@ def test_what_is_beyond_torchs_is_taken_side_by_side():
     dense = Record("overhead", {}, "dense", samples=[[1e-6, 2e-6, 4e-6]])
     ours = Record("overhead", {}, "partkernels", samples=[[2e-6, 5e-6, 6e-6]])
     one = overhead._overhead(overhead.LINEAR, 3, "forward", dense, ours)
-    assert one.beyond.value == pytest.approx(2) and one.least == pytest.approx(1)
-    assert (one.dense, one.ours) == pytest.approx((2, 5))
+    assert one.beyond.value == pytest.approx(2)
+    assert (one.dense, one.ours, one.least_dense, one.least_ours) == pytest.approx((2, 5, 1, 2))
+    assert overhead.table([one]).endswith("| 1.0 | 2.0 | 1.0 |")
     assert isinstance(one.beyond, Estimate)
 
 
