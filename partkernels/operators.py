@@ -131,16 +131,7 @@ def _is_transformed() -> bool:
 
 
 def differentiate(name: str, setup_context: Callable, backward: Callable) -> None:
-    """Registers the gradient of partkernels::name."""
-    torch.library.register_autograd(f"partkernels::{name}", backward, setup_context=setup_context, lib=_library)
-    _functions[name] = _function(name, setup_context, backward)
-
-
-def _function(name: str, setup_context: Callable, backward: Callable) -> type[torch.autograd.Function]:
-    """The same gradient around the operator's kernel: for tensors that need no dispatch, and for torch.func.
-
-    torch.library's own knows neither torch.func.grad nor vmap, and makes tangents 0.
-    """
+    """Registers the gradient of partkernels::name, and with it that vmap calls it for one example after another."""
 
     def vmap(info, in_dims, *args):
         examples = [
@@ -149,8 +140,14 @@ def _function(name: str, setup_context: Callable, backward: Callable) -> type[to
         ]
         return torch.stack([calls[name](*example) for example in examples]), 0
 
+    torch.library.register_autograd(f"partkernels::{name}", backward, setup_context=setup_context, lib=_library)
+    torch.library.register_vmap(f"partkernels::{name}", vmap, lib=_library)
+    # The same around the kernel, for tensors that need no dispatch, and for torch.func: torch.library's gradient does
+    # not serve torch.func.grad, and makes tangents 0.
     members = {"forward": _kernel(name), "setup_context": setup_context, "backward": backward, "vmap": vmap}
-    return type(name, (torch.autograd.Function,), {key: staticmethod(value) for key, value in members.items()})
+    _functions[name] = type(
+        name, (torch.autograd.Function,), {key: staticmethod(value) for key, value in members.items()}
+    )
 
 
 def autocast(name: str) -> None:

@@ -60,6 +60,14 @@ def test_a_stack_of_weights_is_mapped_over(case):
     assert_alike(ours, theirs, lambda f: torch.vmap(f, (None, -1, None)), x, weights, rows)
 
 
+def test_vmap_compiles(case):
+    torch.compiler.reset()  # otherwise the graphs of other tests count towards its limit
+    ours, theirs, (x, *others) = case
+    mapped = torch.vmap(lambda x: ours(x, *others))
+    compiled = torch.compile(mapped, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), theirs(x, *others))
+
+
 def test_jacobians_and_gradients_of_gradients_are_torchs(case):
     ours, theirs, tensors = case
     assert_alike(ours, theirs, torch.func.jacrev, *tensors)
