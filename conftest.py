@@ -11,7 +11,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 # cuBLAS is deterministic, as poisoned_memory asks, only with a workspace of its own.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-# The registry's torchvision is built for CUDA. Beside PyTorch's CPU build its operators do not load, and what it says of
-# their shapes raises. timm, which imports it, needs none of them.
+# The registry's torchvision is built for CUDA. Beside PyTorch's CPU build its operators do not load, and what it says
+# of their shapes raises. timm, which imports it, needs none of them.
 if torch.version.cuda is None:
     sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))

@@ -31,7 +31,7 @@ def conv2d(
         partition: of the weight.
         active: k, 1..C: partitions 1..k are live, the others at their default.
         update: the partition that receives a gradient, 1..active, or None.
-        bias: [out_channels] or None.
+        bias: [out_channels], or [C, out_channels] as in `linear`, or None.
         stride, dilation: an int or a pair of ints, at least 1.
         padding: an int or a pair of ints, at least 0, 'valid' or 'same'.
         groups: divides both numbers of channels.

@@ -9,11 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from partkernels import dispatch
+from partkernels.bias import live_bias, row
 from partkernels.operators import (
     OWNERS,
     PARTITION,
     InputError,
     autocast,
+    check_bias,
     check_input,
     check_live,
     check_weight,
@@ -39,8 +41,9 @@ autocast("conv2d_grad_input")  # the transposed convolution
 
 
 def _setup_context(ctx, inputs, output):
-    x, weight, _, *ctx.geometry, ctx.active, ctx.update, map, stored = inputs[:11]
+    x, weight, bias, *ctx.geometry, ctx.active, ctx.update, map, stored = inputs[:11]
     ctx.rest = inputs[11:]
+    ctx.has_rows = bias is not None and bias.dim() == 2
     ctx.input_size, ctx.kernel_size = x.shape, weight.shape[2:]
     needs_weight_grad = ctx.update is not None and ctx.needs_input_grad[1]
     ctx.save_for_backward(x if needs_weight_grad else None, weight if ctx.needs_input_grad[0] else None, map, stored)
@@ -58,6 +61,8 @@ def _backward(ctx, grad):
         grad_weight = _grad_weight(grad, x, ctx.kernel_size, *ctx.geometry, ctx.update, map, count, backend)
     if ctx.needs_input_grad[2]:
         grad_bias = grad.sum((0, 2, 3))
+        if ctx.has_rows:
+            grad_bias = None if ctx.update is None else row(grad_bias, ctx.update, count)
     return grad_x, grad_weight, grad_bias, *[None] * 16
 
 
@@ -153,10 +158,7 @@ def check_images(
             f"x has shape {tuple(x.shape)}; this weight with groups={groups} takes"
             f" [batch, {taken}, {spatial}] or [{taken}, {spatial}]."
         )
-    if bias is not None:
-        check_input("bias", bias, weight)
-        if tuple(bias.shape) != (made,):
-            raise InputError(f"bias has shape {tuple(bias.shape)}; this weight takes [{made}].")
+    check_bias(bias, weight, partition, made)
 
 
 def convolve(
@@ -183,6 +185,16 @@ def convolve(
     )  # fmt: skip
     y = y.squeeze(2) if dims == 1 else y
     return y if x.dim() == 2 + dims else y.squeeze(0)
+
+
+def _learning_bias(bias: Tensor, active: int, update: int | None) -> Tensor:
+    """The bias of a subnetwork; of rows, row `update` alone gets a gradient."""
+    if bias.dim() == 1:
+        return bias
+    rows = bias.detach()
+    if update is not None:
+        rows = torch.cat([rows[: update - 1], bias[update - 1 : update], rows[update:]])
+    return live_bias(rows, active)
 
 
 def convolve_transposed(
@@ -217,6 +229,6 @@ def convolve_transposed(
         update, *partition.flat(), dispatch.requested(),
     )  # fmt: skip
     if bias is not None:
-        y = y + bias.to(y.dtype).view(-1, 1, 1)
+        y = y + _learning_bias(bias, active, update).view(-1, 1, 1)
     y = y.squeeze(2) if dims == 1 else y
     return y if x.dim() == 2 + dims else y.squeeze(0)

@@ -12,7 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from partkernels.bias import live_bias
 from partkernels.outputs import memory_format
+from partkernels.reference import linear_grad_bias
+
+__all__ = ["conv2d", "conv2d_grad_input", "conv2d_grad_weight", "linear_grad_bias"]
 
 _cuda = torch.ops.partkernels_cuda
 Pair = tuple[int, int]
@@ -30,7 +34,7 @@ def conv2d(
     active: int, update: int | None, *partition,
 ) -> Tensor:  # fmt: skip
     rebuilt = _cuda.subnetwork_weight(weight, active, *partition)
-    y = F.conv2d(x, rebuilt, bias, stride, padding, dilation, groups)
+    y = F.conv2d(x, rebuilt, live_bias(bias, active), stride, padding, dilation, groups)
     return y.contiguous(memory_format=memory_format(x))
 
 

@@ -208,21 +208,18 @@ def _warn_of_reference(device_type: str, reason: str) -> None:
     warnings.warn(
         f"partkernels runs on {device_type} through its reference backend, which is slow and materialises weights:"
         f" {reason}. `python -m partkernels` explains; use_backend('reference') silences this.",
-        stacklevel=5,
+        stacklevel=4,
     )
 
 
+@cache  # every call of an operator asks
 def choose(name: str, device: torch.device, dtype: torch.dtype | None = None) -> ModuleType:
     """The module that runs an operator on such tensors, for a backend's name or 'auto'.
 
     Raises:
         RuntimeError: the named backend cannot serve these tensors.
     """
-    return _choose(name, device.type, dtype)
-
-
-@cache  # every call of an operator asks
-def _choose(name: str, device_type: str, dtype: torch.dtype | None) -> ModuleType:
+    device_type = device.type
     if name != "auto":
         reason = _BACKENDS[name].obstacle(device_type, dtype)
         if reason is not None:

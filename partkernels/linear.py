@@ -11,6 +11,7 @@ from partkernels.operators import (
     PARTITION,
     InputError,
     autocast,
+    check_bias,
     check_input,
     check_live,
     check_weight,
@@ -22,12 +23,14 @@ from partkernels.subnetwork_weight import select
 
 _forward = define("linear", f"Tensor x, Tensor weight, Tensor? bias, int active, int? update, {PARTITION}")
 _grad_input = define("linear_grad_input", f"Tensor grad_output, Tensor weight, int active, int? update, {PARTITION}")
+_grad_bias = define("linear_grad_bias", "Tensor grad_output, int update, int count")
 _grad_weight = define("linear_grad_weight", f"Tensor grad_output, Tensor x, int update, {OWNERS}")
 autocast("linear")
 
 
 def _setup_context(ctx, inputs, output):
-    x, weight, _, ctx.active, ctx.update, map, stored, *ctx.rest = inputs
+    x, weight, bias, ctx.active, ctx.update, map, stored, *ctx.rest = inputs
+    ctx.has_rows = bias is not None and bias.dim() == 2
     needs_weight_grad = ctx.update is not None and ctx.needs_input_grad[1]
     ctx.save_for_backward(x if needs_weight_grad else None, weight if ctx.needs_input_grad[0] else None, map, stored)
 
@@ -41,7 +44,10 @@ def _backward(ctx, grad):
     if x is not None:
         grad_weight = _grad_weight(grad, x, ctx.update, map, count, backend)
     if ctx.needs_input_grad[2]:
-        grad_bias = grad.sum_to_size(grad.shape[-1])
+        if ctx.has_rows:
+            grad_bias = None if ctx.update is None else _grad_bias(grad, ctx.update, count, backend)
+        else:
+            grad_bias = grad.sum_to_size(grad.shape[-1])
     return grad_x, grad_weight, grad_bias, *[None] * 12
 
 
@@ -63,6 +69,18 @@ def _grad_input_backward(ctx, grad):
 
 
 differentiate("linear_grad_input", _grad_input_setup_context, _grad_input_backward)
+
+
+def _grad_bias_setup_context(ctx, inputs, output):
+    grad_output, ctx.update, *_ = inputs
+    ctx.shape = grad_output.shape
+
+
+def _grad_bias_backward(ctx, grad):
+    return grad[ctx.update - 1].expand(ctx.shape), *[None] * 3
+
+
+differentiate("linear_grad_bias", _grad_bias_setup_context, _grad_bias_backward)
 
 
 def _grad_weight_setup_context(ctx, inputs, output):
@@ -100,7 +118,8 @@ def linear(
         partition: of the weight.
         active: k, 1..C: partitions 1..k are live, the others at their default.
         update: the partition that receives a gradient, 1..active, or None.
-        bias: [out_features] or None.
+        bias: [out_features]; or [C, out_features], b_i for each partition, of which b_1 + ... + b_active is the bias
+            and b_update has a gradient (Appendix I.2); or None.
 
     Returns:
         [..., out_features], x's dtype.
@@ -124,8 +143,5 @@ def linear(
         raise ValueError(f"the weight has shape {tuple(weight.shape)}; linear takes [out_features, in_features].")
     if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
         raise InputError(f"x has shape {tuple(x.shape)}; this weight takes [..., {weight.shape[1]}].")
-    if bias is not None:
-        check_input("bias", bias, weight)
-        if tuple(bias.shape) != (weight.shape[0],):
-            raise InputError(f"bias has shape {tuple(bias.shape)}; this weight takes [{weight.shape[0]}].")
+    check_bias(bias, weight, partition, weight.shape[0])
     return _forward(x, weight, bias, active, update, *partition.flat(), dispatch.requested())

@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch._C import _are_functorch_transforms_active, _is_any_autocast_enabled
+from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from partkernels import dispatch, outputs
@@ -85,26 +87,36 @@ def _kernel(name: str) -> Callable:
 
 
 def _call(name: str, kernel: Callable) -> Callable:
-    """Calls the operator, or, where it would come to the same, its kernel at once.
+    """Calls the operator, or, where it would come to the same, its kernel at once, and autograd without a detour.
 
-    The operator's way there leads through autograd's registration and back into Python: 15 us, and 100 after a
-    convolution, which leaves nothing of it in the caches.
+    The operator's way there leads through its registration and back into Python: 15 us, and 100 with a gradient, or
+    after a convolution, which leaves nothing of it in the caches.
     """
     operator = _operator(name)
-    tensors = [i for i, argument in enumerate(operator._schema.arguments) if "Tensor" in str(argument.type)]
+    # Not those of a partition, which are as plain as the weight is and have no gradient.
+    tensors = [
+        i
+        for i, argument in enumerate(operator._schema.arguments)
+        if "Tensor" in str(argument.type) and argument.name not in ("map", "stored")
+    ]
 
     def call(*args):
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or (name in _autocast and _is_any_autocast_enabled()):
             return operator(*args)
-        is_grad_enabled = torch.is_grad_enabled()
+        if _is_transformed():
+            return _functions[name].apply(*args) if name in _functions else operator(*args)
+        requires_grad = False
         for i in tensors:
             tensor = args[i]
-            if tensor is None:
-                continue
-            if type(tensor) not in _PLAIN or tensor.is_meta or (is_grad_enabled and tensor.requires_grad):
-                return operator(*args)
-        if name in _autocast and torch.is_autocast_enabled(args[0].device.type):
+            if tensor is not None:
+                if type(tensor) not in _PLAIN:
+                    return operator(*args)
+                requires_grad = requires_grad or tensor.requires_grad
+        if args[0].is_meta:
             return operator(*args)
+        if requires_grad and torch.is_grad_enabled():
+            # Function.apply itself first looks for transforms, which are not active here: 7 us.
+            return super(torch.autograd.Function, _functions[name]).apply(*args)
         return kernel(*args)
 
     return call
@@ -113,11 +125,32 @@ def _call(name: str, kernel: Callable) -> Callable:
 # Others are subclasses, which may give an operator a meaning of their own.
 _PLAIN = Tensor, torch.nn.Parameter
 _autocast: set[str] = set()
+_functions: dict[str, type[torch.autograd.Function]] = {}
+
+
+def _is_transformed() -> bool:
+    """Inside torch.func's transforms or forward-mode differentiation, whose tensors look like any other."""
+    return _are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def differentiate(name: str, setup_context: Callable, backward: Callable) -> None:
-    """Registers the gradient of partkernels::name."""
+    """Registers the gradient of partkernels::name, and with it that vmap calls it for one example after another."""
+
+    def vmap(info, in_dims, *args):
+        examples = [
+            [arg.select(dim, i) if isinstance(dim, int) else arg for arg, dim in zip(args, in_dims, strict=True)]
+            for i in range(info.batch_size)
+        ]
+        return torch.stack([calls[name](*example) for example in examples]), 0
+
     torch.library.register_autograd(f"partkernels::{name}", backward, setup_context=setup_context, lib=_library)
+    torch.library.register_vmap(f"partkernels::{name}", vmap, lib=_library)
+    # The same around the kernel, for tensors that need no dispatch, and for torch.func: torch.library's gradient does
+    # not serve torch.func.grad, and makes tangents 0.
+    members = {"forward": _kernel(name), "setup_context": setup_context, "backward": backward, "vmap": vmap}
+    _functions[name] = type(
+        name, (torch.autograd.Function,), {key: staticmethod(value) for key, value in members.items()}
+    )
 
 
 def autocast(name: str) -> None:
@@ -141,9 +174,9 @@ class InputError(RuntimeError, ValueError):
 def check_live(partition: Partition, active: int, update: int | None) -> None:
     """Raises ValueError unless 1 <= update <= active <= C."""
     count = partition.count
-    if isinstance(active, bool) or not isinstance(active, int) or not 1 <= active <= count:
+    if type(active) is not int or not 1 <= active <= count:
         raise ValueError(f"active={active!r}, but this partition has {count} parts; pass an int in 1..{count}.")
-    if update is not None and (isinstance(update, bool) or not isinstance(update, int) or not 1 <= update <= active):
+    if update is not None and (type(update) is not int or not 1 <= update <= active):
         raise ValueError(
             f"update={update!r} with active={active}; pass an int in 1..{active}, or None for no weight gradient."
         )
@@ -151,14 +184,14 @@ def check_live(partition: Partition, active: int, update: int | None) -> None:
 
 def check_weight(weight: Tensor, partition: Partition) -> None:
     """Raises unless the partition was made for a weight like this one."""
-    if tuple(weight.shape) != partition.shape:
+    if weight.shape != partition.shape:
         raise ValueError(
             f"the weight has shape {tuple(weight.shape)} and its partition {partition.shape}; make the partition with"
             f" Partition.random({tuple(weight.shape)}, ...)."
         )
     if not weight.is_floating_point():
         raise TypeError(f"the weight is {weight.dtype}; pass a floating-point weight.")
-    if weight.device != partition.device:
+    if weight.device != partition.map.device:
         raise ValueError(
             f"the weight is on {weight.device} and its partition on {partition.device}; move it with"
             f" partition.to('{weight.device}')."
@@ -177,3 +210,15 @@ def check_input(name: str, tensor: Tensor, weight: Tensor) -> None:
         raise InputError(f"{name} is on {tensor.device} and the weight on {weight.device}; move one of them.")
     if tensor.dtype != weight.dtype and not torch.is_autocast_enabled(weight.device.type):
         raise InputError(f"{name} is {tensor.dtype} and the weight {weight.dtype}; cast one of them.")
+
+
+def check_bias(bias: Tensor | None, weight: Tensor, partition: Partition, out: int) -> None:
+    """Raises InputError unless a bias has an entry for each of so many outputs, or a row of them for each partition."""
+    if bias is None:
+        return
+    check_input("bias", bias, weight)
+    if bias.shape != (out,) and bias.shape != (partition.count, out):
+        raise InputError(
+            f"bias has shape {tuple(bias.shape)}; this weight takes [{out}], or [{partition.count}, {out}] with a row"
+            " for each partition."
+        )

@@ -38,6 +38,10 @@ def linear_grad_input(grad_output, weight, *_):
     return grad_output.new_empty(*grad_output.shape[:-1], weight.shape[1])
 
 
+def linear_grad_bias(grad_output, update, count, *_):
+    return grad_output.new_empty(count, grad_output.shape[-1])
+
+
 def linear_grad_weight(grad_output, x, *_):
     return x.new_empty(grad_output.shape[-1], x.shape[-1])
 

@@ -165,9 +165,8 @@ Tensor convolve(const Tensor& x, const Tensor& weight, const OptionalTensor& bia
   const bool channels_last = prefers_channels_last(x);
   if (may_crash(x) || slices.empty()) {
     const Tensor y = empty(output_size(x, weight, geometry), x, channels_last);
-    const OptionalTensor dense_bias = dense(bias);
     with_type(weight.scalar_type(), [&]<class T>(T) {
-      cpu::conv2d(images<const T>(x), partition.subnetwork<T>(weight, active), bias_data<T>(dense_bias),
+      cpu::conv2d(images<const T>(x), partition.subnetwork<T>(weight, active), bias_data<T>(bias),
                   kernels_geometry(geometry), images<T>(y), kTorchThreads);
     });
     return y;

@@ -13,7 +13,7 @@ struct Geometry {
   int64_t groups;
 };
 
-// x [batch, in, height, width], weight [out, in / groups, height, width]; bias may be absent.
+// x [batch, in, height, width], weight [out, in / groups, height, width]; a bias is dense, and may be absent.
 Tensor convolve(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const Geometry& geometry,
                 int64_t active, const Partition& partition);
 

@@ -1,4 +1,5 @@
 // The CPU operators for PyTorch.
+#include "bias.h"
 #include "convolution.h"
 #include "operators.h"
 #include "threads.h"
@@ -14,6 +15,10 @@ struct Cpu {
   template <class Use>
   static void with_type(ScalarType dtype, const Use& use) {
     binding::with_type(dtype, use);
+  }
+
+  static OptionalTensor live_bias(const OptionalTensor& bias, int64_t active) {
+    return binding::live_bias(bias, active);
   }
 
   template <class T>
@@ -52,7 +57,7 @@ struct Cpu {
 Tensor conv2d(Tensor x, Tensor weight, OptionalTensor bias, Sizes stride, Sizes padding, Sizes dilation, int64_t groups,
               int64_t active, Update, Tensor map, OptionalTensor stored, int64_t count, std::string kind, double step,
               int64_t seed, int64_t stream, int64_t row, int64_t col) {
-  return convolve(x, weight, bias, {stride, padding, dilation, groups}, active,
+  return convolve(x, weight, live_bias(bias, active), {stride, padding, dilation, groups}, active,
                   {map, stored, count, kind, step, seed, stream, row, col});
 }
 
@@ -68,6 +73,8 @@ Tensor conv2d_grad_weight(Tensor grad_y, Tensor x, Sizes kernel_size, Sizes stri
   return convolve_grad_weight(grad_y, x, kernel_size, {stride, padding, dilation, groups}, update, map, count);
 }
 
+Tensor linear_grad_bias(Tensor grad_y, int64_t update, int64_t count) { return bias_grad(grad_y, update, count); }
+
 void random_map(Tensor map, int64_t cols, Sizes sizes, int64_t seed) {
   cpu::random_map(map.size(0), cols, sizes, static_cast<uint64_t>(seed), data<uint8_t>(map), kTorchThreads);
 }
@@ -76,6 +83,7 @@ std::string instruction_set() { return cpu::instruction_set(); }
 
 STABLE_TORCH_LIBRARY(partkernels_cpu, m) {
   PARTKERNELS_SCHEMAS(m);
+  m.def("linear_grad_bias(Tensor grad_output, int update, int count) -> Tensor");
   m.def("conv2d(Tensor x, Tensor weight, Tensor? bias, " PARTKERNELS_GEOMETRY PARTKERNELS_SUBNETWORK);
   m.def("conv2d_grad_input(Tensor grad_output, Tensor weight, SymInt[4] input_size, " PARTKERNELS_GEOMETRY
             PARTKERNELS_SUBNETWORK);
@@ -93,6 +101,7 @@ STABLE_TORCH_LIBRARY_IMPL(partkernels_cpu, CompositeExplicitAutograd, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(partkernels_cpu, CPU, m) {
   PARTKERNELS_OPERATORS(m, Cpu);
+  m.impl("linear_grad_bias", TORCH_BOX(&linear_grad_bias));
   m.impl("conv2d", TORCH_BOX(&conv2d));
   m.impl("conv2d_grad_input", TORCH_BOX(&conv2d_grad_input));
   m.impl("conv2d_grad_weight", TORCH_BOX(&conv2d_grad_weight));

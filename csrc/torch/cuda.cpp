@@ -30,6 +30,14 @@ class Cuda {
     }
   }
 
+  static OptionalTensor live_bias(const OptionalTensor& bias, int64_t active) {
+    if (!bias || bias->dim() == 1) return dense(bias);
+    constexpr int64_t kRows = 0;
+    Tensor rows = *bias;
+    const int64_t dimensions[] = {kRows};
+    return torch::stable::sum(torch::stable::narrow(rows, kRows, 0, active), dimensions);
+  }
+
   template <class T>
   void linear(Matrix<const T> x, const Subnetwork<T>& w, const T* bias, Matrix<T> y) const {
     check(cuda::linear(x, w, bias, y, stream_));

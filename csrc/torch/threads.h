@@ -10,10 +10,13 @@ inline const cpu::ParallelFor kTorchThreads = [](int64_t count, const cpu::Body&
   torch::stable::parallel_for(0, count, 1, body);
 };
 
-// For a pass over so many entries of a weight: of few, waking another thread costs more than it saves.
+// Of so few entries, waking another thread costs more than it saves.
+constexpr int64_t kFew = 1 << 15;
+
+// For a pass over so many entries of a weight.
 inline const cpu::ParallelFor& threads_for(int64_t entries) {
   static const cpu::ParallelFor here = [](int64_t count, const cpu::Body& body) { body(0, count); };
-  return entries < (1 << 15) ? here : kTorchThreads;
+  return entries < kFew ? here : kTorchThreads;
 }
 
 template <class T>

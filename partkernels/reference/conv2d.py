@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from partkernels.bias import live_bias
 from partkernels.outputs import memory_format
 from partkernels.reference.subnetwork_weight import subnetwork_weight, subnetwork_weight_grad
 
@@ -22,8 +23,9 @@ def conv2d(
     update: int | None,
     *partition,
 ) -> Tensor:
-    """The convolution of x with w_s^(k), plus bias."""
-    y = F.conv2d(x, subnetwork_weight(weight, active, *partition), bias, stride, padding, dilation, groups)
+    """The convolution of x with w_s^(k), plus bias; of a bias [C, out_channels], b_1 + ... + b_k."""
+    subnetwork = subnetwork_weight(weight, active, *partition)
+    y = F.conv2d(x, subnetwork, live_bias(bias, active), stride, padding, dilation, groups)
     return y.contiguous(memory_format=memory_format(x))
 
 

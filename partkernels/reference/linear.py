@@ -3,17 +3,23 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from partkernels.bias import live_bias, row
 from partkernels.reference.subnetwork_weight import subnetwork_weight, subnetwork_weight_grad
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, active: int, update: int | None, *partition) -> Tensor:
-    """y = x w_s^(k)^T + bias."""
-    return F.linear(x, subnetwork_weight(weight, active, *partition), bias)
+    """y = x w_s^(k)^T + bias; of a bias [C, out_features], b_1 + ... + b_k."""
+    return F.linear(x, subnetwork_weight(weight, active, *partition), live_bias(bias, active))
 
 
 def linear_grad_input(grad_output: Tensor, weight: Tensor, active: int, update: int | None, *partition) -> Tensor:
     """dx = dy w_s^(k)."""
     return grad_output @ subnetwork_weight(weight, active, *partition)
+
+
+def linear_grad_bias(grad_output: Tensor, update: int, count: int) -> Tensor:
+    """db of a bias [C, out_features]: the sum of dy in row update, 0 elsewhere."""
+    return row(grad_output.sum_to_size(grad_output.shape[-1]), update, count)
 
 
 def linear_grad_weight(grad_output: Tensor, x: Tensor, update: int, map: Tensor, count: int) -> Tensor:

@@ -4,6 +4,7 @@ A kernel rebuilds the weight of a subnetwork in registers, tile by tile, or a sl
 says which. Under TRITON_INTERPRET=1 all of it runs on the CPU, slowly: that is how it is tested without a GPU.
 """
 
+from partkernels.reference import linear_grad_bias
 from partkernels.triton.conv2d import conv2d, conv2d_grad_input, conv2d_grad_weight
 from partkernels.triton.linear import linear, linear_grad_input, linear_grad_weight
 from partkernels.triton.optimizers import adam_step, sgd_step
@@ -17,6 +18,7 @@ __all__ = [
     "conv2d_grad_input",
     "conv2d_grad_weight",
     "linear",
+    "linear_grad_bias",
     "linear_grad_input",
     "linear_grad_weight",
     "sgd_step",

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from partkernels import outputs
+from partkernels.bias import live_bias
 from partkernels.outputs import memory_format
 from partkernels.packed_map import bits_for
 from partkernels.triton import launch, plans
@@ -263,6 +264,7 @@ def conv2d(
     active: int, update: int | None, map: Tensor, stored: Tensor | None, count: int, kind: str, *draw,
 ) -> Tensor:  # fmt: skip
     geometry = stride, padding, dilation
+    bias = live_bias(bias, active)
     out = outputs.conv2d(x, weight, bias, *geometry, groups)
 
     def dense(weight: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from partkernels import outputs
+from partkernels.bias import live_bias
 from partkernels.packed_map import bits_for
 from partkernels.triton import launch, plans
 from partkernels.triton.arithmetic import add_product
@@ -186,6 +187,7 @@ def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, active: int, update: int | None, map: Tensor,
     stored: Tensor | None, count: int, kind: str, *draw,
 ) -> Tensor:  # fmt: skip
+    bias = live_bias(bias, active)
     if active == count:
         return F.linear(x, weight, bias)
     out = outputs.linear(x, weight)

@@ -22,6 +22,7 @@ from partnets.lml import lml
 from partnets.merge import merge
 from partnets.norms import GroupNorm, LayerNorm, RMSNorm
 from partnets.partition import partition, register, without_rule
+from partnets.recomputation import checkpoint_contexts
 from partnets.recurrent import GRU, LSTM, RNN
 from partnets.subnetwork import subnetwork
 from partnets.trainer import Trainer
@@ -53,6 +54,7 @@ __all__ = [
     "accuracy",
     "baselines",
     "callbacks",
+    "checkpoint_contexts",
     "chunk",
     "data",
     "finalize",

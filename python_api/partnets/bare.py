@@ -7,6 +7,7 @@ import functools
 from torch import Tensor, nn
 
 from partnets.partitioned import Partitioned, as_class
+from partnets.recomputation import same_subnetwork
 from partnets.rows import total, with_rows
 
 
@@ -79,7 +80,7 @@ def bare_class(ordinary: type[nn.Module], names: tuple[str, ...]) -> type[Bare]:
     def live(name):
         def read(self):
             rows = self._parameters[name]
-            return None if rows is None else total(rows, self.count, self.active, self.update)
+            return None if rows is None else same_subnetwork(self, total(rows, self.count, self.active, self.update))
 
         return property(read)
 

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partnets.partitioned_layer import PartitionedLayer
+from partnets.recomputation import same_subnetwork
 
 
 class _BatchNorm(PartitionedLayer):
@@ -63,7 +64,8 @@ class _BatchNorm(PartitionedLayer):
             if learns:
                 batches.add_(1)
                 factor = 1.0 / float(batches) if self.momentum is None else self.momentum
-        return F.batch_norm(input, mean, var, self.live("weight"), self.live("bias"), of_batch, factor, self.eps)
+        y = F.batch_norm(input, mean, var, self.live("weight"), self.live("bias"), of_batch, factor, self.eps)
+        return same_subnetwork(self, y)
 
 
 class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import partkernels
 from partnets.partitioned_layer import PartitionedLayer
+from partnets.recomputation import same_subnetwork
 
 
 class _Convolution(PartitionedLayer):
@@ -91,4 +92,4 @@ class Conv3d(PartitionedLayer, nn.Conv3d):
     shifts = ("bias",)
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return super()._conv_forward(input, self.live("weight"), self.live("bias"))
+        return same_subnetwork(self, super()._conv_forward(input, self.live("weight"), self.live("bias")))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import partkernels
 from partnets.partitioned_layer import PartitionedLayer
+from partnets.recomputation import same_subnetwork
 
 
 class _Transposed(PartitionedLayer):
@@ -97,4 +98,4 @@ class ConvTranspose3d(_Transposed, nn.ConvTranspose3d):
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         geometry = self.geometry(input, output_size)
-        return F.conv_transpose3d(input, self.live("weight"), self.live("bias"), **geometry)
+        return same_subnetwork(self, F.conv_transpose3d(input, self.live("weight"), self.live("bias"), **geometry))

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partnets.partitioned_layer import PartitionedLayer
+from partnets.recomputation import same_subnetwork
 
 
 class GroupNorm(PartitionedLayer, nn.GroupNorm):
@@ -39,7 +40,8 @@ class GroupNorm(PartitionedLayer, nn.GroupNorm):
     shifts = ("bias",)
 
     def forward(self, input: Tensor) -> Tensor:
-        return F.group_norm(input, self.num_groups, self.live("weight"), self.live("bias"), self.eps)
+        y = F.group_norm(input, self.num_groups, self.live("weight"), self.live("bias"), self.eps)
+        return same_subnetwork(self, y)
 
 
 class LayerNorm(PartitionedLayer, nn.LayerNorm):
@@ -73,7 +75,8 @@ class LayerNorm(PartitionedLayer, nn.LayerNorm):
     shifts = ("bias",)
 
     def forward(self, input: Tensor) -> Tensor:
-        return F.layer_norm(input, self.normalized_shape, self.live("weight"), self.live("bias"), self.eps)
+        y = F.layer_norm(input, self.normalized_shape, self.live("weight"), self.live("bias"), self.eps)
+        return same_subnetwork(self, y)
 
 
 class RMSNorm(PartitionedLayer, nn.RMSNorm):
@@ -105,4 +108,4 @@ class RMSNorm(PartitionedLayer, nn.RMSNorm):
     scales = ("weight",)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.normalized_shape, self.live("weight"), self.eps)
+        return same_subnetwork(self, F.rms_norm(x, self.normalized_shape, self.live("weight"), self.eps))

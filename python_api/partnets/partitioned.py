@@ -70,6 +70,23 @@ class Partitioned(nn.Module):
         """
         return (tensors if self.count == 1 else [tensor[update - 1] for tensor in tensors]), None
 
+    def own(self, name: str) -> nn.Parameter | None:
+        """The parameter of this name, or None if the module has it as None.
+
+        Raises:
+            RuntimeError: it is computed from others, by torch.nn.utils.parametrize, weight_norm or prune. No partition
+                owns those: they would carry what is learned from one chunk into all partitions.
+        """
+        try:
+            return self._parameters[name]
+        except KeyError:
+            if getattr(self, name, None) is None:
+                return None
+            raise RuntimeError(
+                f"the {name} of this {type(self).__name__} is computed from other parameters, which no partition owns;"
+                " remove its parametrization, weight normalisation or pruning before the layer is partitioned."
+            ) from None
+
     def to_ordinary(self, active: int) -> nn.Module:
         """An ordinary module that computes what subnetwork `active` computes; shares no parameter with this one."""
         raise NotImplementedError(

@@ -15,6 +15,7 @@ from partkernels import Defaults, Normal, Partition, Stored, Uniform, Zeros, sub
 from partkernels.partition import sizes
 from partnets import saved_partition, seeds
 from partnets.partitioned import Partitioned, as_class, check_parameters
+from partnets.recomputation import same_subnetwork
 from partnets.restart import declared, fill
 from partnets.rows import product, total, with_rows
 from partnets.starts import Start, start_of
@@ -221,6 +222,8 @@ class PartitionedLayer(Partitioned):
 
     def to_ordinary(self, active: int) -> nn.Module:
         """torch's layer that computes what subnetwork `active` computes; shares no parameter with this one."""
+        for name in (*self.weights, *self.shifts, *self.scales):
+            self.own(name)
         new = as_class(self, self.ordinary)
         for name, parameter in self.named_parameters(recurse=False):
             value = self._value(name, parameter.detach(), active, None).clone()
@@ -247,18 +250,22 @@ class PartitionedLayer(Partitioned):
 
     def compute(self, kernel: Callable[..., Tensor], x: Tensor, **geometry) -> Tensor:
         """What the live subnetwork makes of x by one of partkernels' operators; w_update and b_update get gradients."""
-        # Where nothing learns, a detached weight has no gradient computed for its sake.
-        weight = self.oriented(self.weight.detach() if self.update is None else self.weight)
-        bias = self.live("bias")
-        return kernel(x, weight, self.partition, self.active, update=self.update, bias=bias, **geometry)
+        weight, bias = self.own("weight"), self.own("bias")
+        if self.update is None:  # where nothing learns, what is detached has no gradient computed for its sake
+            weight, bias = weight.detach(), None if bias is None else bias.detach()
+        weight = self.oriented(weight)
+        y = kernel(x, weight, self.partition, self.active, update=self.update, bias=bias, **geometry)
+        return same_subnetwork(self, y)
 
     def live(self, name: str) -> Tensor | None:
         """A parameter of the live subnetwork, a weight rebuilt as a whole; only partition `update` gets a gradient.
 
         None if there is no such parameter.
         """
-        parameter = self._parameters.get(name)
-        return None if parameter is None else self._value(name, parameter, self.active, self.update)
+        parameter = self.own(name)
+        if parameter is None:
+            return None
+        return same_subnetwork(self, self._value(name, parameter, self.active, self.update))
 
     def _value(self, name: str, parameter: Tensor, active: int, update: int | None) -> Tensor:
         if name in self.partitions:
@@ -327,13 +334,19 @@ class PartitionedLayer(Partitioned):
                 )
             elif self.count > 1:
                 missing_keys.append(key)
+        own = {prefix + name: parameter for name, parameter in self.named_parameters(recurse=False)}
+        given = {key: state_dict[key] for key in own if key in state_dict}
+        unfit = {key: value for key, value in given.items() if getattr(value, "shape", None) != own[key].shape}
+        if unfit and len(error_msgs) == errors:  # torch reports them, and would load the others
+            super()._load_from_state_dict(unfit, prefix, metadata, strict, [], unexpected_keys, error_msgs)
         if len(error_msgs) > errors:
             return
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing_keys, unexpected_keys, error_msgs)
         if len(error_msgs) == errors:
             for name, partition in loaded.items():
-                device = self._parameters[name].device
-                self.partitions[name] = partition.map_tensors(lambda tensor, to=device: tensor.to(to, copy=True))
+                weight = self._parameters[name]
+                copied = partition.map_tensors(lambda tensor, to=weight.device: tensor.to(to, copy=True))
+                self.partitions[name] = copied.to(dtype=weight.dtype)
 
 
 def _key(weight: str) -> str:

@@ -62,10 +62,19 @@ def from_plain(plain: dict, shape: tuple[int, ...], count: int) -> Partition:
             f"the saved layer has {plain['count']} partitions and this one {count}; partition this model with the"
             " proportions of the saved one."
         )
+    if not isinstance(plain["defaults"], dict):
+        raise TypeError(
+            f"the saved defaults are a {type(plain['defaults']).__name__}; they must be a dict with a kind."
+        )
     arguments = dict(plain["defaults"])
     kind = arguments.pop("kind", None)
-    if kind not in KINDS:
+    if kind not in tuple(KINDS):
         raise ValueError(f"the saved defaults are of the kind {kind!r}; known are {', '.join(KINDS)}.")
+    expected = [field.name for field in dataclasses.fields(KINDS[kind])]
+    if sorted(arguments) != sorted(expected):
+        raise ValueError(
+            f"the saved {kind} defaults have {', '.join(arguments)}; they must have {', '.join(expected)}."
+        )
     if not isinstance(plain["map"], torch.Tensor):
         raise TypeError(f"the saved map is a {type(plain['map']).__name__}; it must be a torch.uint8 tensor.")
     place = plain.get("row", 0), plain.get("col", 0)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from partnets import models
 from partnets.partitioned_layer import PartitionedLayer
+from partnets.recomputation import same_subnetwork
 
 
 class Bias(PartitionedLayer, models.Bias):
@@ -24,7 +25,7 @@ class Bias(PartitionedLayer, models.Bias):
     shifts = ("bias",)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.live("bias")
+        return same_subnetwork(self, x + self.live("bias"))
 
 
 class Scale(PartitionedLayer, models.Scale):
@@ -43,4 +44,4 @@ class Scale(PartitionedLayer, models.Scale):
     scales = ("scale",)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.live("scale")
+        return same_subnetwork(self, x * self.live("scale"))

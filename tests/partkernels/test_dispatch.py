@@ -23,10 +23,10 @@ def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProce
 def without_library(monkeypatch, tmp_path):
     """partkernels as if no library had been built."""
     monkeypatch.setattr(build_info, "FOLDER", tmp_path)
-    for cached in (dispatch._cpu_status, dispatch._warn_of_reference, build_info.facts, dispatch._choose):
+    for cached in (dispatch._cpu_status, dispatch._warn_of_reference, build_info.facts, dispatch.choose):
         cached.cache_clear()
     yield tmp_path
-    for cached in (dispatch._cpu_status, dispatch._warn_of_reference, build_info.facts, dispatch._choose):
+    for cached in (dispatch._cpu_status, dispatch._warn_of_reference, build_info.facts, dispatch.choose):
         cached.cache_clear()
 
 
@@ -42,7 +42,7 @@ def test_the_cpp_backend_was_built():
 def test_auto_takes_cpp_on_a_cpu_and_the_reference_for_a_dtype_that_it_lacks():
     assert dispatch.choose("auto", torch.device("cpu"), torch.float32) is cpu
     dispatch._warn_of_reference.cache_clear()
-    dispatch._choose.cache_clear()
+    dispatch.choose.cache_clear()
     with pytest.warns(UserWarning, match=r"cpu: it serves .* and the tensors are torch.float16"):
         assert dispatch.choose("auto", torch.device("cpu"), torch.float16) is reference
 

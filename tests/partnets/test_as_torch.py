@@ -1,5 +1,6 @@
 """With one partition, the layers are torch's own."""
 
+import copy
 import inspect
 
 import pytest
@@ -91,6 +92,23 @@ def test_fixups_scalars_compute_what_ordinary_ones_do(theirs):
 def test_conv2d_keeps_channels_last():
     x = torch.randn(2, 4, 8, 8).to(memory_format=torch.channels_last)
     assert partnets.Conv2d(4, 8, 3)(x).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_chain_of_convolutions_and_norms_has_torchs_strides_throughout():
+    theirs = nn.Sequential(nn.Conv2d(4, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 6, 3), nn.GroupNorm(3, 6))
+    ours = partnets.partition(copy.deepcopy(theirs), (0.5, 0.5))
+    for channels_last in (False, True):
+        x = torch.randn(2, 4, 9, 8)
+        if channels_last:
+            x = x.to(memory_format=torch.channels_last)
+        a, b = (x.clone().requires_grad_() for _ in range(2))
+        y, z = a, b
+        for mine, its in zip(ours, theirs, strict=True):
+            y, z = mine(y), its(z)
+            assert y.stride() == z.stride()
+            assert y.is_contiguous(memory_format=torch.channels_last) == channels_last
+        y.sum().backward()
+        assert a.grad.is_contiguous(memory_format=torch.channels_last) == channels_last
 
 
 @pytest.mark.parametrize("name", ["Linear", "Conv2d", "GroupNorm", "LayerNorm"])

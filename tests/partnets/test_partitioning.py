@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, prune
 
 import partnets
 from partnets import hyper
@@ -231,3 +232,20 @@ def test_merging_a_subnetwork_that_is_not_there_raises(active):
 def test_merging_an_ordinary_model_raises():
     with pytest.raises(ValueError, match="no partitioned layer"):
         partnets.merge(nn.Linear(3, 2))
+
+
+@pytest.mark.parametrize(
+    "change", [parametrizations.weight_norm, lambda layer: prune.l1_unstructured(layer, "weight", 0.5)]
+)
+def test_a_weight_that_is_computed_from_others_raises(change):
+    layer = change(partnets.Linear(4, 3, proportions=(0.5, 0.5), seed=0))
+    with pytest.raises(RuntimeError, match=r"the weight of this \w*Linear is computed from other parameters"):
+        layer(torch.ones(1, 4))
+    with pytest.raises(RuntimeError, match="no partition owns"):
+        layer.to_ordinary(1)
+    norm = partnets.LayerNorm(4, proportions=(0.5, 0.5))
+    prune.l1_unstructured(norm, "bias", 0.5)
+    with pytest.raises(RuntimeError, match="the bias of this LayerNorm is computed from other parameters"):
+        norm(torch.ones(1, 4))
+    with pytest.raises(RuntimeError, match="no partition owns"):
+        norm.to_ordinary(1)

@@ -90,6 +90,20 @@ def test_a_meta_layer_takes_its_partition_from_a_state_dict():
     assert torch.equal(outputs(loaded), outputs(saved))
 
 
+def test_a_model_that_is_made_on_the_meta_device_takes_everything_from_a_state_dict():
+    def made(device):
+        with torch.device(device):
+            layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(64, 2))
+            return partnets.partition(layers, (0.8, 0.1, 0.1))
+
+    saved, loaded, x = made("cpu"), made("meta"), torch.randn(2, 3, 6, 6)
+    assert loaded(x.to("meta")).shape == (2, 2)
+    loaded.load_state_dict(through_file(saved.state_dict()), assign=True)
+    for active in (1, 2, 3):
+        with partnets.subnetwork(saved, active), partnets.subnetwork(loaded, active):
+            assert torch.equal(loaded(x), saved(x))
+
+
 def test_a_meta_layer_cannot_be_filled_with_garbage():
     with pytest.raises(RuntimeError, match="assign=True"):
         partnets.Linear(3, 2, proportions=(0.5, 0.5), device="meta").to_empty(device="cpu")
@@ -142,10 +156,19 @@ def damage(**changes):
         (damage(row=-1), "row=-1"),
         (damage(row="first"), "row='first'"),
         (damage(defaults={"kind": "cauchy"}), "cauchy"),
-        (damage(defaults={"kind": "uniform", "scale": float("nan"), "seed": 0}), "scale"),
+        (damage(defaults={"kind": "uniform", "scale": float("nan"), "seed": 0, "stream": 0}), "scale"),
+        (damage(defaults={"kind": "uniform", "scale": 0.5}), "must have scale, seed, stream"),
+        (damage(defaults={"kind": "zeros", "scale": 0.5}), "saved zeros defaults have scale"),
+        (damage(defaults={"kind": ["zeros"]}), r"kind \['zeros'\]; known are zeros"),
+        (damage(defaults="zeros"), "saved defaults are a str"),
+        (damage(defaults={}), "kind None"),
         (damage(defaults={"kind": "stored", "tensor": torch.zeros(2, 2)}), "stored defaults"),
         (lambda state: state.update(partition=7), "no saved partition"),
+        (lambda state: state["partition"].pop("map"), "no saved partition"),
         (lambda state: state.pop("partition"), r"partnets\.partition"),
+        (lambda state: state.update(bias=[0.0] * 5), 'named "bias", expected torch.Tensor'),
+        (lambda state: state.update(bias=torch.zeros(5)), "size mismatch for bias"),
+        (lambda state: state.update(weight=torch.zeros(5, 3, 2, 2)), "size mismatch for weight"),
     ],
 )
 def test_a_damaged_entry_raises_and_changes_nothing(change, message):
@@ -157,6 +180,48 @@ def test_a_damaged_entry_raises_and_changes_nothing(change, message):
         loaded.load_state_dict(state)
     assert torch.equal(loaded.weight, before.weight) and torch.equal(loaded.bias, before.bias)
     assert torch.equal(loaded.partition.map, before.partition.map)
+
+
+def test_what_fits_is_loaded_where_keys_may_be_missing():
+    saved, loaded = layer(seed=0), layer(seed=1)
+    bias, state = loaded.bias.detach().clone(), saved.state_dict()
+    del state["bias"]
+    assert loaded.load_state_dict(state, strict=False).missing_keys == ["bias"]
+    assert torch.equal(loaded.bias, bias) and torch.equal(loaded.weight, saved.weight)
+    assert torch.equal(loaded.partition.map, saved.partition.map)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("defaults", DEFAULTS)
+@pytest.mark.parametrize(
+    ("before", "after"), [(torch.float64, torch.bfloat16), (torch.bfloat16, torch.float64)], ids=str
+)
+def test_a_state_dict_loads_in_another_dtype(before, after, defaults, assign):
+    saved, loaded = layer(defaults, seed=0).to(before), layer(seed=1).to(after)
+    nn.init.normal_(saved.weight)
+    loaded.load_state_dict(through_file(saved.state_dict()), assign=assign)
+    assert loaded.weight.dtype == (before if assign else after)
+    assert torch.equal(outputs(loaded), outputs(copy.deepcopy(saved).to(loaded.weight.dtype)))
+
+
+@pytest.mark.parametrize("defaults", DEFAULTS)
+def test_a_state_dict_of_one_backend_loads_on_another(defaults):
+    with partkernels.use_backend("reference"):
+        saved = layer(defaults)
+        nn.init.normal_(saved.weight)
+        expected, state = outputs(saved), through_file(saved.state_dict())
+    loaded = layer("seed", seed=1)
+    loaded.load_state_dict(state)
+    torch.testing.assert_close(outputs(loaded), expected)
+    with partkernels.use_backend("reference"):
+        assert torch.equal(outputs(loaded), expected)
+
+
+def test_a_truncated_file_raises_before_anything_is_loaded():
+    file = io.BytesIO()
+    torch.save(layer().state_dict(), file)
+    with pytest.raises(RuntimeError, match="failed finding central directory"):
+        torch.load(io.BytesIO(file.getvalue()[:-100]), weights_only=True)
 
 
 def test_a_state_dict_of_another_count_raises():

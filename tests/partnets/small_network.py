@@ -1,0 +1,28 @@
+"""What tests of whole models share: each kind of layer once, for images [batch, 2, 5, 5]."""
+
+import torch
+from torch import nn
+
+import partnets
+
+PROPORTIONS = (0.5, 0.3, 0.2)
+CASES = [(active, update) for active in (1, 2, 3) for update in (None, *range(1, active + 1))]
+
+
+def ordinary():
+    torch.manual_seed(0)
+    convolution = nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.GELU(), nn.Flatten()
+    return nn.Sequential(*convolution, nn.Linear(36, 5), nn.LayerNorm(5), nn.Linear(5, 3))
+
+
+def partitioned(defaults="seed"):
+    """Three partitions, away from where training starts."""
+    model = partnets.partition(ordinary(), PROPORTIONS, defaults=defaults)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return model
+
+
+def images():
+    return torch.randn(4, 2, 5, 5, generator=torch.Generator().manual_seed(1))

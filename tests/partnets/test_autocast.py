@@ -1,0 +1,45 @@
+"""Autocast: dtypes of outputs and gradients are torch's, and the numbers those of a model in the lower precision."""
+
+import copy
+
+import pytest
+import torch
+from small_network import PROPORTIONS, images, ordinary
+
+import partkernels
+import partnets
+
+DTYPES = [torch.bfloat16, torch.float16]
+
+
+def seen(model, x, dtype, backend):
+    """The dtype of each layer's output, and of the gradients of x and all parameters."""
+    outputs, x = [], x.clone().requires_grad_()
+    for layer in model:
+        layer.register_forward_hook(lambda layer, inputs, output: outputs.append(output.dtype))
+    with partkernels.use_backend(backend), torch.autocast("cpu", dtype):
+        y = model(x)
+    y.float().sum().backward()
+    return outputs, [x.grad.dtype, *(parameter.grad.dtype for parameter in model.parameters())]
+
+
+@pytest.mark.parametrize("defaults", ["seed", "zero", "stored"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("backend", ["reference", "auto"])
+def test_outputs_and_gradients_have_torchs_dtypes(defaults, dtype, backend):
+    if dtype == torch.float16:
+        backend = "reference"  # the only one for it on a CPU; chosen automatically, it warns
+    ours, x = partnets.partition(ordinary(), PROPORTIONS, defaults=defaults), images()
+    assert seen(ours, x, dtype, backend) == seen(ordinary(), x, dtype, backend)
+
+
+@pytest.mark.parametrize("defaults", ["seed", "stored"])
+def test_a_layer_computes_what_it_does_in_the_lower_precision(defaults):
+    layer = partnets.Linear(8, 4, proportions=PROPORTIONS, seed=0, defaults=defaults)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    lowered, x = copy.deepcopy(layer).bfloat16(), torch.randn(3, 8)
+    for active in (1, 2, 3):
+        with partnets.subnetwork(layer, active), partnets.subnetwork(lowered, active), torch.autocast("cpu"):
+            assert torch.equal(layer(x), lowered(x.bfloat16()))

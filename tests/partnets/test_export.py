@@ -1,0 +1,36 @@
+"""torch.export: a program is one subnetwork, and computes the same after a trip through a file."""
+
+import io
+
+import pytest
+import torch
+from small_network import images, partitioned
+
+import partnets
+
+
+@pytest.mark.parametrize("strict", [True, False], ids=["strict", "not strict"])
+@pytest.mark.parametrize("defaults", ["seed", "stored"])
+def test_an_exported_subnetwork_computes_the_same_from_a_file(defaults, strict):
+    model, x = partitioned(defaults), images()
+    batch = torch.export.Dim("batch", min=2, max=64)
+    with partnets.subnetwork(model, 2):
+        program = torch.export.export(model, (x,), strict=strict, dynamic_shapes=({0: batch},))
+        expected = model(x)
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    loaded = torch.export.load(file).module()
+    assert torch.equal(loaded(x), expected)  # outside of any subnetwork
+    with partnets.subnetwork(model, 2):
+        assert torch.equal(loaded(x[:3]), model(x[:3]))
+
+
+def test_an_exported_program_has_no_materialised_weight():
+    model, x = partitioned(), images()
+    with partnets.subnetwork(model, 1):
+        program = torch.export.export(model, (x,))
+    assert set(program.state_dict) == {name for name, _ in model.named_parameters()}
+    maps = [model[index].partition.map for index in (0, 4, 6)]
+    assert len(program.constants) == len(maps)
+    assert all(any(torch.equal(constant, map) for map in maps) for constant in program.constants.values())
