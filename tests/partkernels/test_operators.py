@@ -375,15 +375,14 @@ def test_gradients_agree_with_finite_differences(name, backend):
     args = operator_calls(backend)[name]
     leaves = [i for i, arg in enumerate(args) if isinstance(arg, Tensor) and arg.requires_grad]
     is_confined = updatable(name, args)
-    map_index = next(i for i, arg in enumerate(args) if isinstance(arg, Tensor) and arg.dtype == torch.uint8)
-    update = args[map_index - 1]
+    map_index = next((i for i, arg in enumerate(args) if isinstance(arg, Tensor) and arg.dtype == torch.uint8), None)
 
     def call(*values):
         filled = list(args)
         for i, value in zip(leaves, values, strict=True):
             if is_confined[i]:  # only the entries of partition `update` are variables
-                count = args[map_index + 2]
-                owner = pk.Partition(tuple(value.shape), count, args[map_index]).mask(update)
+                update, map, _, count = args[map_index - 1 : map_index + 3]
+                owner = pk.Partition(tuple(value.shape), count, map).mask(update)
                 value = torch.where(owner, value, value.detach().clone().fill_(0.3))
             filled[i] = value
         return getattr(ops, name)(*filled)
