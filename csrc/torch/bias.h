@@ -16,9 +16,9 @@ inline OptionalTensor live_bias(const OptionalTensor& bias, int64_t active) {
     const T* const rows = data<const T>(*bias);
     T* const to = data<T>(sum);
     for (int64_t c = 0; c < out; ++c) {
-      cpu::Accumulator<T> total = 0;
+      double total = 0;  // in float, many rows would add up less exactly than by PyTorch
       for (int64_t r = 0; r < active; ++r) total += cpu::widen(rows[r * row_stride + c * col_stride]);
-      to[c] = cpu::narrow<T>(total);
+      to[c] = cpu::narrow<T>(static_cast<cpu::Accumulator<T>>(total));
     }
   });
   return sum;
