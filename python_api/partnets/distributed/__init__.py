@@ -1,0 +1,24 @@
+"""Partitioned models on several ranks, by torch.distributed: what learns travels, and nothing else.
+
+Every rank constructs model, chunks and trainer alike, from the same seeds:
+
+    dist.init_process_group()
+    model = partnets.partition(network, (0.8, 0.1, 0.1))
+    ddp = partnets.distributed.DDP(model)
+"""
+
+from partnets.distributed.agreement import check_agreement
+from partnets.distributed.batches import SharedChunks, share
+from partnets.distributed.ddp import DDP
+from partnets.distributed.draw import draw
+from partnets.distributed.packing import Packing, all_reduce_packed
+
+__all__ = [
+    "DDP",
+    "Packing",
+    "SharedChunks",
+    "all_reduce_packed",
+    "check_agreement",
+    "draw",
+    "share",
+]
