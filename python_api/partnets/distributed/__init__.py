@@ -12,11 +12,13 @@ from partnets.distributed.batches import SharedChunks, share
 from partnets.distributed.ddp import DDP
 from partnets.distributed.draw import draw
 from partnets.distributed.packing import Packing, all_reduce_packed
+from partnets.distributed.trainer import Trainer
 
 __all__ = [
     "DDP",
     "Packing",
     "SharedChunks",
+    "Trainer",
     "all_reduce_packed",
     "check_agreement",
     "draw",

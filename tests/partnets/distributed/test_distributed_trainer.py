@@ -1,0 +1,125 @@
+"""A trainer on two ranks learns what one process learns, and their checkpoints are each other's."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import partnets
+from partnets import distributed, hyper
+
+PROPORTIONS = (0.6, 0.2, 0.2)
+
+
+def examples():
+    x = torch.randn(60, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return x, (x[:, 0] > 0).long()
+
+
+def trainer(kind, *, dropout=0.0, **options):
+    torch.manual_seed(0)
+    extractor = hyper.Submodule(nn.Linear(6, 5))  # ψ without noise
+    model = nn.Sequential(extractor, nn.Linear(5, 8), nn.Dropout(dropout), nn.LayerNorm(8), nn.Linear(8, 2))
+    model = partnets.partition(model, PROPORTIONS).double()
+    options = {"hyper": extractor, "batch_size": 16, "lml_every": 4, "keep_best": True} | options
+    return kind(model, partnets.chunk(examples(), PROPORTIONS), **options)
+
+
+def learned(one):
+    """All that a run learned, as tensors."""
+    history = [torch.tensor(one.history.steps[name]) for name in ("step", "k", "loss")]
+    return [
+        *one.model.state_dict()["1.weight"],
+        *one.model.parameters(),
+        *history,
+        torch.tensor(one.history.lml["lml"]),
+    ]
+
+
+def train(steps):
+    one = trainer(distributed.Trainer)
+    one.fit(steps)
+    return learned(one)
+
+
+def test_two_ranks_learn_what_one_process_learns_from_the_same_batches(two_ranks):
+    one = trainer(partnets.Trainer)
+    one.fit(20)
+    for found in two_ranks(train, 20):
+        torch.testing.assert_close(found, learned(one), rtol=1e-6, atol=1e-8)
+
+
+def save(path, steps):
+    one = trainer(distributed.Trainer)
+    one.fit(steps)
+    one.save(path)
+
+
+def load(path, steps):
+    one = trainer(distributed.Trainer)
+    one.load(path)
+    one.fit(steps)
+    return learned(one)
+
+
+def test_what_two_ranks_saved_goes_on_in_one_process_and_the_other_way_round(two_ranks, tmp_path):
+    whole = trainer(partnets.Trainer)
+    whole.fit(12)
+    expected = learned(whole)
+
+    two_ranks(save, tmp_path / "two.pt", 6)
+    one = trainer(partnets.Trainer)
+    one.load(tmp_path / "two.pt")
+    one.fit(6)
+    torch.testing.assert_close(learned(one), expected, rtol=1e-6, atol=1e-8)
+
+    one = trainer(partnets.Trainer)
+    one.fit(6)
+    one.save(tmp_path / "one.pt")
+    for found in two_ranks(load, tmp_path / "one.pt", 6):
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+
+
+def resume(path):
+    """With noise of each rank's own: an uninterrupted run, and one from its checkpoint."""
+    whole = trainer(distributed.Trainer, dropout=0.3)
+    torch.manual_seed(dist.get_rank())
+    whole.fit(5)
+    whole.save(path)
+    whole.fit(5)
+    resumed = trainer(distributed.Trainer, dropout=0.3)
+    torch.manual_seed(99)
+    resumed.load(path)
+    resumed.fit(5)
+    noise = torch.get_rng_state()
+    return all(map(torch.equal, learned(resumed), learned(whole))), noise
+
+
+def test_ranks_that_resume_have_the_bits_of_an_uninterrupted_run_and_each_its_own_noise(two_ranks, tmp_path):
+    (first, noise), (second, other) = two_ranks(resume, tmp_path / "checkpoint.pt")
+    assert first and second and not torch.equal(noise, other)
+
+
+def construct_with(options):
+    trainer(distributed.Trainer, **{name: values[dist.get_rank()] for name, values in options.items()})
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [({"seed": (0, 1)}, "the seed"), ({"batch_size": (16, 8), "hyper_every": (1, 2)}, "batch_size, hyper_batch_size")],
+)
+def test_ranks_whose_trainers_differ_are_refused(options, named, two_ranks):
+    with pytest.raises(AssertionError, match=f"ValueError: the ranks differ in {named}.*; make model"):
+        two_ranks(construct_with, options)
+
+
+def save_where_nothing_can_be(path):
+    try:
+        trainer(distributed.Trainer).save(path)
+    except OSError as error:
+        return type(error)
+
+
+def test_all_ranks_raise_if_the_file_cannot_be_written(two_ranks, tmp_path):
+    (tmp_path / "file").touch()
+    assert two_ranks(save_where_nothing_can_be, tmp_path / "file" / "checkpoint.pt") == [NotADirectoryError] * 2
