@@ -12,6 +12,7 @@ from partkernels import Partition
 from partkernels.optimizers import check_not_negative
 from partnets.hyper import hyperparameters
 from partnets.partitioned import Partitioned, count, partitioned_layers
+from partnets.shards import held_entries
 
 
 class PartitionedOptimizer(torch.optim.Optimizer):
@@ -90,7 +91,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
                         state[moment] = torch.zeros_like(parameter)
                 tensors = [parameter, parameter.grad, *(state[moment] for moment in moments)]
                 layer, name = self._owners[parameter]
-                found = layer.entries(name, tensors, update)
+                found = held_entries(layer, name, tensors, update)
                 if found is not None:
                     self.step_entries(found[0], state, found[1], update, group)
 

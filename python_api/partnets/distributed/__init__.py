@@ -11,6 +11,7 @@ from partnets.distributed.agreement import check_agreement
 from partnets.distributed.batches import SharedChunks, share
 from partnets.distributed.ddp import DDP
 from partnets.distributed.draw import draw
+from partnets.distributed.fsdp import fully_shard
 from partnets.distributed.packing import Packing, all_reduce_packed
 from partnets.distributed.trainer import Trainer
 
@@ -22,5 +23,6 @@ __all__ = [
     "all_reduce_packed",
     "check_agreement",
     "draw",
+    "fully_shard",
     "share",
 ]

@@ -5,71 +5,13 @@ import itertools
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
+from training import OPTIMIZERS, PROPORTIONS, learn, loss, network
 
 import partnets
-from partnets import distributed, hyper, optim
+from partnets import distributed, hyper
 from partnets.frozen import frozen
 from partnets.partitioned import partitioned_layers
-
-PROPORTIONS = (0.8, 0.1, 0.1)
-STEPS = 24
-OPTIMIZERS = {
-    "SGD": lambda model: optim.SGD(model, lr=0.1, momentum=0.9),
-    "Adam": lambda model: optim.Adam(model, lr=0.02),
-}
-
-
-def network():
-    mask = hyper.InputMask(3 * 8 * 8, temperature=0.5)
-    model = nn.Sequential(
-        mask,
-        nn.Unflatten(1, (3, 8, 8)),
-        nn.Conv2d(3, 8, 3),
-        nn.GroupNorm(2, 8),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(8 * 6 * 6, 16),
-        nn.LayerNorm(16),
-        nn.ReLU(),
-        nn.Linear(16, 4),
-    )
-    return partnets.partition(model, PROPORTIONS, seed=3).double()
-
-
-def batch(step):
-    generator = torch.Generator().manual_seed(step)
-    return torch.randn(8, 192, generator=generator, dtype=torch.float64), torch.randint(4, (8,), generator=generator)
-
-
-def mine(tensor):
-    """This rank's part of the joint batch; all of it in a process of its own."""
-    return tensor.chunk(dist.get_world_size())[dist.get_rank()] if dist.is_initialized() else tensor
-
-
-def loss(model, step):
-    x, y = batch(step)
-    # Evaluation mode: the mask's noise would be drawn for other examples on each rank.
-    return F.cross_entropy(model.eval()(mine(x)), mine(y))
-
-
-def learn(model, call, make):
-    """Steps of all partitions and of ψ, in turn; `call` is the model or what wraps it."""
-    optimizer = make(model)
-    psi = torch.optim.SGD(hyper.hyperparameters(model), lr=0.5)
-    for step in range(STEPS):
-        k = distributed.draw((1, 1, 1), seed=0, step=step)
-        optimizer.zero_grad()
-        with partnets.subnetwork(model, active=k, update=k):
-            value = loss(call, step)
-        value.backward()  # outside, where the layers no longer know what learns
-        optimizer.step(update=k)
-        psi.zero_grad()
-        with partnets.subnetwork(call, active=1 + step % 2):
-            loss(call, STEPS + step).backward()
-        psi.step()
-    return [parameter.detach() for parameter in model.parameters()]
 
 
 def learn_on_ranks(name):
@@ -77,13 +19,13 @@ def learn_on_ranks(name):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += dist.get_rank()  # rank 0's weights count, as in every DistributedDataParallel
-    return learn(model, distributed.DDP(model, bucket_cap_mb=0.01), OPTIMIZERS[name])
+    return learn(model, distributed.DDP(model, bucket_cap_mb=0.01), OPTIMIZERS[name](model))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_two_ranks_learn_the_weights_of_one_process_with_the_joint_batch(name, two_ranks):
     model = network()
-    expected = learn(model, model, OPTIMIZERS[name])
+    expected = learn(model, model, OPTIMIZERS[name](model))
     for weights in two_ranks(learn_on_ranks, name):
         torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-12)
 
