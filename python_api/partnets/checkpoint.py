@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import reprlib
+from collections.abc import Collection
 from os import PathLike
 from typing import TYPE_CHECKING
 
@@ -27,13 +28,15 @@ FORMAT = 4
 DIGESTED = 64
 
 
-def save(trainer: Trainer, path: str | PathLike, noises: list[dict]) -> None:
+def save(trainer: Trainer, path: str | PathLike, noises: list[dict], without: Collection[str] = ()) -> None:
     """Writes a checkpoint that `load` can read, as a whole or not at all.
 
     Args:
         noises: the random_state of each rank's trainer; there is one where training is not distributed.
+        without: what is kept elsewhere: of "model", "optimizer" and "best".
     """
-    contents = {"format": FORMAT, "configuration": configuration(trainer), "noises": noises, **_state(trainer)}
+    state = {name: value for name, value in _state(trainer).items() if name not in without}
+    contents = {"format": FORMAT, "configuration": configuration(trainer), "noises": noises, **state}
     with replacing(path, binary=True) as file:
         torch.save(contents, file)
         file.flush()
@@ -63,14 +66,15 @@ def load(trainer: Trainer, path: str | PathLike, rank: int = 0) -> None:
             f"{path} was saved with other chunks: its partitions have seen examples of what are later chunks here."
             " Call partnets.chunk with the same data, in the same order, and the same proportions and seed."
         )
-    trainer.model.load_state_dict(saved["model"])
-    trainer.optimizer.load_state_dict(saved["optimizer"])
+    for name in ("model", "optimizer"):
+        if name in saved:
+            getattr(trainer, name).load_state_dict(saved[name])
     if trainer.hyper_optimizer is not None:
         trainer.hyper_optimizer.load_state_dict(saved["hyper_optimizer"])
     for name in ("scheduler", "hyper_scheduler"):
         if saved[name] is not None:
             getattr(trainer, name).load_state_dict(saved[name])
-    if trainer.best is not None:
+    if trainer.best is not None and "best" in saved:
         trainer.best = Best(**saved["best"])
     trainer.generator.set_state(saved["generator"])
     for state in saved["noises"][rank : rank + 1]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import torch
 from torch import nn
 
 from partkernels import adam_step, sgd_step
@@ -103,6 +102,7 @@ class Adam(PartitionedOptimizer):
         tensor([1, 0])
     """
 
+    counts = True
     decoupled = False
 
     def __init__(
@@ -126,8 +126,6 @@ class Adam(PartitionedOptimizer):
         return "exp_avg", "exp_avg_sq"
 
     def step_entries(self, tensors, state, partition, update, group):
-        if "step" not in state:
-            state["step"] = torch.zeros(self.count, dtype=torch.int64)
         step = state["step"].tolist()[update - 1] + 1
         adam_step(
             *tensors,

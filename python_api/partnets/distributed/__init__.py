@@ -9,14 +9,17 @@ Every rank constructs model, chunks and trainer alike, from the same seeds:
 
 from partnets.distributed.agreement import check_agreement
 from partnets.distributed.batches import SharedChunks, share
+from partnets.distributed.checkpoint import load, save
 from partnets.distributed.ddp import DDP
 from partnets.distributed.draw import draw
 from partnets.distributed.fsdp import fully_shard
+from partnets.distributed.optimizer_state import OptimizerState
 from partnets.distributed.packing import Packing, all_reduce_packed
 from partnets.distributed.trainer import Trainer
 
 __all__ = [
     "DDP",
+    "OptimizerState",
     "Packing",
     "SharedChunks",
     "Trainer",
@@ -24,5 +27,7 @@ __all__ = [
     "check_agreement",
     "draw",
     "fully_shard",
+    "load",
+    "save",
     "share",
 ]

@@ -7,6 +7,7 @@ from os import PathLike
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 import partnets
 from partnets import checkpoint
@@ -14,6 +15,7 @@ from partnets.chunks import Chunks
 from partnets.distributed.agreement import check_agreement
 from partnets.distributed.batches import share
 from partnets.distributed.ddp import DDP
+from partnets.distributed.together import gathered, on_rank_0
 
 
 class Trainer(partnets.Trainer):
@@ -28,12 +30,10 @@ class Trainer(partnets.Trainer):
     checkpoints to all.
 
     Args:
-        model: not wrapped, on this rank's device; the parameters and buffers become those of rank 0.
+        model: on this rank's device. Sharded by partnets.distributed.fully_shard, or as it is: then its parameters
+            and buffers become those of rank 0.
         chunks: the same on all ranks.
         options: of partnets.Trainer, the same on all ranks; batch sizes are those of all ranks together.
-
-    Attributes:
-        ddp: the model in partnets.distributed.DDP.
 
     Raises:
         ValueError: the ranks differ in something that decides the run; and partnets.Trainer's own errors.
@@ -51,7 +51,8 @@ class Trainer(partnets.Trainer):
         super().__init__(model, share(chunks), **options)
         facts = {"the seed": self.seed, "the chunks": chunks.order, "the examples": checkpoint.digest(chunks)}
         check_agreement(facts | checkpoint.configuration(self))
-        self._forward = self.ddp = DDP(model)
+        if not isinstance(model, FSDPModule):
+            self._forward = DDP(model)
         self.shows_progress = dist.get_rank() == 0
 
     def iterate(self):
@@ -62,18 +63,18 @@ class Trainer(partnets.Trainer):
         return k, loss, hyper_k, None if hyper_loss is None else mean
 
     def save(self, path: str | PathLike) -> None:
-        """As partnets.Trainer.save, by rank 0; all ranks must call it."""
-        noises: list = [None] * dist.get_world_size()
-        dist.all_gather_object(noises, checkpoint.random_state(self))
-        failure: list = [None]
-        if dist.get_rank() == 0:
-            try:
-                checkpoint.save(self, path, noises)
-            except Exception as error:  # the others would wait for it forever
-                failure = [error]
-        dist.broadcast_object_list(failure)
-        if failure[0] is not None:
-            raise failure[0]
+        """As partnets.Trainer.save, by rank 0; all ranks must call it.
+
+        Raises:
+            ValueError: as partnets.Trainer.save, and if the model is sharded; on all ranks.
+        """
+        if isinstance(self.model, FSDPModule):
+            raise ValueError(
+                "no rank has the whole model, which is sharded; pass a folder to partnets.distributed.save(trainer,"
+                " folder)."
+            )
+        noises = gathered(checkpoint.random_state(self))
+        on_rank_0(lambda: checkpoint.save(self, path, noises))
 
     def load(self, path: str | PathLike) -> None:
         """As partnets.Trainer.load, on every rank: the file must be where all of them can read it.

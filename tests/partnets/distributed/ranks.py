@@ -1,6 +1,5 @@
 """Two processes in a gloo group that stay for all tests of a session: starting them takes longer than the tests."""
 
-import contextlib
 import datetime
 import traceback
 
@@ -51,13 +50,3 @@ def _serve(rank, count, store, pipe):
         except Exception:
             pipe.send((traceback.format_exc(), None))
     dist.destroy_process_group()
-
-
-@contextlib.contextmanager
-def alone(path):
-    """A group of this process only."""
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()

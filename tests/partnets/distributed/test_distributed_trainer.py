@@ -3,37 +3,10 @@
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from training import learned, trainer
 
 import partnets
-from partnets import distributed, hyper
-
-PROPORTIONS = (0.6, 0.2, 0.2)
-
-
-def examples():
-    x = torch.randn(60, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return x, (x[:, 0] > 0).long()
-
-
-def trainer(kind, *, dropout=0.0, **options):
-    torch.manual_seed(0)
-    extractor = hyper.Submodule(nn.Linear(6, 5))  # ψ without noise
-    model = nn.Sequential(extractor, nn.Linear(5, 8), nn.Dropout(dropout), nn.LayerNorm(8), nn.Linear(8, 2))
-    model = partnets.partition(model, PROPORTIONS).double()
-    options = {"hyper": extractor, "batch_size": 16, "lml_every": 4, "keep_best": True} | options
-    return kind(model, partnets.chunk(examples(), PROPORTIONS), **options)
-
-
-def learned(one):
-    """All that a run learned, as tensors."""
-    history = [torch.tensor(one.history.steps[name]) for name in ("step", "k", "loss")]
-    return [
-        *one.model.state_dict()["1.weight"],
-        *one.model.parameters(),
-        *history,
-        torch.tensor(one.history.lml["lml"]),
-    ]
+from partnets import distributed
 
 
 def train(steps):

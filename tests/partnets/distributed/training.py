@@ -1,4 +1,4 @@
-"""A model without noise, and steps of all of its partitions and of ψ."""
+"""Models without noise, steps of all of their partitions and of ψ, and a trainer."""
 
 import torch
 import torch.distributed as dist
@@ -68,3 +68,25 @@ def learn(model, call, optimizer, steps=range(STEPS)):
 
 def whole(tensor):
     return (tensor.full_tensor() if hasattr(tensor, "placements") else tensor).detach().clone()
+
+
+def examples():
+    x = torch.randn(60, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return x, (x[:, 0] > 0).long()
+
+
+def trainer(kind, *, dropout=0.0, sharded=False, **options):
+    torch.manual_seed(0)
+    extractor = hyper.Submodule(nn.Linear(6, 5))  # ψ without noise
+    model = nn.Sequential(extractor, nn.Linear(5, 8), nn.Dropout(dropout), nn.LayerNorm(8), nn.Linear(8, 2))
+    model = partnets.partition(model, (0.6, 0.2, 0.2)).double()
+    options = {"hyper": extractor, "batch_size": 16, "lml_every": 4, "keep_best": True} | options
+    if sharded:
+        distributed.fully_shard(model, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))
+    return kind(model, partnets.chunk(examples(), (0.6, 0.2, 0.2)), **options)
+
+
+def learned(one):
+    """All that a run learned, as tensors."""
+    history = [torch.tensor(one.history.steps[name]) for name in ("step", "k", "loss")]
+    return [*map(whole, one.model.parameters()), *history, torch.tensor(one.history.lml["lml"])]
