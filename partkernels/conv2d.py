@@ -36,8 +36,8 @@ autocast("conv2d")
 
 
 def _setup_context(ctx, inputs, output):
-    x, weight, _, *ctx.geometry, ctx.active, ctx.update, map, stored, count, kind, step, seed, stream, backend = inputs
-    ctx.rest = count, kind, step, seed, stream, backend
+    x, weight, _, *ctx.geometry, ctx.active, ctx.update, map, stored = inputs[:11]
+    ctx.rest = inputs[11:]
     ctx.input_size, ctx.kernel_size = x.shape, weight.shape[2:]
     needs_weight_grad = ctx.update is not None and ctx.needs_input_grad[1]
     ctx.save_for_backward(x if needs_weight_grad else None, weight if ctx.needs_input_grad[0] else None, map, stored)
@@ -55,7 +55,7 @@ def _backward(ctx, grad):
         grad_weight = _grad_weight(grad, x, ctx.kernel_size, *ctx.geometry, ctx.update, map, count, backend)
     if ctx.needs_input_grad[2]:
         grad_bias = grad.sum((0, 2, 3))
-    return grad_x, grad_weight, grad_bias, *[None] * 14
+    return grad_x, grad_weight, grad_bias, *[None] * 16
 
 
 differentiate("conv2d", _setup_context, _backward)
@@ -76,7 +76,7 @@ def _grad_input_backward(ctx, grad):
         grad_weight = _grad_weight(
             grad_output, grad, ctx.kernel_size, *ctx.geometry, ctx.update, map, ctx.rest[0], ctx.rest[-1]
         )
-    return grad_grad_output, grad_weight, *[None] * 15
+    return grad_grad_output, grad_weight, *[None] * 17
 
 
 differentiate("conv2d_grad_input", _grad_input_setup_context, _grad_input_backward)

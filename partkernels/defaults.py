@@ -17,6 +17,8 @@ from torch import Tensor
 from partkernels import dispatch, reference
 from partkernels.packed_map import from_matrix, matrix_shape, row_bytes
 
+# Columns that share their draws: a shard with drawn defaults begins at a multiple of them.
+GROUP = 64
 # Within these the step of a draw is a normal bfloat16 number on every backend, flush-to-zero or not.
 SCALE_RANGE = (1e-30, 1e30)
 SEED_LIMIT = 1 << 63
@@ -39,13 +41,16 @@ def _check_scale(name: str, scale: float) -> None:
 class Defaults:
     """What every kind of defaults offers."""
 
-    def values(self, shape: Sequence[int], dtype: torch.dtype = torch.float32, device=None) -> Tensor:
+    def values(
+        self, shape: Sequence[int], dtype: torch.dtype = torch.float32, device=None, *, row: int = 0, col: int = 0
+    ) -> Tensor:
         """The defaults of a weight of this shape, bit for bit those that every kernel regenerates.
 
         Args:
             shape: of the weight, [rows, ...]; columns run with dimension 1 innermost (see packed_map).
             dtype: of the result.
             device: of the result.
+            row, col: of a shard, where in the whole weight its first entry is (see Partition); col is a multiple of 64.
         """
         raise NotImplementedError
 
@@ -73,7 +78,7 @@ class Zeros(Defaults):
                 [0., 0.]])
     """
 
-    def values(self, shape, dtype=torch.float32, device=None) -> Tensor:
+    def values(self, shape, dtype=torch.float32, device=None, *, row=0, col=0) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
 
     def arguments(self):
@@ -87,16 +92,16 @@ class _Drawn(Defaults):
         check_seed("seed", self.seed)
         check_seed("stream", self.stream)
 
-    def values(self, shape, dtype=torch.float32, device=None) -> Tensor:
+    def values(self, shape, dtype=torch.float32, device=None, *, row=0, col=0) -> Tensor:
         device = torch.get_default_device() if device is None else torch.device(device)
         backend = dispatch.maker(device)
         if backend is reference:
-            return reference.drawn(*self.arguments(), tuple(shape), dtype, device)
+            return reference.drawn(*self.arguments(), row, col, tuple(shape), dtype, device)
         rows, cols = matrix_shape(tuple(shape))
         # The weight of a subnetwork of which no entry is live: every row has the same map, of partition 2 alone.
         weight = torch.empty(1, 1, dtype=torch.bfloat16, device=device).expand(rows, cols)  # what every default is
         dead = torch.full((1, row_bytes(cols, bits=1)), 0xFF, dtype=torch.uint8, device=device).expand(rows, -1)
-        matrix = backend.subnetwork_weight(weight, 1, dead, None, 2, *self.arguments())
+        matrix = backend.subnetwork_weight(weight, 1, dead, None, 2, *self.arguments(), row, col)
         return from_matrix(matrix, tuple(shape)).to(dtype).contiguous()
 
 
@@ -188,8 +193,8 @@ class Stored(Defaults):
             raise TypeError(f"Stored got {given}; pass a floating-point tensor of the weight's shape.")
         object.__setattr__(self, "tensor", self.tensor.detach())
 
-    def values(self, shape, dtype=None, device=None) -> Tensor:
-        """The stored tensor, in its own dtype and on its own device unless others are asked for."""
+    def values(self, shape, dtype=None, device=None, *, row=0, col=0) -> Tensor:
+        """The stored tensor, a shard's own, in its own dtype and on its own device unless others are asked for."""
         if tuple(shape) != tuple(self.tensor.shape):
             raise ValueError(
                 f"shape {tuple(shape)} differs from that of the stored defaults, {tuple(self.tensor.shape)};"

@@ -42,7 +42,7 @@ def _backward(ctx, grad):
         grad_weight = _grad_weight(grad, x, ctx.update, map, count, backend)
     if ctx.needs_input_grad[2]:
         grad_bias = grad.sum_to_size(grad.shape[-1])
-    return grad_x, grad_weight, grad_bias, *[None] * 10
+    return grad_x, grad_weight, grad_bias, *[None] * 12
 
 
 differentiate("linear", _setup_context, _backward)
@@ -59,7 +59,7 @@ def _grad_input_backward(ctx, grad):
     grad_weight = None
     if ctx.update is not None and ctx.needs_input_grad[1]:
         grad_weight = _grad_weight(grad_output, grad, ctx.update, map, ctx.rest[0], ctx.rest[-1])
-    return grad_grad_output, grad_weight, *[None] * 10
+    return grad_grad_output, grad_weight, *[None] * 12
 
 
 differentiate("linear_grad_input", _grad_input_setup_context, _grad_input_backward)

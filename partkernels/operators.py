@@ -18,7 +18,7 @@ from partkernels.partition import Partition
 _library = torch.library.Library("partkernels", "DEF")
 
 # The order of Partition.flat().
-PARTITION = "Tensor map, Tensor? stored, int count, str kind, float step, int seed, int stream"
+PARTITION = "Tensor map, Tensor? stored, int count, str kind, float step, int seed, int stream, int row, int col"
 # What a weight's gradient needs of it: its owners, not its defaults.
 OWNERS = "Tensor map, int count"
 

@@ -58,6 +58,17 @@ def pack(ids: Tensor, bits: int) -> Tensor:
     return packed
 
 
+def columns(packed: Tensor, start: int, stop: int, bits: int) -> Tensor:
+    """The map of columns start..stop - 1 alone, padded anew; start is at the boundary of a byte."""
+    cols = stop - start
+    cut = packed[:, start * bits // 8 : -(-stop * bits // 8)]
+    part = packed.new_zeros(len(packed), row_bytes(cols, bits))
+    part[:, : cut.shape[1]] = cut
+    if beyond := cols * bits % 8:
+        part[:, cut.shape[1] - 1] &= (1 << beyond) - 1
+    return part
+
+
 def unpack(packed: Tensor, cols: int, bits: int) -> Tensor:
     """The inverse of pack: uint8 [rows, cols] with partition - 1 of each entry."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)

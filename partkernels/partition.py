@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from partkernels import dispatch, packed_map
-from partkernels.defaults import Defaults, Normal, Stored, Uniform, Zeros, check_seed
+from partkernels.defaults import GROUP, Defaults, Normal, Stored, Uniform, Zeros, check_seed
 
 # Map bytes read at once when a map is checked.
 CHUNK_BYTES = 1 << 18
+# Of rows and columns: a draw's counter has 32 bits for each, and kernels count in as many.
+PLACE_LIMIT = 1 << 31
 
 
 def sizes(total: int, proportions: Sequence[float]) -> list[int]:
@@ -53,6 +55,11 @@ def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
     return shape
 
 
+def _check_range(name: str, start: int, stop: int, size: int) -> None:
+    if not 0 <= start < stop <= size:
+        raise ValueError(f"{name}({start}, {stop}) of {size}; pass 0 <= start < stop <= {size}.")
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Partition:
     """C disjoint partitions of a weight, as a packed map of 1, 2, 4 or 8 bits a weight, and its defaults.
@@ -65,9 +72,12 @@ class Partition:
         count: C, 1 to 256.
         map: uint8 [rows, row_bytes], format 1 (see packed_map).
         defaults: Zeros, Uniform, Normal or Stored.
+        row, col: of a shard, where in the matrix of the whole weight its first entry is (see rows and columns): drawn
+            defaults are those of the whole. Else 0.
 
     Raises:
-        ValueError: the map's shape, dtype, padding or ids do not fit shape and count.
+        ValueError: the map's shape, dtype, padding or ids do not fit shape and count, or the defaults cannot be drawn
+            from (row, col) on.
 
     Example:
         >>> p = Partition.random((4, 4), (0.5, 0.25, 0.25), seed=0)
@@ -79,6 +89,8 @@ class Partition:
     count: int
     map: Tensor
     defaults: Defaults = field(default_factory=Zeros)
+    row: int = 0
+    col: int = 0
 
     @classmethod
     def random(
@@ -131,10 +143,11 @@ class Partition:
         return cls(shape, count, packed, defaults or Zeros())
 
     @classmethod
-    def _unchecked(cls, shape, count, packed, defaults) -> Partition:
+    def _unchecked(cls, shape, count, packed, defaults, row=0, col=0) -> Partition:
         """A partition from parts that are known to fit; checking a map reads all of it."""
         self = object.__new__(cls)
-        for name, value in (("shape", shape), ("count", count), ("map", packed), ("defaults", defaults)):
+        parts = {"shape": shape, "count": count, "map": packed, "defaults": defaults, "row": row, "col": col}
+        for name, value in parts.items():
             object.__setattr__(self, name, value)
         self._check_defaults()
         return self
@@ -171,6 +184,16 @@ class Partition:
                 )
 
     def _check_defaults(self) -> None:
+        if not all(isinstance(place, int) and 0 <= place < PLACE_LIMIT for place in (self.row, self.col)):
+            raise ValueError(
+                f"row={self.row!r}, col={self.col!r}; pass those of a shard's first entry in the whole weight, ints in"
+                " [0, 2**31)."
+            )
+        if self.col % GROUP and isinstance(self.defaults, Uniform | Normal):
+            raise ValueError(
+                f"the columns begin at {self.col} of the whole weight, but {self.defaults} is drawn {GROUP} columns at"
+                f" a time; begin at a multiple of {GROUP}, or keep the defaults with Stored."
+            )
         stored = self.defaults.stored
         if stored is None:
             return
@@ -217,14 +240,70 @@ class Partition:
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> Partition:
         """This partition with each of its tensors replaced by function(tensor), as nn.Module._apply does."""
-        return self._unchecked(self.shape, self.count, function(self.map), self.defaults.map_tensors(function))
+        defaults = self.defaults.map_tensors(function)
+        return self._unchecked(self.shape, self.count, function(self.map), defaults, self.row, self.col)
+
+    def rows(self, start: int, stop: int) -> Partition:
+        """The shard of weight[start:stop]: each entry has the partition and the default that it has here.
+
+        Args:
+            start, stop: 0 <= start < stop <= shape[0]. The map and stored defaults are views.
+
+        Raises:
+            ValueError: start or stop is out of range.
+
+        Example:
+            >>> p = Partition.random((4, 8), (0.5, 0.5), seed=0, defaults=Uniform(0.1, seed=1))
+            >>> weight = p.defaults.values(p.shape)
+            >>> shard = p.rows(1, 3)
+            >>> torch.equal(shard.defaults.values(shard.shape, row=shard.row, col=shard.col), weight[1:3])
+            True
+        """
+        _check_range("rows", start, stop, self.shape[0])
+        defaults = self.defaults.map_tensors(lambda stored: stored[start:stop])
+        shape = stop - start, *self.shape[1:]
+        return self._unchecked(shape, self.count, self.map[start:stop], defaults, self.row + start, self.col)
+
+    def columns(self, start: int, stop: int) -> Partition:
+        """The shard of weight[:, start:stop]: each entry has the partition and the default that it has here.
+
+        For weights that are matrices, and convolutions' of 1x1 kernels, whose columns are input channels: those of a
+        larger kernel do not lie side by side in the map.
+
+        Args:
+            start, stop: 0 <= start < stop <= shape[1]; start is a multiple of 64 if defaults are drawn, else of the
+                entries of a byte of the map, 8 / bits. Stored defaults are a view.
+
+        Raises:
+            ValueError: start or stop is out of range or none of these multiples, or the weight has a larger kernel.
+
+        Example:
+            >>> Partition.random((2, 100), (0.5, 0.5), seed=0, defaults=Uniform(0.1, seed=1)).columns(64, 100)
+            Partition(shape=(2, 36), count=2, bits=1, defaults=Uniform(scale=0.1, seed=1, stream=0), row=0, col=64)
+        """
+        if len(self.shape) < 2 or math.prod(self.shape[2:]) > 1:
+            raise ValueError(
+                f"a weight of shape {self.shape} cannot be cut by columns, only [rows, columns] or a kernel of 1x1; cut"
+                " it by rows(start, stop)."
+            )
+        _check_range("columns", start, stop, self.shape[1])
+        per_byte = 8 // self.bits
+        if start % per_byte:
+            raise ValueError(
+                f"columns({start}, {stop}) would begin inside a byte of the map; begin at a multiple of {per_byte}."
+            )
+        defaults = self.defaults.map_tensors(lambda stored: stored[:, start:stop])
+        shape = self.shape[0], stop - start, *self.shape[2:]
+        map = packed_map.columns(self.map, start, stop, self.bits)
+        return self._unchecked(shape, self.count, map, defaults, self.row, self.col + start)
 
     def flat(self) -> tuple:
         """The arguments of an operator that describe this partition, in the order of operators.PARTITION."""
-        return self.map, self.defaults.stored, self.count, *self.defaults.arguments()
+        return self.map, self.defaults.stored, self.count, *self.defaults.arguments(), self.row, self.col
 
     def __repr__(self) -> str:
-        return f"Partition(shape={self.shape}, count={self.count}, bits={self.bits}, defaults={self.defaults})"
+        place = f", row={self.row}, col={self.col}" if self.row or self.col else ""
+        return f"Partition(shape={self.shape}, count={self.count}, bits={self.bits}, defaults={self.defaults}{place})"
 
 
 torch.serialization.add_safe_globals([Partition, Zeros, Uniform, Normal, Stored])

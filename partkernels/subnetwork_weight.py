@@ -20,7 +20,7 @@ def _setup_context(ctx, inputs, output):
 
 def _backward(ctx, grad):
     (map,) = ctx.saved_tensors
-    return select(grad, 1, ctx.active, map, ctx.count, ctx.backend), *[None] * 9
+    return select(grad, 1, ctx.active, map, ctx.count, ctx.backend), *[None] * 11
 
 
 differentiate("subnetwork_weight", _setup_context, _backward)

@@ -42,6 +42,7 @@ class Drawer {
   // For DefaultKind::uniform and normal: what the tiles of a strip of columns share, and those of four rows.
   ColumnPart columns(int64_t col) const {
     static_assert(kTileCols == kUniformColumns && kTileCols == kLanes * kNormalColumns);
+    col += defaults_.col;
     const bool is_uniform = defaults_.kind == DefaultKind::uniform;
     uint32_t groups[kLanes];
     for (uint32_t lane = 0; lane < kLanes; ++lane) {
@@ -56,6 +57,7 @@ class Drawer {
   };
 
   Rows rows(int64_t row) const {
+    row += defaults_.row;
     Rows result;
     uint32_t lanes[kLanes];
     if (defaults_.kind == DefaultKind::uniform) {

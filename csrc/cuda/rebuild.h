@@ -128,6 +128,8 @@ PARTKERNELS_DEVICE uint32_t as_pair_of(uint32_t pair) {
 // A thread's drawn defaults, or zeros, of the 64 columns from 64 group on. All threads of a warp must call it.
 template <class T, DefaultKind kKind>
 PARTKERNELS_DEVICE void default_pairs(const Defaults& d, int64_t row, int64_t group, int q, uint32_t (&pair)[kPairs]) {
+  row += d.row;
+  group += d.col / kGroup;
   if constexpr (kKind == DefaultKind::uniform) {
     uniform_pairs(d, row, group, q, pair);
   } else if constexpr (kKind == DefaultKind::normal) {

@@ -51,16 +51,16 @@ struct Cpu {
 
 Tensor conv2d(Tensor x, Tensor weight, OptionalTensor bias, Sizes stride, Sizes padding, Sizes dilation, int64_t groups,
               int64_t active, Update, Tensor map, OptionalTensor stored, int64_t count, std::string kind, double step,
-              int64_t seed, int64_t stream) {
+              int64_t seed, int64_t stream, int64_t row, int64_t col) {
   return convolve(x, weight, bias, {stride, padding, dilation, groups}, active,
-                  {map, stored, count, kind, step, seed, stream});
+                  {map, stored, count, kind, step, seed, stream, row, col});
 }
 
 Tensor conv2d_grad_input(Tensor grad_y, Tensor weight, Sizes input_size, Sizes stride, Sizes padding, Sizes dilation,
                          int64_t groups, int64_t active, Update, Tensor map, OptionalTensor stored, int64_t count,
-                         std::string kind, double step, int64_t seed, int64_t stream) {
+                         std::string kind, double step, int64_t seed, int64_t stream, int64_t row, int64_t col) {
   return convolve_grad_input(grad_y, weight, input_size, {stride, padding, dilation, groups}, active,
-                             {map, stored, count, kind, step, seed, stream});
+                             {map, stored, count, kind, step, seed, stream, row, col});
 }
 
 Tensor conv2d_grad_weight(Tensor grad_y, Tensor x, Sizes kernel_size, Sizes stride, Sizes padding, Sizes dilation,

@@ -18,9 +18,9 @@ template <class Backend>
 struct Operators {
   static Tensor linear(Tensor x, Tensor weight, OptionalTensor bias, int64_t active, Update, Tensor map,
                        OptionalTensor stored, int64_t count, std::string kind, double step, int64_t seed,
-                       int64_t stream) {
+                       int64_t stream, int64_t row, int64_t col) {
     const Backend here(x);
-    const Partition partition{map, stored, count, kind, step, seed, stream};
+    const Partition partition{map, stored, count, kind, step, seed, stream, row, col};
     const Tensor rows = collapsible(x), y = empty(with_last(x, weight.size(0)), x);
     const OptionalTensor dense_bias = dense(bias);
     Backend::with_type(weight.scalar_type(), [&]<class T>(T) {
@@ -32,9 +32,9 @@ struct Operators {
 
   static Tensor linear_grad_input(Tensor grad_y, Tensor weight, int64_t active, Update, Tensor map,
                                   OptionalTensor stored, int64_t count, std::string kind, double step, int64_t seed,
-                                  int64_t stream) {
+                                  int64_t stream, int64_t row, int64_t col) {
     const Backend here(grad_y);
-    const Partition partition{map, stored, count, kind, step, seed, stream};
+    const Partition partition{map, stored, count, kind, step, seed, stream, row, col};
     const Tensor rows = collapsible(grad_y), grad_x = empty(with_last(grad_y, weight.size(1)), grad_y);
     Backend::with_type(weight.scalar_type(), [&]<class T>(T) {
       here.linear_grad_input(matrix<const T>(rows), partition.subnetwork<T>(weight, active), matrix<T>(grad_x));
@@ -54,9 +54,11 @@ struct Operators {
   }
 
   static Tensor subnetwork_weight(Tensor weight, int64_t active, Tensor map, OptionalTensor stored, int64_t count,
-                                  std::string kind, double step, int64_t seed, int64_t stream) {
+                                  std::string kind, double step, int64_t seed, int64_t stream, int64_t row,
+                                  int64_t col) {
     const Backend here(weight);
-    const Partition partition{map, stored ? of_4_dimensions(*stored) : stored, count, kind, step, seed, stream};
+    const Partition partition{map, stored ? of_4_dimensions(*stored) : stored, count, kind, step, seed, stream, row,
+                              col};
     const Tensor out = empty(sizes_of(weight), weight);
     const Tensor to = of_4_dimensions(out), from = of_4_dimensions(weight);
     Backend::with_type(weight.scalar_type(), [&]<class T>(T) {
@@ -109,7 +111,7 @@ struct Operators {
 
 #define PARTKERNELS_SUBNETWORK "int active, int? update, " PARTKERNELS_PARTITION
 #define PARTKERNELS_PARTITION \
-  "Tensor map, Tensor? stored, int count, str kind, float step, int seed, int stream) -> Tensor"
+  "Tensor map, Tensor? stored, int count, str kind, float step, int seed, int stream, int row, int col) -> Tensor"
 #define PARTKERNELS_OWNERS "Tensor map, int count) -> Tensor"
 #define PARTKERNELS_STEPPED "Tensor? map, int count, int update, "
 #define PARTKERNELS_GEOMETRY "int[2] stride, int[2] padding, int[2] dilation, int groups, "

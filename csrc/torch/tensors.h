@@ -168,7 +168,7 @@ struct Partition {
   int64_t count;
   std::string kind;
   double step;
-  int64_t seed, stream;
+  int64_t seed, stream, row, col;
 
   template <class T>
   Subnetwork<T> subnetwork(const Tensor& weight, int64_t active) const {
@@ -180,7 +180,7 @@ struct Partition {
             owners_of(map, count),
             static_cast<int>(count),
             static_cast<int>(active),
-            {kind_of, static_cast<float>(step), static_cast<uint64_t>(seed), static_cast<uint64_t>(stream)},
+            {kind_of, static_cast<float>(step), static_cast<uint64_t>(seed), static_cast<uint64_t>(stream), row, col},
             stored ? weight_of<const T>(*stored) : Weight<const T>{}};
   }
 };

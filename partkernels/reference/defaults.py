@@ -45,17 +45,23 @@ def drawn(
     step: float,
     seed: int,
     stream: int,
+    row: int,
+    col: int,
     shape: tuple[int, ...],
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    """The defaults of a weight of this shape; each value is a bfloat16 number, exact in any floating dtype."""
+    """The defaults of a weight of this shape; each value is a bfloat16 number, exact in any floating dtype.
+
+    Its first entry is (row, col) of the whole weight.
+    """
     rows, cols = matrix_shape(shape)
     matrix = torch.empty(rows, cols, dtype=dtype, device=device)
     if not matrix.is_meta:
-        column = torch.arange(cols, device=matrix.device)
+        column = torch.arange(col, col + cols, device=matrix.device)
         chunk = max(1, CHUNK_ENTRIES // max(1, cols))
         for start in range(0, rows, chunk):
-            row = torch.arange(start, min(start + chunk, rows), device=matrix.device)
-            matrix[start : start + chunk] = DRAWS[kind](row[:, None], column[None, :], step, seed, stream)
+            stop = min(start + chunk, rows)
+            here = torch.arange(row + start, row + stop, device=matrix.device)
+            matrix[start:stop] = DRAWS[kind](here[:, None], column[None, :], step, seed, stream)
     return from_matrix(matrix, shape).contiguous()

@@ -7,12 +7,12 @@ from partkernels.packed_map import bits_for, unpack_weight
 from partkernels.reference.defaults import drawn
 
 
-def _defaults(weight: Tensor, stored: Tensor | None, kind: str, step: float, seed: int, stream: int) -> Tensor:
+def _defaults(weight: Tensor, stored: Tensor | None, kind: str, *draw) -> Tensor:
     if kind == "zeros":
         return torch.zeros_like(weight)
     if kind == "stored":
         return stored
-    return drawn(kind, step, seed, stream, tuple(weight.shape), weight.dtype, weight.device)
+    return drawn(kind, *draw, tuple(weight.shape), weight.dtype, weight.device)
 
 
 def subnetwork_weight(
@@ -25,12 +25,14 @@ def subnetwork_weight(
     step: float,
     seed: int,
     stream: int,
+    row: int,
+    col: int,
 ) -> Tensor:
     """w_s^(k) (Section 3): the weight where its partition is at most active, the default elsewhere."""
     if active == count:
         return weight.clone(memory_format=torch.contiguous_format)
     live = unpack_weight(map, tuple(weight.shape), bits_for(count)) < active
-    return torch.where(live, weight, _defaults(weight, stored, kind, step, seed, stream)).contiguous()
+    return torch.where(live, weight, _defaults(weight, stored, kind, step, seed, stream, row, col)).contiguous()
 
 
 def subnetwork_weight_grad(grad: Tensor, first: int, last: int, map: Tensor, count: int) -> Tensor:

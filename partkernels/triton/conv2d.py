@@ -47,6 +47,7 @@ def forward_kernel(
     x0, x1, x2, x3, w0, w1, w2, w3, s0, s1, s2, s3, o0, o1, o2, o3, share, map_stride, row_bytes,
     low: tl.uint32, addend: tl.uint32, below: tl.uint32, step: tl.uint32,
     seed_low: tl.uint32, seed_high: tl.uint32, stream_low: tl.uint32, stream_high: tl.uint32,
+    first_row: tl.uint32, first_group: tl.uint32,
     BITS: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr, EVEN: tl.constexpr, INDEX: tl.constexpr,
     PRECISION: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
@@ -58,6 +59,7 @@ def forward_kernel(
     within = first_output + tl.arange(0, DOWN)
     output = tl.program_id(2) * outputs + within
     row = (tl.program_id(2) * outputs + tl.minimum(within, outputs - 1)).to(INDEX)[:, None]
+    drawn_row = (tl.program_id(2) * outputs + first_output + first_row + tl.arange(0, DOWN))[:, None]
     pixel = first_pixel + tl.arange(0, ACROSS)
     image, out_y, out_x = _pixel(pixel, out_height, out_width)
     # Pixels beyond the last see nothing: no row of the image is where they look.
@@ -96,8 +98,8 @@ def forward_kernel(
         tap_at = _at(tl.zeros_like(tap), channel, down, right, (x0, x1, x2, x3), INDEX)[:, None]
         x_tile = tl.load(x + (pixel_at + tap_at), seen, 0)
         w_tile = rebuild(
-            w_tile, stored_tile, map, row, group, row_bytes, low, addend, below,
-            step, seed_low, seed_high, stream_low, stream_high, BITS, KIND, EVEN, ASM,
+            w_tile, stored_tile, map, drawn_row, group, row_bytes, low, addend, below,
+            step, seed_low, seed_high, stream_low, stream_high, first_group, BITS, KIND, EVEN, ASM,
         )  # fmt: skip
         total = add_product(total, w_tile, x_tile, PRECISION)
     at = _at(image, tl.zeros_like(image), out_y, out_x, (o0, o1, o2, o3), INDEX)
@@ -115,6 +117,7 @@ def grad_input_kernel(
     g0, g1, g2, g3, w0, w1, w2, w3, s0, s1, s2, s3, o0, o1, o2, o3, share, map_stride, row_bytes,
     low: tl.uint32, addend: tl.uint32, below: tl.uint32, step: tl.uint32,
     seed_low: tl.uint32, seed_high: tl.uint32, stream_low: tl.uint32, stream_high: tl.uint32,
+    first_row: tl.uint32, first_group: tl.uint32,
     BITS: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr, INDEX: tl.constexpr,
     PRECISION: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
@@ -153,8 +156,10 @@ def grad_input_kernel(
             tap_at = tap_y.to(INDEX) * s2 + tap_x.to(INDEX) * s3
             stored_tile = tl.load(stored + (tap_at + row * s0 + channel.to(INDEX)[None, :] * s1), inside, 0)
         w_tile = rebuild(
-            w_tile, stored_tile, map + row[:, :, None] * map_stride, row, (tap * channels + first_channel) // GROUP,
-            row_bytes, low, addend, below, step, seed_low, seed_high, stream_low, stream_high, BITS, KIND, False, ASM,
+            w_tile, stored_tile, map + row[:, :, None] * map_stride, (output + first_row)[:, None],
+            (tap * channels + first_channel) // GROUP,
+            row_bytes, low, addend, below, step, seed_low, seed_high, stream_low, stream_high, first_group,
+            BITS, KIND, False, ASM,
         )  # fmt: skip
         total = add_product(total, grad_tile, w_tile, PRECISION)
     at = _at(image, tl.zeros_like(image), y, x, (o0, o1, o2, o3), INDEX)

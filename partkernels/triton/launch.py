@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from partkernels.defaults import GROUP
 from partkernels.packed_map import bits_for
 from partkernels.philox import split
 from partkernels.triton.packed_map import threshold
@@ -21,7 +22,9 @@ INTERPRETED: bool = triton.knobs.runtime.interpret
 # Inline assembly is PTX; elsewhere its twin in plain Triton runs.
 ASM = torch.version.hip is None and not INTERPRETED
 # Words of a partition's draws and of its threshold: specialising them would compile a kernel again for every seed.
-WORDS = ("low", "addend", "below", "step", "seed_low", "seed_high", "stream_low", "stream_high")
+WORDS = (
+    "low", "addend", "below", "step", "seed_low", "seed_high", "stream_low", "stream_high", "first_row", "first_group"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -79,12 +82,14 @@ def rows_of(x: Tensor) -> tuple[Tensor, int, dict[str, int]]:
 
 
 @cache
-def _words(bits: int, active: int, kind: str, step: float, seed: int, stream: int) -> dict[str, int]:
+def _words(
+    bits: int, active: int, kind: str, step: float, seed: int, stream: int, row: int, col: int
+) -> dict[str, int]:
     # A draw's step: for uniform ones a bfloat16 number, twice; for normal ones a float32.
     step_bits = torch.tensor(step, dtype=torch.float32, device="cpu").view(torch.int32).item()
     if kind == "uniform":
         step_bits |= step_bits >> 16
-    words = *threshold(bits, active), step_bits, *split(seed), *split(stream)
+    words = *threshold(bits, active), step_bits, *split(seed), *split(stream), row, col // GROUP
     return dict(zip(WORDS, words, strict=True))
 
 

@@ -36,6 +36,7 @@ def forward_kernel(
     map_stride, row_bytes,
     low: tl.uint32, addend: tl.uint32, below: tl.uint32, step: tl.uint32,
     seed_low: tl.uint32, seed_high: tl.uint32, stream_low: tl.uint32, stream_high: tl.uint32,
+    first_row: tl.uint32, first_group: tl.uint32,
     BITS: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr, EVEN: tl.constexpr, INDEX: tl.constexpr,
     PRECISION: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
@@ -43,6 +44,8 @@ def forward_kernel(
     n0, m0 = tile_of(tl.program_id(0), N, M, DOWN, ACROSS)
     # Rows beyond the last are the last again: what comes of them is not stored.
     row = tl.minimum(n0 + tl.arange(0, DOWN), N - 1).to(tl.int64)[:, None]
+    # A chain as short as this is computed where it is needed; a clamped one was kept, and took 17 registers more.
+    drawn_row = (n0 + first_row + tl.arange(0, DOWN))[:, None]
     x_row = tl.minimum(m0 + tl.arange(0, ACROSS), M - 1)
     column = tl.arange(0, GROUP)
     wide_column = column.to(tl.int64)
@@ -67,8 +70,8 @@ def forward_kernel(
             stored_tile = tl.load(stored + k * stored_col + stored_at, None if EVEN else inside[None, :])
         x_tile = tl.load(x + k * x_col + x_at, None if EVEN else inside[:, None], None if EVEN else 0)
         w_tile = rebuild(
-            w_tile, stored_tile, map, row, first + i, row_bytes, low, addend, below,
-            step, seed_low, seed_high, stream_low, stream_high, BITS, KIND, EVEN, ASM,
+            w_tile, stored_tile, map, drawn_row, first + i, row_bytes, low, addend, below,
+            step, seed_low, seed_high, stream_low, stream_high, first_group, BITS, KIND, EVEN, ASM,
         )  # fmt: skip
         total = add_product(total, w_tile, x_tile, PRECISION)
     n = n0 + tl.arange(0, DOWN)
@@ -83,6 +86,7 @@ def grad_input_kernel(
     map_stride, row_bytes,
     low: tl.uint32, addend: tl.uint32, below: tl.uint32, step: tl.uint32,
     seed_low: tl.uint32, seed_high: tl.uint32, stream_low: tl.uint32, stream_high: tl.uint32,
+    first_row: tl.uint32, first_group: tl.uint32,
     BITS: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr, EVEN: tl.constexpr, INDEX: tl.constexpr,
     PRECISION: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
@@ -114,8 +118,8 @@ def grad_input_kernel(
             n * map_stride + map_at if EVEN else tl.minimum(n + row, N - 1).to(tl.int64)[:, None, None] * map_stride
         )
         w_tile = rebuild(
-            w_tile, stored_tile, map_rows, (n + row)[:, None], k0 // GROUP, row_bytes, low, addend, below,
-            step, seed_low, seed_high, stream_low, stream_high, BITS, KIND, EVEN, ASM,
+            w_tile, stored_tile, map_rows, (n + first_row + row)[:, None], k0 // GROUP, row_bytes, low, addend, below,
+            step, seed_low, seed_high, stream_low, stream_high, first_group, BITS, KIND, EVEN, ASM,
         )  # fmt: skip
         total = add_product(total, grad_tile, w_tile, PRECISION)
     m = m0 + tl.arange(0, DOWN)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from partkernels import defaults
 from partkernels.triton.defaults import drawn_pairs
 from partkernels.triton.packed_map import dead_pairs
 
-GROUP = tl.constexpr(64)  # columns that share their draws and, of a map of 2 bits, 16 bytes
+# Columns that share their draws and, of a map of 2 bits, 16 bytes.
+GROUP = tl.constexpr(defaults.GROUP)
 
 
 @triton.jit
@@ -49,8 +51,8 @@ def _select(mask, default, weight, ASM: tl.constexpr):
 @triton.jit
 def rebuild(
     weight, stored, map, row, group, row_bytes,
-    low, addend, below, step, seed_low, seed_high, stream_low, stream_high,
-    BITS: tl.constexpr, KIND: tl.constexpr, EVEN: tl.constexpr, ASM: tl.constexpr, first_row=0, first_group=0,
+    low, addend, below, step, seed_low, seed_high, stream_low, stream_high, first_group,
+    BITS: tl.constexpr, KIND: tl.constexpr, EVEN: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """The tile's entries of the subnetwork: weight's where live, defaults elsewhere.
 
@@ -58,10 +60,9 @@ def rebuild(
         weight: [rows, 64 groups], of any floating-point type; the first column is 64 group.
         stored: like weight, if that is the KIND; else anything.
         map: pointers to the rows of the map, [rows, 1, 1].
-        row: [rows, 1].
-        first_row, first_group: where in the whole weight, as its draws know it, the weight's first row and column are.
+        row: [rows, 1], of the whole weight; anything where an entry is not used.
         row_bytes: of the map.
-        low, ..., stream_high: uint32, the words that launch.subnetwork makes.
+        low, ..., first_group: uint32, the words that launch.subnetwork makes.
         EVEN: no group reaches beyond the weight's last column.
     """
     tl.static_assert(weight.shape[1] % GROUP == 0, "a tile of a weight is whole groups of 64 columns")
@@ -82,7 +83,7 @@ def rebuild(
         default = stored
     else:
         pairs = drawn_pairs(
-            (row + first_row).to(tl.uint32)[:, :, None], (group + first_group).to(tl.uint32), step.to(tl.uint32),
+            row.to(tl.uint32)[:, :, None], group.to(tl.uint32) + first_group.to(tl.uint32), step.to(tl.uint32),
             seed_low.to(tl.uint32), seed_high.to(tl.uint32), stream_low.to(tl.uint32), stream_high.to(tl.uint32),
             KIND, ASM,
         )  # fmt: skip

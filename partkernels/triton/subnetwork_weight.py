@@ -27,16 +27,17 @@ def _offsets(row, column, channels, height, width, strides, TAPS: tl.constexpr):
         return offset + (tap // width % height).to(tl.int64) * strides[3] + (tap % width).to(tl.int64) * strides[4]
 
 
-@triton.jit(do_not_specialize=(*launch.WORDS, "first_row", "first_group"))
+@triton.jit(do_not_specialize=launch.WORDS)
 def rebuild_kernel(
-    weight, stored, out, map, rows, cols, first_row, first_group, channels, height, width,
+    weight, stored, out, map, rows, cols, channels, height, width,
     w0, w1, w2, w3, w4, s0, s1, s2, s3, s4, o0, o1, o2, o3, o4, map_stride, row_bytes,
     low: tl.uint32, addend: tl.uint32, below: tl.uint32, step: tl.uint32,
     seed_low: tl.uint32, seed_high: tl.uint32, stream_low: tl.uint32, stream_high: tl.uint32,
+    first_row: tl.uint32, first_group: tl.uint32,
     TAPS: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr,
     DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """out = w_k. Its first row and group of 64 columns are those of the whole weight that are named."""
+    """out = w_k."""
     row = tl.program_id(1) * DOWN + tl.arange(0, DOWN)[:, None]
     column = tl.program_id(0) * ACROSS + tl.arange(0, ACROSS)[None, :]
     inside = (row < rows) & (column < cols)
@@ -46,8 +47,8 @@ def rebuild_kernel(
         default = tl.load(stored + _offsets(row, column, channels, height, width, (s0, s1, s2, s3, s4), TAPS), inside)
     map_rows = map + tl.minimum(row, rows - 1).to(tl.int64)[:, :, None] * map_stride
     tile = rebuild(
-        tile, default, map_rows, row, tl.program_id(0) * (ACROSS // GROUP), row_bytes, low, addend, below,
-        step, seed_low, seed_high, stream_low, stream_high, BITS, KIND, False, ASM, first_row, first_group
+        tile, default, map_rows, row + first_row, tl.program_id(0) * (ACROSS // GROUP), row_bytes, low, addend, below,
+        step, seed_low, seed_high, stream_low, stream_high, first_group, BITS, KIND, False, ASM,
     )  # fmt: skip
     tl.store(out + _offsets(row, column, channels, height, width, (o0, o1, o2, o3, o4), TAPS), tile, inside)
 
@@ -101,15 +102,13 @@ def _grid(shape: dict[str, int]) -> tuple[int, int]:
     return triton.cdiv(shape["cols"], _TILE["ACROSS"]), triton.cdiv(shape["rows"], _TILE["DOWN"])
 
 
-def rebuild_into(
-    out: Tensor, weight: Tensor, active: int, map: Tensor, stored: Tensor | None, *rest, row: int = 0, group: int = 0
-) -> Tensor:
-    """out = the subnetwork's weight; its first row and group of 64 columns are `row` and `group` of a larger one's."""
+def rebuild_into(out: Tensor, weight: Tensor, active: int, map: Tensor, stored: Tensor | None, *rest) -> Tensor:
+    """out = the subnetwork's weight."""
     source, default, target = (_up_to_three_taps(t) for t in (weight, weight if stored is None else stored, out))
     shape = _shape(source.shape)
     with launch.on(weight):
         rebuild_kernel[_grid(shape)](
-            source, default, target, first_row=row, first_group=group, **shape,
+            source, default, target, **shape,
             **_strides(source, "w"), **_strides(default, "s"), **_strides(target, "o"),
             **launch.subnetwork(active, map, stored, *rest), **_TILE,
         )  # fmt: skip
@@ -140,8 +139,9 @@ def subnetwork_weight_grad(grad: Tensor, first: int, last: int, map: Tensor, cou
 
 
 def slices(
-    workspace: int, by_rows: bool, weight: Tensor, active: int, map: Tensor, stored: Tensor | None, count: int, *draw
-) -> Iterator[tuple[slice, Tensor]]:
+    workspace: int, by_rows: bool, weight: Tensor, active: int, map: Tensor, stored: Tensor | None, count: int,
+    kind: str, step: float, seed: int, stream: int, row: int, col: int,
+) -> Iterator[tuple[slice, Tensor]]:  # fmt: skip
     """A linear weight's subnetwork, rows by rows or columns by columns, each slice in the same `workspace` bytes.
 
     Yields:
@@ -149,21 +149,20 @@ def slices(
     """
     rows, cols = weight.shape
     length, width = (rows, cols) if by_rows else (cols, rows)
-    step = max(1, workspace // (width * weight.element_size()))
+    most = max(1, workspace // (width * weight.element_size()))
     if not by_rows:
-        step = max(GROUP.value, step // GROUP.value * GROUP.value)
-    memory = weight.new_empty(min(step, length) * width)
-    for start in range(0, length, step):
-        here = slice(start, min(start + step, length))
+        most = max(GROUP.value, most // GROUP.value * GROUP.value)
+    memory = weight.new_empty(min(most, length) * width)
+    for start in range(0, length, most):
+        here = slice(start, min(start + most, length))
         size = here.stop - start
         if by_rows:
-            index, shape = (here, slice(None)), (size, cols)
-            arguments = {"row": start}
+            index, shape, place = (here, slice(None)), (size, cols), (row + start, col)
             part = map[here]
         else:
-            index, shape = (slice(None), here), (rows, size)
-            arguments = {"group": start // GROUP.value}
+            index, shape, place = (slice(None), here), (rows, size), (row, col + start)
             part = map[:, start * packed_map.bits_for(count) // 8 :]
         out = memory[: size * width].view(shape)
         part_stored = None if stored is None else stored[index]
-        yield here, rebuild_into(out, weight[index], active, part, part_stored, count, *draw, **arguments)
+        draw = kind, step, seed, stream, *place
+        yield here, rebuild_into(out, weight[index], active, part, part_stored, count, *draw)

@@ -148,7 +148,8 @@ class PartitionedWeight(Partitioned):
             return
         with torch.no_grad():
             if not isinstance(self.partition.defaults, Zeros):
-                self.weight.copy_(self.partition.defaults.values(self.weight.shape, device=self.weight.device))
+                place = {"row": self.partition.row, "col": self.partition.col}
+                self.weight.copy_(self.partition.defaults.values(self.weight.shape, device=self.weight.device, **place))
             if self.bias is not None and self.count > 1:
                 self.bias[1:] = 0
 

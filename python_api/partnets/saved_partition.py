@@ -1,4 +1,7 @@
-"""A partition as plain values and tensors, format 1: what a state_dict holds of it and torch.load reads safely."""
+"""A partition as plain values and tensors, format 2: what a state_dict holds of it and torch.load reads safely.
+
+Format 1 had no `row` and `col`, since there were no shards: it is read as well.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,16 @@ import torch
 
 from partkernels import Normal, Partition, Stored, Uniform, Zeros
 
-FORMAT = 1
+FORMAT = 2
+FIELDS = {1: {"format", "count", "map", "defaults"}}
+FIELDS[FORMAT] = FIELDS[1] | {"row", "col"}
 KINDS = {cls.__name__.lower(): cls for cls in (Zeros, Uniform, Normal, Stored)}
 
 
 def to_plain(partition: Partition) -> dict:
-    """{'format': 1, 'count': int, 'map': uint8 tensor, 'defaults': {'kind': str, and its arguments}}.
+    """{'format': 2, 'count': int, 'map': uint8 tensor, 'defaults': {...}, 'row': int, 'col': int}.
+
+    'defaults' has their 'kind', a str, and their arguments.
 
     Example:
         >>> to_plain(Partition.random((2, 2), (0.5, 0.5), seed=0, defaults=Uniform(0.5, seed=3)))["defaults"]
@@ -22,7 +29,14 @@ def to_plain(partition: Partition) -> dict:
     defaults = partition.defaults
     arguments = {field.name: getattr(defaults, field.name) for field in dataclasses.fields(defaults)}
     kind = {"kind": type(defaults).__name__.lower()}
-    return {"format": FORMAT, "count": partition.count, "map": partition.map, "defaults": kind | arguments}
+    return {
+        "format": FORMAT,
+        "count": partition.count,
+        "map": partition.map,
+        "defaults": kind | arguments,
+        "row": partition.row,
+        "col": partition.col,
+    }
 
 
 def from_plain(plain: dict, shape: tuple[int, ...], count: int) -> Partition:
@@ -36,10 +50,13 @@ def from_plain(plain: dict, shape: tuple[int, ...], count: int) -> Partition:
         >>> bool((from_plain(to_plain(partition), (2, 2), 2).map == partition.map).all())
         True
     """
-    if not isinstance(plain, dict) or set(plain) != {"format", "count", "map", "defaults"}:
+    if not isinstance(plain, dict) or not plain.keys() >= FIELDS[1]:
         raise TypeError("this is no saved partition; pass the state_dict of a partitioned layer.")
-    if plain["format"] != FORMAT:
-        raise ValueError(f"the partition was saved in format {plain['format']}; this version reads format {FORMAT}.")
+    if FIELDS.get(plain["format"]) != plain.keys():
+        raise ValueError(
+            f"the partition was saved in format {plain['format']}, with {', '.join(sorted(plain))}; this version reads"
+            f" formats 1 and {FORMAT}."
+        )
     if plain["count"] != count:
         raise ValueError(
             f"the saved layer has {plain['count']} partitions and this one {count}; partition this model with the"
@@ -51,4 +68,5 @@ def from_plain(plain: dict, shape: tuple[int, ...], count: int) -> Partition:
         raise ValueError(f"the saved defaults are of the kind {kind!r}; known are {', '.join(KINDS)}.")
     if not isinstance(plain["map"], torch.Tensor):
         raise TypeError(f"the saved map is a {type(plain['map']).__name__}; it must be a torch.uint8 tensor.")
-    return Partition(shape, count, plain["map"], KINDS[kind](**arguments))
+    place = plain.get("row", 0), plain.get("col", 0)
+    return Partition(shape, count, plain["map"], KINDS[kind](**arguments), *place)

@@ -163,9 +163,12 @@ void a_subnetworks_weight_has_live_entries_and_defaults(const Pair& pair, const 
   const Map map(pair.from, count);
   const Layout layouts[] = {pair.from, pair.to, transposed(pair.from), shifted(pair.from, 1)};
   const Tensor<T> weight(pair.from), stored(layouts[integer(0, 3)]);
-  const Defaults defaults{kind, kind == DefaultKind::uniform ? round_to_bfloat16(0.003f) : 0.003f,
-                          (uint64_t{3} << 33) | 11, (uint64_t{1} << 40) | 12};
-  const Subnetwork<T> w{weight.view(), map.owners, count, active, defaults, stored.view()};
+  const Defaults whole{kind, kind == DefaultKind::uniform ? round_to_bfloat16(0.003f) : 0.003f,
+                       (uint64_t{3} << 33) | 11, (uint64_t{1} << 40) | 12};
+  Defaults shard = whole;
+  shard.row = integer(0, 100000);
+  shard.col = 64 * integer(0, 1000);
+  const Subnetwork<T> w{weight.view(), map.owners, count, active, shard, stored.view()};
   Tensor<T> out(part);
   out.poison();
   std::vector<T> expected = out.memory;
@@ -173,8 +176,9 @@ void a_subnetworks_weight_has_live_entries_and_defaults(const Pair& pair, const 
     for (int64_t col = 0; col < part.cols(); ++col) {
       const int64_t of_row = first_row + row, of_col = col / part.in * pair.from.in + first_in + col % part.in;
       expected[part.at(row, col)] = map.partition(of_row, of_col) <= active ? weight.at(of_row, of_col)
-                                    : kind == DefaultKind::stored ? stored.at(of_row, of_col)
-                                                                  : narrow<T>(default_value(defaults, of_row, of_col));
+                                    : kind == DefaultKind::stored
+                                        ? stored.at(of_row, of_col)
+                                        : narrow<T>(default_value(whole, shard.row + of_row, shard.col + of_col));
     }
   }
   CHECK(cuda::subnetwork_weight(w, first_row, first_in, out.view(), nullptr));

@@ -94,15 +94,19 @@ void the_products_are_those_of_the_definition(const Case& c) {
   const Owned<T> x(c.m, c.k, c.gap, c.is_transposed), w(c.n, c.k, c.gap, c.is_transposed), bias(1, c.n);
   const Owned<T> stored(c.n, c.k, c.gap), grad_y(c.m, c.n, c.gap, c.is_transposed);
   const Map map(c.n, c.k, c.count);
-  const Defaults defaults{c.kind, c.kind == DefaultKind::uniform ? round_to_bfloat16(0.003f) : 0.003f, 42, 7};
-  const Subnetwork<T> subnetwork{w.weight(), map.owners, c.count, c.active, defaults, stored.weight()};
+  const Defaults whole{c.kind, c.kind == DefaultKind::uniform ? round_to_bfloat16(0.003f) : 0.003f, 42, 7};
+  Defaults shard = whole;
+  shard.row = integer(0, 100000);
+  shard.col = 64 * integer(0, 1000);
+  const Subnetwork<T> subnetwork{w.weight(), map.owners, c.count, c.active, shard, stored.weight()};
   std::vector<double> rebuilt(int64_t{c.n} * c.k);
   for (int n = 0; n < c.n; ++n) {
     for (int k = 0; k < c.k; ++k) {
       const bool live = id_at(map.owners.row(n), k, map.owners.bits) < c.active;
-      rebuilt[int64_t{n} * c.k + k] = live                            ? w.at(n, k)
-                                      : c.kind == DefaultKind::stored ? stored.at(n, k)
-                                                                      : widen(narrow<T>(default_value(defaults, n, k)));
+      rebuilt[int64_t{n} * c.k + k] = live ? w.at(n, k)
+                                      : c.kind == DefaultKind::stored
+                                          ? stored.at(n, k)
+                                          : widen(narrow<T>(default_value(whole, shard.row + n, shard.col + k)));
     }
   }
   const auto entry = [&](int n, int k) { return rebuilt[int64_t{n} * c.k + k]; };

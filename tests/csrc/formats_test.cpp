@@ -42,6 +42,9 @@ void defaults_give_the_known_answers() {
     const Defaults n{DefaultKind::normal, 0x1.62ba0ap-11f, seed, stream};
     CHECK(to_bfloat16(default_value(u, 8, cols[i])).bits == uniform[i]);
     CHECK(to_bfloat16(default_value(n, 8, cols[i])).bits == normal[i]);
+    // The last of them as the first of a shard.
+    const Defaults shard{DefaultKind::uniform, 0x1.9cp-11f, seed, stream, 8, 192};
+    CHECK(to_bfloat16(default_value(shard, 0, 7)).bits == uniform[7]);
   }
 }
 
@@ -89,8 +92,11 @@ void a_subnetworks_weight_has_live_entries_and_defaults(const Size& size, int co
   }
   for (int active = 1; active <= count; active += count > 4 ? 5 : 1) {
     const Owners owners{map.data(), row_bytes(cols, bits), bits};
-    const Defaults defaults{kind, 0.01f, (uint64_t{3} << 33) | 11, (uint64_t{1} << 40) | 12};
-    const Subnetwork<T> w{weight_of<const T>(weight.data(), size), owners, count, active, defaults,
+    const Defaults whole{kind, 0.01f, (uint64_t{3} << 33) | 11, (uint64_t{1} << 40) | 12};
+    Defaults shard = whole;
+    shard.row = 70001;
+    shard.col = 192;
+    const Subnetwork<T> w{weight_of<const T>(weight.data(), size), owners, count, active, shard,
                           weight_of<const T>(stored.data(), size)};
     cpu::subnetwork_weight(w, 0, 0, weight_of(out.data(), size), in_turn);
     std::vector<T> gradient(entries);
@@ -102,7 +108,7 @@ void a_subnetworks_weight_has_live_entries_and_defaults(const Size& size, int co
       const int id = static_cast<int>((row * cols + col) * 7 % count);
       T expected = weight[i];
       if (id >= active) {
-        const float drawn = default_value(defaults, row, col);
+        const float drawn = default_value(whole, shard.row + row, shard.col + col);
         if constexpr (std::is_same_v<T, bfloat16>) {
           expected = kind == DefaultKind::stored ? stored[i] : to_bfloat16(drawn);
         } else {

@@ -23,15 +23,16 @@ ALL_DEFAULTS = [pk.Zeros(), pk.Uniform(0.1, 3, 4), pk.Normal(0.2, 5), pk.Stored(
 
 
 def assert_same(a: pk.Partition, b: pk.Partition) -> None:
-    assert (a.shape, a.count, a.bits, type(a.defaults)) == (b.shape, b.count, b.bits, type(b.defaults))
+    assert (a.shape, a.count, a.bits, a.row, a.col) == (b.shape, b.count, b.bits, b.row, b.col)
+    assert type(a.defaults) is type(b.defaults)
     assert torch.equal(a.map, b.map)
-    assert torch.equal(a.defaults.values(SHAPE), b.defaults.values(SHAPE))
+    assert torch.equal(a.defaults.values(a.shape), b.defaults.values(b.shape))
 
 
 @pytest.mark.parametrize("defaults", ALL_DEFAULTS, ids=lambda d: type(d).__name__)
 @pytest.mark.parametrize("copied", ["deepcopy", "pickle", "torch.save"])
 def test_copies_and_files_keep_every_bit(defaults, copied):
-    partition = example(defaults)
+    partition = example(defaults).rows(1, 3)
     if copied == "deepcopy":
         result = copy.deepcopy(partition)
         assert result.map.data_ptr() != partition.map.data_ptr()
@@ -43,6 +44,13 @@ def test_copies_and_files_keep_every_bit(defaults, copied):
         file.seek(0)
         result = torch.load(file, weights_only=True)["partition"]
     assert_same(result, partition)
+
+
+def test_what_was_pickled_before_there_were_shards_is_whole():
+    state = {name: value for name, value in vars(example()).items() if name not in ("row", "col")}
+    restored = object.__new__(pk.Partition)
+    restored.__setstate__(state)
+    assert (restored.row, restored.col) == (0, 0)
 
 
 def test_a_damaged_pickle_does_not_become_a_partition():
@@ -136,6 +144,20 @@ def map_of(shape, count):
         (lambda: example(pk.Stored(torch.zeros(4, 7))), ValueError, r"\(4, 7\); pass Stored.*\(4, 6\)"),
         (lambda: example(pk.Stored(torch.zeros(SHAPE, device="meta"))), ValueError, "on meta and the map is on cpu"),
         (lambda: pk.Stored(torch.zeros(2, dtype=torch.int32)), TypeError, "floating-point"),
+        (lambda: example().rows(2, 2), ValueError, r"rows\(2, 2\) of 4; pass 0 <= start < stop <= 4"),
+        (lambda: example().rows(-1, 2), ValueError, r"rows\(-1, 2\)"),
+        (lambda: example().columns(0, 7), ValueError, r"columns\(0, 7\) of 6"),
+        (lambda: example().columns(2, 6), ValueError, "inside a byte of the map; begin at a multiple of 4"),
+        (lambda: example(pk.Uniform(0.1, 3)).columns(4, 6), ValueError, "begin at a multiple of 64, or keep"),
+        (
+            lambda: pk.Partition.random((4, 8, 3, 1), (1.0,), seed=0).columns(0, 4),
+            ValueError,
+            "a kernel of 1x1; cut it",
+        ),
+        (lambda: pk.Partition.random((4,), (1.0,), seed=0).columns(0, 1), ValueError, r"\(4,\) cannot be cut"),
+        (lambda: pk.Partition(SHAPE, 3, map_of(SHAPE, 3), row=-1), ValueError, r"row=-1, col=0; pass those"),
+        (lambda: pk.Partition(SHAPE, 3, map_of(SHAPE, 3), col=2**31), ValueError, r"in \[0, 2\*\*31\)"),
+        (lambda: pk.Partition(SHAPE, 3, map_of(SHAPE, 3), row="1"), ValueError, "row='1'"),
         (lambda: pk.Uniform(float("nan"), 0), ValueError, "scale=nan"),
         (lambda: pk.Uniform(-1.0, 0), ValueError, r"scale=-1.0 .* or use Zeros\(\)"),
         (lambda: pk.Normal(float("inf"), 0), ValueError, "std=inf"),

@@ -1,6 +1,7 @@
 """Partitioned layers survive state_dicts, files, copies and moves; and refuse what does not fit."""
 
 import copy
+import dataclasses
 import io
 import pickle
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import partkernels
 import partnets
 
 DEFAULTS = ["seed", "zero", "stored"]
@@ -93,6 +95,33 @@ def test_a_meta_layer_cannot_be_filled_with_garbage():
         partnets.Linear(3, 2, proportions=(0.5, 0.5), device="meta").to_empty(device="cpu")
 
 
+def shard(seed):
+    """Rows 1 to 3 of a layer, whose weights are 0."""
+    part = layer(seed=seed)
+    part.weight, part.bias = nn.Parameter(torch.zeros(3, 3, 3, 3)), nn.Parameter(part.bias[:, 1:4])
+    part.partition = part.partition.rows(1, 4)
+    return part
+
+
+def test_a_shard_is_restored_where_it_was():
+    whole, loaded = layer(seed=0), shard(seed=1)
+    loaded.partition = dataclasses.replace(loaded.partition, row=0)
+    loaded.load_state_dict(through_file(shard(seed=0).state_dict()))
+    expected = partkernels.subnetwork_weight(torch.zeros(5, 3, 3, 3), whole.partition, 1)[1:4]
+    assert torch.equal(partkernels.subnetwork_weight(loaded.weight, loaded.partition, 1), expected)
+    loaded.reset_parameters()
+    assert torch.equal(loaded.weight, whole.weight[1:4])
+
+
+def test_format_1_had_no_shards_and_is_read_as_a_whole():
+    state = layer(seed=0).state_dict()
+    state["partition"] = {name: value for name, value in state["partition"].items() if name not in ("row", "col")}
+    state["partition"]["format"] = 1
+    loaded = layer(seed=1)
+    loaded.load_state_dict(through_file(state))
+    assert torch.equal(outputs(loaded), outputs(layer(seed=0)))
+
+
 def damage(**changes):
     def change(state):
         state["partition"] = state["partition"] | changes
@@ -109,6 +138,9 @@ def damage(**changes):
         (damage(map="map"), "uint8"),
         (damage(count=2), "3"),
         (damage(format=9), "format 9"),
+        (damage(format=1), "format 1, with col, count"),
+        (damage(row=-1), "row=-1"),
+        (damage(row="first"), "row='first'"),
         (damage(defaults={"kind": "cauchy"}), "cauchy"),
         (damage(defaults={"kind": "uniform", "scale": float("nan"), "seed": 0}), "scale"),
         (damage(defaults={"kind": "stored", "tensor": torch.zeros(2, 2)}), "stored defaults"),

@@ -21,10 +21,14 @@ struct Defaults {
   float step = 0;
   uint64_t seed = 0;
   uint64_t stream = 0;
+  // Where the first entry is in the whole weight of which this one is a shard; col is a multiple of 64.
+  int64_t row = 0;
+  int64_t col = 0;
 };
 
 PARTKERNELS_FUNCTION float round_to_bfloat16(float value) { return to_float(to_bfloat16(value)); }
 
+// The words of one call; row and group are those of the whole weight.
 PARTKERNELS_FUNCTION Philox default_words(const Defaults& d, int64_t row, int64_t group) {
   return philox4x32(static_cast<uint32_t>(group), static_cast<uint32_t>(row), low_word(d.stream), high_word(d.stream),
                     d.seed);
@@ -55,6 +59,8 @@ PARTKERNELS_FUNCTION float normal_value(uint32_t word, float step) {
 
 // The default of one entry: the definition that faster code must match. Not for DefaultKind::stored.
 PARTKERNELS_FUNCTION float default_value(const Defaults& d, int64_t row, int64_t col) {
+  row += d.row;
+  col += d.col;
   switch (d.kind) {
     case DefaultKind::uniform: {
       const int in_block = static_cast<int>(col % kUniformColumns);
