@@ -36,7 +36,7 @@ class SGD(PartitionedOptimizer):
             or a setting that this optimiser doesn't know.
 
     Example:
-        >>> import partnets
+        >>> import torch, partnets
         >>> model = partnets.Linear(2, 1, bias=False, proportions=(0.5, 0.5), defaults="zero", seed=0)
         >>> optimizer = SGD(model, lr=1.0)
         >>> _ = nn.init.zeros_(model.weight)
@@ -92,7 +92,7 @@ class Adam(PartitionedOptimizer):
         ValueError: as SGD.
 
     Example:
-        >>> import partnets
+        >>> import torch, partnets
         >>> model = partnets.Linear(4, 3, proportions=(0.5, 0.5), seed=0)
         >>> optimizer = Adam(model, lr=1e-2)
         >>> with partnets.subnetwork(model, active=1, update=1):
@@ -153,7 +153,7 @@ class AdamW(Adam):
         ValueError: as SGD.
 
     Example:
-        >>> import partnets
+        >>> import torch, partnets
         >>> model = partnets.Linear(4, 3, bias=False, proportions=(0.5, 0.5), seed=0)
         >>> before = model.weight.detach().clone()
         >>> model.weight.grad = torch.zeros(3, 4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from partkernels import Partition, Zeros
+from partkernels import Partition
 from partnets.partitioned import Partitioned
 
 
@@ -17,7 +17,7 @@ def held_entries(
     What the partition owns may lie on other ranks altogether: then the tensors are empty, and the step still counts.
 
     Raises:
-        ValueError: a DTensor is sharded along another dimension than the first.
+        ValueError: a DTensor is placed in a way of which the map has no shard.
 
     Example:
         >>> import partnets
@@ -32,37 +32,53 @@ def held_entries(
     if found is None:
         return None
     (view,), partition = found
-    start, stop = _rows(tensors[0])
     local = [tensor.to_local() for tensor in tensors]
-    if start == stop:
+    if not local[0].numel():
         return local, None
     if partition is not None:
-        return local, _shard(partition, start, stop)
+        return local, held_partition(partition, tensors[0])
     if view.dim() == whole.dim():
         return local, None
+    start, stop = held_range(tensors[0], 0)
     row = view.storage_offset() // whole.stride(0)
     return [tensor[row - start] if start <= row < stop else tensor[:0] for tensor in local], None
 
 
-def _rows(tensor: Tensor) -> tuple[int, int]:
-    """The first row that this rank holds of a DTensor, and the one after the last."""
-    start, stop = 0, tensor.shape[0]
-    for dimension, placement in enumerate(tensor.placements):
-        if placement.is_replicate():
-            continue
-        if not placement.is_shard(dim=0):
-            raise ValueError(
-                f"a parameter of shape {tuple(tensor.shape)} is placed as {tensor.placements}; shard it along its first"
-                " dimension, as fully_shard does, or replicate it."
-            )
-        mesh = tensor.device_mesh
-        rows = -(-(stop - start) // mesh.size(dimension))  # as torch.chunk
-        start = min(start + rows * mesh.get_local_rank(dimension), stop)
-        stop = min(start + rows, stop)
+def held_partition(partition: Partition, weight: Tensor) -> Partition:
+    """The shard of a partition that belongs to what this rank holds of a DTensor, with the same defaults.
+
+    Raises:
+        ValueError: the weight is sharded along another dimension than the first two, or along the second at a column
+            where Partition.columns cannot cut.
+    """
+    bounds = [held_range(weight, dim) for dim in range(weight.dim())]
+    if any(bound != (0, size) for bound, size in zip(bounds[2:], weight.shape[2:], strict=True)):
+        raise ValueError(
+            f"a weight of shape {tuple(weight.shape)} is placed as {weight.placements}; shard it along its first"
+            " dimension, as fully_shard does."
+        )
+    if bounds[0] != (0, weight.shape[0]):
+        partition = partition.rows(*bounds[0])
+    if weight.dim() > 1 and bounds[1] != (0, weight.shape[1]):
+        partition = partition.columns(*bounds[1])
+    return partition
+
+
+def held_range(tensor: Tensor, dim: int) -> tuple[int, int]:
+    """The first index along a dimension that this rank holds of a DTensor, and the one after the last.
+
+    Raises:
+        ValueError: the tensor is neither sharded nor replicated.
+    """
+    from torch.distributed.tensor import Replicate, Shard
+
+    start, stop = 0, tensor.shape[dim]
+    for place, placement in enumerate(tensor.placements):
+        if type(placement) not in (Shard, Replicate):  # a strided shard is torch's for a mesh of two dimensions
+            raise ValueError(f"a parameter is placed as {tensor.placements}; pass Shard or Replicate placements.")
+        if placement.is_shard(dim):
+            mesh = tensor.device_mesh
+            length = -(-(stop - start) // mesh.size(place))  # as torch.chunk
+            start = min(start + length * mesh.get_local_rank(place), stop)
+            stop = min(start + length, stop)
     return start, stop
-
-
-def _shard(partition: Partition, start: int, stop: int) -> Partition:
-    """These rows of a partition, without its defaults: a step of an optimiser needs none."""
-    rows = partition.map[start:stop]
-    return Partition._unchecked((len(rows), *partition.shape[1:]), partition.count, rows, Zeros())

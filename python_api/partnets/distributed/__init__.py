@@ -15,12 +15,15 @@ from partnets.distributed.draw import draw
 from partnets.distributed.fsdp import fully_shard
 from partnets.distributed.optimizer_state import OptimizerState
 from partnets.distributed.packing import Packing, all_reduce_packed
+from partnets.distributed.tensor_parallel import ColwiseParallel, RowwiseParallel
 from partnets.distributed.trainer import Trainer
 
 __all__ = [
     "DDP",
+    "ColwiseParallel",
     "OptimizerState",
     "Packing",
+    "RowwiseParallel",
     "SharedChunks",
     "Trainer",
     "all_reduce_packed",

@@ -37,18 +37,18 @@ def test_two_ranks_learn_the_weights_of_one_process_with_the_joint_batch(name, u
         assert all(part[0] < len(parameter) for part in parts)
 
 
-def shard_along_columns():
-    model = partnets.partition(nn.Sequential(nn.Linear(4, 2)), (0.5, 0.5))
+def shard_along_the_kernel():
+    model = partnets.partition(nn.Sequential(nn.Conv2d(1, 2, 4)), (0.5, 0.5))
     mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
-    distributed.fully_shard(model, mesh=mesh, shard_placement_fn=lambda weight: Shard(1))
+    distributed.fully_shard(model, mesh=mesh, shard_placement_fn=lambda weight: Shard(weight.dim() - 1))
     with partnets.subnetwork(model, active=1, update=1):
-        model(torch.ones(3, 4)).sum().backward()
+        model(torch.ones(3, 1, 4, 4)).sum().backward()
     partnets.optim.SGD(model).step(update=1)
 
 
-def test_a_parameter_sharded_along_another_dimension_is_refused(two_ranks):
-    with pytest.raises(AssertionError, match=r"ValueError: a parameter of shape \(2, 4\) is placed as"):
-        two_ranks(shard_along_columns)
+def test_a_weight_sharded_along_its_kernel_is_refused(two_ranks):
+    with pytest.raises(AssertionError, match=r"ValueError: a weight of shape \(2, 1, 4, 4\) is placed as"):
+        two_ranks(shard_along_the_kernel)
 
 
 def shard_what_differs():
