@@ -19,8 +19,8 @@ class DDP(nn.parallel.DistributedDataParallel):
 
     Args:
         module: partitioned, the same on all ranks.
-        options: others of DistributedDataParallel. The two that a partitioned model needs are set here:
-            find_unused_parameters, as which parameters learn changes from step to step, and gradient_as_bucket_view.
+        options: of DistributedDataParallel, but for those that are set here: find_unused_parameters, as which
+            parameters learn changes from step to step, gradient_as_bucket_view, and static_graph.
 
     Attributes:
         packing: its `bytes` are those of the gradients that this rank has sent.

@@ -2,7 +2,6 @@
 
 # No annotations from __future__: DistributedDataParallel compares those of a hook with the types themselves.
 
-from collections import defaultdict
 from collections.abc import Iterator
 
 import torch
@@ -43,7 +42,7 @@ class Packing:
         self._owners = {
             parameter: (layer, name) for _, layer in partitioned_layers(model) for name, parameter in layer.owned()
         }
-        self._learning: dict[nn.Parameter, set[int]] = defaultdict(set)
+        self._learning: dict[nn.Parameter, set[int]] = {}
 
     def expect(self, *, more: bool = False) -> None:
         """Notes what the next backward pass gives a gradient: the partition `update` of each layer, and ψ.
@@ -57,11 +56,11 @@ class Packing:
             layer, _ = self._owners.get(parameter, (None, ""))
             update = 1 if layer is None else layer.update
             if parameter.requires_grad and update is not None:
-                self._learning[parameter].add(update)
+                self._learning.setdefault(parameter, set()).add(update)
 
     def travelling(self, parameter: nn.Parameter, grad: Tensor) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Views of a parameter's gradient and the masks of their entries that travel; None if all of them do."""
-        for update in sorted(self._learning[parameter]):
+        for update in sorted(self._learning.get(parameter, ())):
             layer, name = self._owners.get(parameter, (None, ""))
             found = ([grad], None) if layer is None else layer.entries(name, [grad], update)
             if found is not None:
@@ -69,12 +68,20 @@ class Packing:
                 yield view, None if partition is None else partition.mask(update)
 
 
+def _in_place(grad: Tensor, parameter: nn.Parameter) -> Tensor:
+    """A bucket's gradient with its entries where they are: in the parameter's order, of which a bucket says nothing."""
+    strides = parameter.stride()
+    if torch.empty_like(parameter, device="meta").stride() != strides:  # there are gaps between its entries
+        return grad
+    return grad.as_strided(parameter.shape, strides)
+
+
 def all_reduce_packed(packing: Packing, bucket: dist.GradBucket) -> Future[Tensor]:
     """A communication hook for DistributedDataParallel: the mean over ranks of what learns, in a packed buffer."""
     parts = [
         part
         for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True)
-        for part in packing.travelling(parameter, grad)
+        for part in packing.travelling(parameter, _in_place(grad, parameter))
     ]
     buffer = bucket.buffer()
     if not parts:

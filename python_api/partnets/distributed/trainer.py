@@ -57,7 +57,8 @@ class Trainer(partnets.Trainer):
 
     def iterate(self):
         k, loss, hyper_k, hyper_loss = super().iterate()
-        losses = torch.tensor([loss, 0.0 if hyper_loss is None else hyper_loss], device=self.device)
+        both = [loss, 0.0 if hyper_loss is None else hyper_loss]
+        losses = torch.tensor(both, dtype=torch.float64, device=self.device)
         dist.all_reduce(losses)
         loss, mean = (losses / dist.get_world_size()).tolist()
         return k, loss, hyper_k, None if hyper_loss is None else mean
@@ -68,11 +69,7 @@ class Trainer(partnets.Trainer):
         Raises:
             ValueError: as partnets.Trainer.save, and if the model is sharded; on all ranks.
         """
-        if isinstance(self.model, FSDPModule):
-            raise ValueError(
-                "no rank has the whole model, which is sharded; pass a folder to partnets.distributed.save(trainer,"
-                " folder)."
-            )
+        self._check_whole("save")
         noises = gathered(checkpoint.random_state(self))
         on_rank_0(lambda: checkpoint.save(self, path, noises))
 
@@ -80,5 +77,15 @@ class Trainer(partnets.Trainer):
         """As partnets.Trainer.load, on every rank: the file must be where all of them can read it.
 
         A rank beyond those that saved it keeps the random states that it has.
+
+        Raises:
+            ValueError, OSError: as partnets.Trainer.load, and if the model is sharded.
         """
+        self._check_whole("load")
         checkpoint.load(self, path, dist.get_rank())
+
+    def _check_whole(self, function: str) -> None:
+        if isinstance(self.model, FSDPModule):
+            raise ValueError(
+                f"no rank has the whole model, which is sharded; use partnets.distributed.{function}(trainer, folder)."
+            )

@@ -19,6 +19,7 @@ def learn_on_ranks(name):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += dist.get_rank()  # rank 0's weights count, as in every DistributedDataParallel
+    model = model.to(memory_format=torch.channels_last)  # the kernel's gradient is then a view of other strides
     return learn(model, distributed.DDP(model, bucket_cap_mb=0.01), OPTIMIZERS[name](model))
 
 

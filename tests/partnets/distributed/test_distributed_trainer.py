@@ -9,17 +9,18 @@ import partnets
 from partnets import distributed
 
 
-def train(steps):
-    one = trainer(distributed.Trainer)
+def train(steps, options):
+    one = trainer(distributed.Trainer, **options)
     one.fit(steps)
     return learned(one)
 
 
-def test_two_ranks_learn_what_one_process_learns_from_the_same_batches(two_ranks):
-    one = trainer(partnets.Trainer)
+@pytest.mark.parametrize("options", [{"hyper_every": 2}, {"hyper_chunks": "all", "hyper_batch_size": 6}])
+def test_two_ranks_learn_what_one_process_learns_from_the_same_batches(options, two_ranks):
+    one = trainer(partnets.Trainer, **options)
     one.fit(20)
-    for found in two_ranks(train, 20):
-        torch.testing.assert_close(found, learned(one), rtol=1e-6, atol=1e-8)
+    for found in two_ranks(train, 20, options):
+        torch.testing.assert_close(found, learned(one), rtol=1e-9, atol=1e-11)
 
 
 def save(path, steps):
@@ -44,13 +45,13 @@ def test_what_two_ranks_saved_goes_on_in_one_process_and_the_other_way_round(two
     one = trainer(partnets.Trainer)
     one.load(tmp_path / "two.pt")
     one.fit(6)
-    torch.testing.assert_close(learned(one), expected, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(learned(one), expected, rtol=1e-9, atol=1e-11)
 
     one = trainer(partnets.Trainer)
     one.fit(6)
     one.save(tmp_path / "one.pt")
     for found in two_ranks(load, tmp_path / "one.pt", 6):
-        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
 
 
 def resume(path):
