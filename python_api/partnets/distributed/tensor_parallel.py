@@ -18,7 +18,7 @@ class ColwiseParallel(ParallelStyle):
     """For parallelize_module: each rank has some of the outputs of a partnets.Linear, as torch's ColwiseParallel.
 
     The input is whole on every rank, the output is this rank's part of the last dimension. The weight becomes a DTensor
-    sharded along its rows; it uses its own rows of the map and regenerates its own defaults.
+    sharded along its rows, and each rank uses its own rows of the map and regenerates its own defaults.
 
     Raises:
         ValueError: the module is no partnets.Linear, or there are more ranks than parts of its rows.

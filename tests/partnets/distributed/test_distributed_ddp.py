@@ -27,8 +27,9 @@ def learn_on_ranks(name):
 def test_two_ranks_learn_the_weights_of_one_process_with_the_joint_batch(name, two_ranks):
     model = network()
     expected = learn(model, model, OPTIMIZERS[name](model))
-    for weights in two_ranks(learn_on_ranks, name):
-        torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-12)
+    first, second = two_ranks(learn_on_ranks, name)
+    torch.testing.assert_close(first, expected, rtol=1e-10, atol=1e-12)
+    assert all(map(torch.equal, first, second))
 
 
 def bytes_sent():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from training import learned, trainer
+from training import learned, trainer, whole
 
 import partnets
 from partnets import distributed
@@ -21,6 +21,26 @@ def test_two_ranks_learn_what_one_process_learns_from_the_same_batches(options, 
     one.fit(20)
     for found in two_ranks(train, 20, options):
         torch.testing.assert_close(found, learned(one), rtol=1e-9, atol=1e-11)
+
+
+def earlier_partitions(changed, sharded):
+    """What partitions 1 and 2 have learned, and what partition 3 has, if that many examples of D_3 are others."""
+    one = trainer(distributed.Trainer, hyper=None, sharded=sharded)
+    x, _ = one.chunks.dataset.tensors
+    x[one.chunks.indices(3)[:changed]] += 1
+    one.fit(15)
+    weight, bias = (whole(getattr(one.model[1], name)) for name in ("weight", "bias"))
+    last = one.model[1].partition.mask(3)
+    return [weight[~last], bias[:2]], [weight[last], bias[2]]
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_examples_of_a_later_chunk_never_reach_earlier_partitions_on_any_rank(sharded, two_ranks):
+    for (early, late), (same, other) in zip(
+        two_ranks(earlier_partitions, 0, sharded), two_ranks(earlier_partitions, 5, sharded), strict=True
+    ):
+        assert all(map(torch.equal, early, same))
+        assert not any(map(torch.equal, late, other))
 
 
 def save(path, steps):
