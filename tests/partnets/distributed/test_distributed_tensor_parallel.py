@@ -14,10 +14,10 @@ from partnets import distributed, hyper, optim
 PROPORTIONS = (0.8, 0.1, 0.1)
 
 
-def network(defaults="seed"):
+def network(defaults="seed", seed=0):
     torch.manual_seed(0)
     layers = [hyper.InputMask(12), nn.Linear(12, 128), nn.Tanh(), nn.Linear(128, 5), nn.LayerNorm(5)]
-    return partnets.partition(nn.Sequential(*layers), PROPORTIONS, defaults=defaults).double().eval()
+    return partnets.partition(nn.Sequential(*layers), PROPORTIONS, defaults=defaults, seed=seed).double().eval()
 
 
 def parallel(model):
@@ -81,6 +81,19 @@ def test_two_ranks_learn_the_weights_of_one_process_which_goes_on_from_their_che
     dcp.load({"model": loaded, "optimizer": distributed.OptimizerState(loaded, resumed)}, checkpoint_id=tmp_path)
     found, expected = (learn(one, range(10, 20), step) for one, step in ((loaded, resumed), (model, optimizer)))
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+
+
+def compute_before_and_after_loading():
+    saved, model = parallel(network(seed=1)), parallel(network())
+    before = outputs_and_gradients(model)
+    model.load_state_dict(saved.state_dict())
+    return before[0][0], outputs_and_gradients(model), outputs_and_gradients(saved)
+
+
+def test_a_layer_computes_with_the_partition_that_it_has_loaded(two_ranks):
+    for before, found, expected in two_ranks(compute_before_and_after_loading):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        assert not torch.equal(before, found[0][0])
 
 
 def refused(features, style):

@@ -3,10 +3,11 @@
 import pytest
 import torch
 import torch.distributed as dist
-from training import learned, trainer, whole
+from torch import nn
+from training import examples, learned, trainer, whole
 
 import partnets
-from partnets import distributed
+from partnets import distributed, hyper
 
 
 def train(steps, options):
@@ -21,6 +22,22 @@ def test_two_ranks_learn_what_one_process_learns_from_the_same_batches(options, 
     one.fit(20)
     for found in two_ranks(train, 20, options):
         torch.testing.assert_close(found, learned(one), rtol=1e-9, atol=1e-11)
+
+
+def ensemble(kind, steps):
+    torch.manual_seed(0)
+    extractor = hyper.Submodule(nn.Linear(6, 5))
+    networks = [nn.Sequential(extractor, nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2)) for _ in range(3)]
+    model = partnets.baselines.Ensemble(networks).double()
+    one = kind(model, partnets.chunk(examples(), (0.6, 0.2, 0.2)), hyper=extractor, batch_size=16)
+    one.fit(steps)
+    return learned(one)
+
+
+def test_two_ranks_learn_an_ensemble_as_one_process_does(two_ranks):
+    expected = ensemble(partnets.Trainer, 12)
+    for found in two_ranks(ensemble, distributed.Trainer, 12):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
 
 
 def earlier_partitions(changed, sharded):
