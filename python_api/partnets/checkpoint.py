@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import reprlib
+from collections.abc import Collection
 from os import PathLike
 from typing import TYPE_CHECKING
 
@@ -22,14 +23,20 @@ from partnets.selection import Best
 if TYPE_CHECKING:
     from partnets.trainer import Trainer
 
-FORMAT = 3
+FORMAT = 4
 # How many examples tell one data set from another.
 DIGESTED = 64
 
 
-def save(trainer: Trainer, path: str | PathLike) -> None:
-    """Writes a checkpoint that `load` can read, as a whole or not at all."""
-    contents = {"format": FORMAT, "configuration": _configuration(trainer), **_state(trainer)}
+def save(trainer: Trainer, path: str | PathLike, noises: list[dict], without: Collection[str] = ()) -> None:
+    """Writes a checkpoint that `load` can read, as a whole or not at all.
+
+    Args:
+        noises: the random_state of each rank's trainer; there is one where training is not distributed.
+        without: what is kept elsewhere: of "model", "optimizer" and "best".
+    """
+    state = {name: value for name, value in _state(trainer).items() if name not in without}
+    contents = {"format": FORMAT, "configuration": configuration(trainer), "noises": noises, **state}
     with replacing(path, binary=True) as file:
         torch.save(contents, file)
         file.flush()
@@ -40,32 +47,38 @@ def save(trainer: Trainer, path: str | PathLike) -> None:
             )
 
 
-def load(trainer: Trainer, path: str | PathLike) -> None:
-    """Sets a trainer to what `save` wrote; runs no code from the file, and checks it before anything changes."""
+def load(trainer: Trainer, path: str | PathLike, rank: int = 0) -> None:
+    """Sets a trainer to what `save` wrote; runs no code from the file, and checks it before anything changes.
+
+    Args:
+        rank: whose noise it takes; of a rank that was not there when the file was saved, it stays.
+    """
     saved = _read(path)
-    own = _configuration(trainer)
+    own = configuration(trainer)
     for name, value in saved["configuration"].items():
         if value != own[name]:
             raise ValueError(
                 f"{path} was saved with {name} {reprlib.repr(value)}, and this trainer has {reprlib.repr(own[name])};"
                 " construct the trainer as the saved one was."
             )
-    if not torch.equal(saved["order"], trainer.chunks.order) or saved["examples"] != _digest(trainer.chunks):
+    if not torch.equal(saved["order"], trainer.chunks.order) or saved["examples"] != digest(trainer.chunks):
         raise ValueError(
             f"{path} was saved with other chunks: its partitions have seen examples of what are later chunks here."
             " Call partnets.chunk with the same data, in the same order, and the same proportions and seed."
         )
-    trainer.model.load_state_dict(saved["model"])
-    trainer.optimizer.load_state_dict(saved["optimizer"])
+    for name in ("model", "optimizer"):
+        if name in saved:
+            getattr(trainer, name).load_state_dict(saved[name])
     if trainer.hyper_optimizer is not None:
         trainer.hyper_optimizer.load_state_dict(saved["hyper_optimizer"])
     for name in ("scheduler", "hyper_scheduler"):
         if saved[name] is not None:
             getattr(trainer, name).load_state_dict(saved[name])
-    if trainer.best is not None:
+    if trainer.best is not None and "best" in saved:
         trainer.best = Best(**saved["best"])
     trainer.generator.set_state(saved["generator"])
-    noise.restore(saved["noise"], trainer.device)
+    for state in saved["noises"][rank : rank + 1]:
+        noise.restore(state, trainer.device)
     trainer.history = History(**saved["history"])
 
 
@@ -82,7 +95,7 @@ def _read(path: str | PathLike) -> dict:
     return saved
 
 
-def _digest(chunks: Chunks) -> str | None:
+def digest(chunks: Chunks) -> str | None:
     """Of a few examples, to know data in another order by; None for data sets that may transform what they give."""
     few = chunks.order[torch.linspace(0, len(chunks.order) - 1, DIGESTED, device="cpu").long()]
     dataset, places = below_subsets(chunks.dataset, few)
@@ -97,7 +110,7 @@ def _digest(chunks: Chunks) -> str | None:
 def _state(trainer: Trainer) -> dict:
     return {
         "order": trainer.chunks.order,
-        "examples": _digest(trainer.chunks),
+        "examples": digest(trainer.chunks),
         "model": trainer.model.state_dict(),
         "optimizer": trainer.optimizer.state_dict(),
         "hyper_optimizer": _state_dict(trainer.hyper_optimizer),
@@ -105,9 +118,13 @@ def _state(trainer: Trainer) -> dict:
         "hyper_scheduler": _state_dict(trainer.hyper_scheduler),
         "best": None if trainer.best is None else vars(trainer.best),
         "generator": trainer.generator.get_state(),
-        "noise": trainer.noise or noise.state(trainer.device),
         "history": dataclasses.asdict(trainer.history),
     }
+
+
+def random_state(trainer: Trainer) -> dict:
+    """From which a trainer's noise goes on; while callbacks run, that before them."""
+    return trainer.noise or noise.state(trainer.device)
 
 
 def _state_dict(stateful) -> dict | None:
@@ -125,7 +142,8 @@ def _kind(value) -> str:
     return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
-def _configuration(trainer: Trainer) -> dict:
+def configuration(trainer: Trainer) -> dict:
+    """What a trainer must have alike to go on where another one was."""
     return {
         "chunk sizes": trainer.chunks.sizes,
         "partitions": {path: layer.count for path, layer in partitioned_layers(trainer.model)},

@@ -111,8 +111,10 @@ class Chunks:
 
     def _sample(self, start: int, end: int, batch_size: int, generator: Generator | None):
         check_at_least(1, batch_size=batch_size)
-        draws = torch.randint(end - start, (batch_size,), generator=generator, device="cpu")
-        return _collated(self._examples, self._places[start + draws])
+        return _collated(self._examples, self._places[start + self._draws(end - start, batch_size, generator)])
+
+    def _draws(self, count: int, batch_size: int, generator: Generator | None) -> Tensor:
+        return torch.randint(count, (batch_size,), generator=generator, device="cpu")
 
 
 def batches(dataset: Dataset, batch_size: int, indices: Tensor | None = None) -> Iterator:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import torch
 from torch import nn
 
 from partkernels import adam_step, sgd_step
@@ -41,7 +40,7 @@ class SGD(PartitionedOptimizer):
             or a setting that this optimiser doesn't know.
 
     Example:
-        >>> import partnets
+        >>> import torch, partnets
         >>> model = partnets.Linear(2, 1, bias=False, proportions=(0.5, 0.5), defaults="zero", seed=0)
         >>> optimizer = SGD(model, lr=1.0)
         >>> _ = nn.init.zeros_(model.weight)
@@ -97,7 +96,7 @@ class Adam(PartitionedOptimizer):
         ValueError: as SGD.
 
     Example:
-        >>> import partnets
+        >>> import torch, partnets
         >>> model = partnets.Linear(4, 3, proportions=(0.5, 0.5), seed=0)
         >>> optimizer = Adam(model, lr=1e-2)
         >>> with partnets.subnetwork(model, active=1, update=1):
@@ -107,6 +106,7 @@ class Adam(PartitionedOptimizer):
         tensor([1, 0])
     """
 
+    counts = True
     decoupled = False
 
     def __init__(
@@ -133,8 +133,6 @@ class Adam(PartitionedOptimizer):
         return super().state_shapes(parameter, group) | {"step": (self.count,)}
 
     def step_entries(self, tensors, state, partition, update, group):
-        if "step" not in state:
-            state["step"] = torch.zeros(self.count, dtype=torch.int64)
         step = state["step"].tolist()[update - 1] + 1
         adam_step(
             *tensors,
@@ -162,7 +160,7 @@ class AdamW(Adam):
         ValueError: as SGD.
 
     Example:
-        >>> import partnets
+        >>> import torch, partnets
         >>> model = partnets.Linear(4, 3, bias=False, proportions=(0.5, 0.5), seed=0)
         >>> before = model.weight.detach().clone()
         >>> model.weight.grad = torch.zeros(3, 4)

@@ -12,6 +12,7 @@ from partkernels import Partition
 from partkernels.optimizers import check_not_negative
 from partnets.hyper import hyperparameters
 from partnets.partitioned import Partitioned, count, partitioned_layers
+from partnets.shards import held_entries
 
 
 class PartitionedOptimizer(torch.optim.Optimizer):
@@ -20,6 +21,9 @@ class PartitionedOptimizer(torch.optim.Optimizer):
     Each entry of a parameter has one owner, so the state is one tensor like the parameter for each moment. A step
     changes entries of one partition, in the parameter and in its state; all others keep their bits.
     """
+
+    # Whether the state has the number of steps of each partition.
+    counts = False
 
     def __init__(self, model: nn.Module, groups: Iterable[dict], **defaults) -> None:
         self.count = count(model)
@@ -91,16 +95,27 @@ class PartitionedOptimizer(torch.optim.Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
-                state = self.state[parameter]
-                moments = self.moments(group)
-                for moment in moments:
-                    if moment not in state:
-                        state[moment] = torch.zeros_like(parameter)
-                tensors = [parameter, parameter.grad, *(state[moment] for moment in moments)]
+                state = self._filled(parameter, group)
+                tensors = [parameter, parameter.grad, *(state[moment] for moment in self.moments(group))]
                 layer, name = self._owners[parameter]
-                found = layer.entries(name, tensors, update)
+                found = held_entries(layer, name, tensors, update)
                 if found is not None:
                     self.step_entries(found[0], state, found[1], update, group)
+
+    def fill_state(self) -> None:
+        """Gives each parameter the state that its first step would, all 0: what a saved one can be loaded into."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self._filled(parameter, group)
+
+    def _filled(self, parameter: nn.Parameter, group: dict) -> dict:
+        state = self.state[parameter]
+        for moment in self.moments(group):
+            if moment not in state:
+                state[moment] = torch.zeros_like(parameter)
+        if self.counts and "step" not in state:
+            state["step"] = torch.zeros(self.count, dtype=torch.int64, device="cpu")
+        return state
 
     def check(self, settings: dict) -> None:
         """Raises ValueError unless a group can be stepped with these settings."""

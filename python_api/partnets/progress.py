@@ -12,16 +12,17 @@ BAR = "{n_fmt}/{total_fmt} steps |{bar:20}| {elapsed}, {remaining} left{postfix}
 
 
 class Progress:
-    """Two lines on standard error while training runs, if that is a terminal; nothing otherwise.
+    """Two lines on standard error while training runs, if that is a terminal and they are to be shown.
 
     Example:
         >>> with Progress(done=0, steps=10) as progress:
         ...     progress.update(History())
     """
 
-    def __init__(self, done: int, steps: int) -> None:
-        self.bar = tqdm(total=done + steps, initial=done, disable=None, bar_format=BAR)
-        self.values = tqdm(position=1, disable=None, bar_format="{desc}", leave=False)
+    def __init__(self, done: int, steps: int, *, shown: bool = True) -> None:
+        disable = None if shown else True  # None: where there is no terminal
+        self.bar = tqdm(total=done + steps, initial=done, disable=disable, bar_format=BAR)
+        self.values = tqdm(position=1, disable=disable, bar_format="{desc}", leave=False)
 
     def update(self, history: History) -> None:
         """Shows one more step and the latest of a history."""

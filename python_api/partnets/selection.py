@@ -35,7 +35,7 @@ class Best:
         if not lml > self.lml:
             return False
         self.step, self.lml = step, lml
-        self.state = {name: tensor.detach().clone() for name, tensor in _tensors(model)}
+        self.state = copies(model)
         return True
 
     @torch.no_grad()
@@ -49,6 +49,16 @@ class Best:
             raise ValueError("no state has been kept; evaluate L_ML first, as Trainer(..., lml_every=100) does.")
         for name, tensor in _tensors(model):
             tensor.copy_(self.state[name])
+
+
+def copies(model: nn.Module) -> dict[str, Tensor]:
+    """A copy of each parameter and buffer, by its dotted name.
+
+    Example:
+        >>> list(copies(nn.Linear(1, 1)))
+        ['weight', 'bias']
+    """
+    return {name: tensor.detach().clone() for name, tensor in _tensors(model)}
 
 
 def _tensors(model: nn.Module):

@@ -93,8 +93,8 @@ class Trainer:
         ([10, 20], ['0.0', '0.1', '0.2', '0.3'])
     """
 
-    # Whether ψ learns from chunks that a subnetwork has not seen.
-    needs_unseen = True
+    # Whether ψ learns from chunks that a subnetwork has not seen, and whether a terminal shows progress.
+    needs_unseen = shows_progress = True
 
     def __init__(
         self,
@@ -139,6 +139,7 @@ class Trainer:
         psi = list(dict.fromkeys(parameter for module in self.hyper.values() for parameter in module.parameters()))
 
         self.model, self.chunks, self.loss = model, chunks, loss
+        self._forward: nn.Module = model
         self.optimizer = optim.Adam(model) if optimizer is None else optimizer
         self.hyper_optimizer = hyper_optimizer
         if psi and hyper_optimizer is None:
@@ -187,7 +188,7 @@ class Trainer:
             ValueError: steps is negative.
         """
         check_at_least(0, steps=steps)
-        with Progress(self.steps, steps) as progress:
+        with Progress(self.steps, steps, shown=self.shows_progress) as progress:
             for _ in range(steps):
                 if self.exhausted:
                     break
@@ -292,7 +293,7 @@ class Trainer:
             ValueError: an optimiser's settings or a scheduler's state have something else than numbers and tensors;
                 an older file stays then.
         """
-        checkpoint.save(self, path)
+        checkpoint.save(self, path, [checkpoint.random_state(self)])
 
     def load(self, path: str | PathLike) -> None:
         """Resumes from a checkpoint: weights, partitions, ψ, optimisers, random states and history.
@@ -320,7 +321,7 @@ class Trainer:
         if len(batch) != 2:
             raise ValueError(f"an example has {len(batch)} parts; pass chunks of (x, y).")
         x, y = (part.to(self.device) for part in batch)
-        return self.loss(self.model(x), y)
+        return self.loss(self._forward(x), y)
 
     def _check_reached(self) -> None:
         unreached = [

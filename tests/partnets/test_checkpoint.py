@@ -309,11 +309,11 @@ def test_the_checkpoint_of_a_run_with_another_scheduler_raises(kind, tmp_path):
 
 @pytest.mark.parametrize(
     "contents",
-    [{"model": 1}, {"format": 1, "configuration": {}}, {"format": 2, "configuration": {}}, [1], {"format": 3}],
+    [{"model": 1}, {"format": 1, "configuration": {}}, {"format": 3, "configuration": {}}, [1], {"format": 4}],
 )
 def test_a_file_that_is_no_checkpoint_of_this_format_raises(contents, tmp_path):
     torch.save(contents, tmp_path / "model.pt")
-    with pytest.raises(ValueError, match=r"no checkpoint of format 3; pass a file that Trainer\.save wrote"):
+    with pytest.raises(ValueError, match=r"no checkpoint of format 4; pass a file that Trainer\.save wrote"):
         trainer().load(tmp_path / "model.pt")
 
 
@@ -324,7 +324,7 @@ def test_what_is_no_file_of_torch_raises_and_changes_nothing(damage, tmp_path):
     path.write_bytes(damage(path.read_bytes()))
     one = trainer()
     before = bits(one)
-    with pytest.raises(ValueError, match=r"checkpoint\.pt is no checkpoint of format 3"):
+    with pytest.raises(ValueError, match=r"checkpoint\.pt is no checkpoint of format 4"):
         one.load(path)
     assert all(map(torch.equal, bits(one), before))
     with pytest.raises(FileNotFoundError):

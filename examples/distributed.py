@@ -1,0 +1,73 @@
+"""Several processes learn one network and which of its inputs matter; a run goes on after one of them has died.
+
+The processes share every batch, and only the gradient of the partition that learns travels between them. When one dies,
+torchrun ends the others and starts all of them again, and they go on from the last checkpoint, to the same bits.
+
+usage: python -m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 1 examples/distributed.py
+           [--steps 300] [--save-every 50] [--kill-at 120] [--checkpoint out/distributed.pt]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import partnets
+from partnets import callbacks, distributed, hyper
+
+PROPORTIONS = (0.8, 0.1, 0.1)
+
+
+def trainer(checkpoint: Path, save_every: int, kill_at: int | None) -> distributed.Trainer:
+    data = partnets.data.input_selection()
+    mask = hyper.InputMask(30)
+    model = partnets.partition(nn.Sequential(mask, nn.Linear(30, 64), nn.ReLU(), nn.Linear(64, 2)), PROPORTIONS)
+
+    def die(_: partnets.Trainer) -> None:
+        if dist.get_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    each = [callbacks.every(save_every, lambda one: one.save(checkpoint))]
+    if kill_at is not None:
+        each.append(lambda one: die(one) if one.steps == kill_at else None)
+    return distributed.Trainer(model, partnets.chunk(data.train, PROPORTIONS), hyper=mask, callbacks=each)
+
+
+def join() -> None:
+    """dist.init_process_group("gloo"), for processes that torchrun may have started again."""
+    store, rank, ranks = next(dist.rendezvous("env://"))
+    # torchrun keeps its store (PyTorch 2.13): gloo would find the addresses of those that have died, and wait for them.
+    store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--save-every", type=int, default=50)
+    parser.add_argument("--kill-at", type=int, help="the step after which the second process dies, once")
+    parser.add_argument("--checkpoint", type=Path, default=Path("out/distributed.pt"))
+    arguments = parser.parse_args()
+
+    join()
+    torch.manual_seed(dist.get_rank())  # the noise of the mask is each process's own
+    one = trainer(arguments.checkpoint, arguments.save_every, arguments.kill_at)
+    if arguments.checkpoint.exists():
+        one.load(arguments.checkpoint)
+    first = one.steps
+    one.fit(arguments.steps - first)
+    one.save(arguments.checkpoint)
+    if dist.get_rank() == 0:
+        kept = [index for index, p in one.values().items() if p > 0.5]
+        print(f"steps {first} to {one.steps}: keeps {len(kept)} of 30 inputs, of which 15 matter")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Partitioned models on several ranks, by torch.distributed: what learns travels, and nothing else.
+
+Every rank constructs model, chunks and trainer alike, from the same seeds:
+
+    dist.init_process_group()
+    model = partnets.partition(network, (0.8, 0.1, 0.1))
+    ddp = partnets.distributed.DDP(model)
+"""
+
+from partnets.distributed.agreement import check_agreement
+from partnets.distributed.batches import SharedChunks, share
+from partnets.distributed.checkpoint import load, save
+from partnets.distributed.ddp import DDP
+from partnets.distributed.draw import draw
+from partnets.distributed.fsdp import fully_shard
+from partnets.distributed.optimizer_state import OptimizerState
+from partnets.distributed.packing import Packing, all_reduce_packed
+from partnets.distributed.tensor_parallel import ColwiseParallel, RowwiseParallel
+from partnets.distributed.trainer import Trainer
+
+__all__ = [
+    "DDP",
+    "ColwiseParallel",
+    "OptimizerState",
+    "Packing",
+    "RowwiseParallel",
+    "SharedChunks",
+    "Trainer",
+    "all_reduce_packed",
+    "check_agreement",
+    "draw",
+    "fully_shard",
+    "load",
+    "save",
+    "share",
+]

@@ -1,0 +1,64 @@
+"""OptimizerState: a partitioned optimiser, as torch.distributed.checkpoint saves and loads it."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from partnets.optim import PartitionedOptimizer
+
+
+class OptimizerState:
+    """The state of a partitioned optimiser under its parameters' names, for torch.distributed.checkpoint.
+
+    What torch.distributed.checkpoint.state_dict does for torch's optimisers: names stay where the numbers of parameters
+    do not, and moments that no step has made yet are there, as the zeros that they are, to be loaded into.
+
+    Args:
+        model: the optimiser's.
+
+    Example:
+        >>> import partnets, tempfile, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> def parts():
+        ...     model = partnets.partition(nn.Sequential(nn.Linear(4, 3)), (0.5, 0.5))
+        ...     return model, partnets.optim.Adam(model)
+        >>> model, optimizer = parts()
+        >>> with partnets.subnetwork(model, active=1, update=1):
+        ...     model(torch.ones(2, 4)).sum().backward()
+        >>> optimizer.step(update=1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = dcp.save({"model": model, "optimizer": OptimizerState(model, optimizer)}, checkpoint_id=folder)
+        ...     model, optimizer = parts()
+        ...     dcp.load({"model": model, "optimizer": OptimizerState(model, optimizer)}, checkpoint_id=folder)
+        >>> optimizer.state[model[0].bias]["step"]
+        tensor([1, 0])
+        >>> dist.destroy_process_group()
+    """
+
+    def __init__(self, model: nn.Module, optimizer: PartitionedOptimizer) -> None:
+        self.optimizer = optimizer
+        self._names = {parameter: name for name, parameter in model.named_parameters()}
+
+    def state_dict(self) -> dict:
+        """{'state': {name: {moment: tensor, ...}}, 'groups': [settings, with the names under 'params']}."""
+        names = [self._names[parameter] for parameter in self.optimizer.parameters()]
+        self.optimizer.fill_state()
+        plain = self.optimizer.state_dict()
+        groups = [group | {"params": [names[i] for i in group["params"]]} for group in plain["param_groups"]]
+        return {"state": {names[i]: state for i, state in plain["state"].items()}, "groups": groups}
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """As the optimiser's own.
+
+        Raises:
+            ValueError: as the optimiser's own, and if groups have other parameters than this optimiser's.
+        """
+        names = [self._names[parameter] for parameter in self.optimizer.parameters()]
+        if [name for group in state_dict["groups"] for name in group["params"]] != names:
+            raise ValueError(
+                "the saved optimiser's groups have other parameters than this one's; construct it as the saved one was."
+            )
+        numbers = {name: i for i, name in enumerate(names)}
+        groups = [group | {"params": [numbers[name] for name in group["params"]]} for group in state_dict["groups"]]
+        state = {numbers[name]: state for name, state in state_dict["state"].items()}
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})

@@ -1,0 +1,105 @@
+"""Packing: of each gradient bucket only the entries of the partition that learns travel between ranks."""
+
+# No annotations from __future__: DistributedDataParallel compares those of a hook with the types themselves.
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.futures import Future
+
+from partnets.partitioned import partitioned_layers
+
+
+class Packing:
+    """The state of the communication hook `all_reduce_packed`, for one model.
+
+    Which entries travel, and in which order, follows from the partitions, which all ranks have alike: no index is sent.
+    Parameters of partitioned layers send the entries of the partition that learns, nothing where none does, and all
+    other parameters, ψ, themselves.
+
+    Attributes:
+        bytes: of gradients handed to all-reduce by this rank since the start.
+
+    Args:
+        model: with partitioned layers.
+        group: of the ranks that share the gradient; all of them if None.
+
+    Example:
+        >>> import partnets
+        >>> model = partnets.Linear(4, 3, proportions=(0.5, 0.25, 0.25), bias=False, seed=0)
+        >>> packing = Packing(model)
+        >>> with partnets.subnetwork(model, active=2, update=2):
+        ...     packing.expect()
+        >>> [int(mask.sum()) for _, mask in packing.travelling(model.weight, torch.ones(3, 4))]
+        [3]
+    """
+
+    def __init__(self, model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
+        self.group, self.bytes = group, 0
+        self._parameters = list(model.parameters())
+        self._owners = {
+            parameter: (layer, name) for _, layer in partitioned_layers(model) for name, parameter in layer.owned()
+        }
+        self._learning: dict[nn.Parameter, set[int]] = {}
+
+    def expect(self, *, more: bool = False) -> None:
+        """Notes what the next backward pass gives a gradient: the partition `update` of each layer, and ψ.
+
+        Args:
+            more: beside what was noted before, whose gradients have not travelled yet.
+        """
+        if not more:
+            self._learning.clear()
+        for parameter in self._parameters:
+            layer, _ = self._owners.get(parameter, (None, ""))
+            update = 1 if layer is None else layer.update
+            if parameter.requires_grad and update is not None:
+                self._learning.setdefault(parameter, set()).add(update)
+
+    def travelling(self, parameter: nn.Parameter, grad: Tensor) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Views of a parameter's gradient and the masks of their entries that travel; None if all of them do."""
+        for update in sorted(self._learning.get(parameter, ())):
+            layer, name = self._owners.get(parameter, (None, ""))
+            found = ([grad], None) if layer is None else layer.entries(name, [grad], update)
+            if found is not None:
+                (view,), partition = found
+                yield view, None if partition is None else partition.mask(update)
+
+
+def _in_place(grad: Tensor, parameter: nn.Parameter) -> Tensor:
+    """A bucket's gradient with its entries where they are: in the parameter's order, of which a bucket says nothing."""
+    strides = parameter.stride()
+    if torch.empty_like(parameter, device="meta").stride() != strides:  # there are gaps between its entries
+        return grad
+    return grad.as_strided(parameter.shape, strides)
+
+
+def all_reduce_packed(packing: Packing, bucket: dist.GradBucket) -> Future[Tensor]:
+    """A communication hook for DistributedDataParallel: the mean over ranks of what learns, in a packed buffer."""
+    parts = [
+        part
+        for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True)
+        for part in packing.travelling(parameter, _in_place(grad, parameter))
+    ]
+    buffer = bucket.buffer()
+    if not parts:
+        done: Future[Tensor] = Future()
+        done.set_result(buffer)
+        return done
+    pieces = [view.flatten() if mask is None else view[mask] for view, mask in parts]
+    packed = torch.cat(pieces).div_(dist.get_world_size(packing.group))
+    packing.bytes += packed.nbytes
+    lengths = [len(piece) for piece in pieces]
+
+    def unpack(future: Future) -> Tensor:
+        (reduced,) = future.value()
+        for (view, mask), values in zip(parts, reduced.split(lengths), strict=True):
+            if mask is None:
+                view.copy_(values.view_as(view))
+            else:
+                view.masked_scatter_(mask, values)
+        return buffer
+
+    return dist.all_reduce(packed, group=packing.group, async_op=True).get_future().then(unpack)

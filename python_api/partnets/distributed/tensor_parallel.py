@@ -1,0 +1,123 @@
+"""ColwiseParallel and RowwiseParallel: torch's tensor parallelism for partnets.Linear."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ParallelStyle
+
+import partkernels
+from partkernels import Partition
+from partnets.linear import Linear
+from partnets.rows import total
+from partnets.shards import held_partition
+
+
+class ColwiseParallel(ParallelStyle):
+    """For parallelize_module: each rank has some of the outputs of a partnets.Linear, as torch's ColwiseParallel.
+
+    The input is whole on every rank, the output is this rank's part of the last dimension. The weight becomes a DTensor
+    sharded along its rows, and each rank uses its own rows of the map and regenerates its own defaults.
+
+    Raises:
+        ValueError: the module is no partnets.Linear, or there are more ranks than parts of its rows.
+
+    Example:
+        >>> import torch, torch.distributed as dist, partnets
+        >>> from torch.distributed.tensor.parallel import parallelize_module
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> model = partnets.partition(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), (0.5, 0.5))
+        >>> plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        >>> model = parallelize_module(model, dist.init_device_mesh("cpu", (1,)), plan)
+        >>> model[0].weight.placements, model[2].weight.placements
+        ((Shard(dim=0),), (Shard(dim=1),))
+        >>> model(torch.ones(3, 4)).shape
+        torch.Size([3, 2])
+        >>> dist.destroy_process_group()
+    """
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        return _sharded(module, device_mesh, _Colwise, weight=Shard(0), bias=Shard(-1))
+
+
+class RowwiseParallel(ParallelStyle):
+    """For parallelize_module: each rank has some of the inputs of a partnets.Linear, as torch's RowwiseParallel.
+
+    The input is this rank's part of the last dimension, the output is whole on every rank, added up over them. The
+    weight becomes a DTensor sharded along its columns. Each rank's begin at a multiple of 64 where defaults are drawn,
+    of 8 where they are not: in_features is a multiple of that times the number of ranks.
+
+    Raises:
+        ValueError: the module is no partnets.Linear, or its columns cannot be cut there.
+
+    Example: see ColwiseParallel.
+    """
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        return _sharded(module, device_mesh, _Rowwise, weight=Shard(1), bias=Replicate())
+
+
+class _Sharded(Linear):
+    """A partnets.Linear whose parameters are DTensors."""
+
+    mesh: DeviceMesh
+    _shard: tuple[Partition, Partition] | None = None
+
+    @property
+    def shard(self) -> Partition:
+        """Of what this rank holds of the weight."""
+        if self._shard is None or self._shard[0] is not self.partition:  # after .to() or load_state_dict
+            self._shard = self.partition, held_partition(self.partition, self.weight)
+        return self._shard[1]
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        weight = self.weight.detach() if self.update is None else self.weight
+        return partkernels.linear(x, weight.to_local(), self.shard, self.active, update=self.update, bias=bias)
+
+    def live_bias(self) -> Tensor | None:
+        return None if self.bias is None else total(self.bias.to_local(), self.count, self.active, self.update)
+
+
+class _Colwise(_Sharded):
+    def forward(self, input: Tensor) -> Tensor:
+        # Each rank's outputs give a part of the input's gradient.
+        whole = DTensor.from_local(input, self.mesh, [Replicate()], run_check=False)
+        return self.product(whole.to_local(grad_placements=[Partial()]), self.live_bias())
+
+
+class _Rowwise(_Sharded):
+    def forward(self, input: Tensor) -> Tensor:
+        part = DTensor.from_local(self.product(input, bias=None), self.mesh, [Partial()], run_check=False)
+        y = part.redistribute(placements=[Replicate()]).to_local()
+        return y if self.bias is None else y + self.live_bias()
+
+
+def _check_parts(partition: Partition, dim: int, ranks: int) -> None:
+    """Raises ValueError, on every rank, unless each of them can have a part of the weight along this dimension."""
+    size = partition.shape[dim]
+    length = -(-size // ranks)  # as torch.chunk
+    if length * (ranks - 1) >= size:
+        raise ValueError(
+            f"{size} {('rows', 'columns')[dim]} of a weight are too few for {ranks} ranks in parts of {length}; use"
+            " fewer ranks."
+        )
+    if ranks > 1:
+        (partition.rows, partition.columns)[dim](length, size)  # raises where the second rank cannot begin
+
+
+def _sharded(module: nn.Module, mesh: DeviceMesh, kind: type[_Sharded], **placements: Placement) -> nn.Module:
+    if type(module) is not Linear:
+        raise ValueError(
+            f"a {type(module).__name__} cannot be made parallel so; name a partnets.Linear in the plan, and use torch's"
+            " styles for ordinary layers."
+        )
+    _check_parts(module.partition, placements["weight"].dim, mesh.size())
+    parameters = {
+        name: nn.Parameter(distribute_tensor(parameter.detach(), mesh, [placements[name]]), parameter.requires_grad)
+        for name, parameter in module.named_parameters()
+    }
+    for name, parameter in parameters.items():
+        module.register_parameter(name, parameter)
+    module.__class__, module.mesh = kind, mesh
+    return module

@@ -1,0 +1,91 @@
+"""Trainer: partnets.Trainer on several ranks, which share every batch."""
+
+from __future__ import annotations
+
+from os import PathLike
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+import partnets
+from partnets import checkpoint
+from partnets.chunks import Chunks
+from partnets.distributed.agreement import check_agreement
+from partnets.distributed.batches import share
+from partnets.distributed.ddp import DDP
+from partnets.distributed.together import gathered, on_rank_0
+
+
+class Trainer(partnets.Trainer):
+    """A partnets.Trainer on each rank: together they learn what one process learns with the same batches.
+
+    All ranks draw the same k and the same examples from the trainer's own generator, and each computes its part of the
+    batch. So the state of a run is the same on every rank, and on however many: a checkpoint of two ranks goes on in
+    one process. Only noise differs, which the model draws from torch's generator: seed it with another number on each
+    rank, as torch.manual_seed(rank) does.
+
+    L_ML and callbacks are computed on every rank. Give callbacks that write files to rank 0 only, but those that save
+    checkpoints to all.
+
+    Args:
+        model: on this rank's device. Sharded by partnets.distributed.fully_shard, or as it is: then its parameters
+            and buffers become those of rank 0.
+        chunks: the same on all ranks.
+        options: of partnets.Trainer, the same on all ranks; batch sizes are those of all ranks together.
+
+    Raises:
+        ValueError: the ranks differ in something that decides the run; and partnets.Trainer's own errors.
+
+    Example:
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> model = partnets.partition(nn.Linear(4, 2), (0.8, 0.2))
+        >>> chunks = partnets.chunk((torch.randn(60, 4), torch.randint(2, (60,))), (0.8, 0.2))
+        >>> Trainer(model, chunks, batch_size=16).fit(20).steps["step"][-1]
+        20
+        >>> dist.destroy_process_group()
+    """
+
+    def __init__(self, model: nn.Module, chunks: Chunks, **options) -> None:
+        super().__init__(model, share(chunks), **options)
+        facts = {"the seed": self.seed, "the chunks": chunks.order, "the examples": checkpoint.digest(chunks)}
+        check_agreement(facts | checkpoint.configuration(self))
+        if not isinstance(model, FSDPModule):
+            self._forward = DDP(model)
+        self.shows_progress = dist.get_rank() == 0
+
+    def iterate(self):
+        k, loss, hyper_k, hyper_loss = super().iterate()
+        both = [loss, 0.0 if hyper_loss is None else hyper_loss]
+        losses = torch.tensor(both, dtype=torch.float64, device=self.device)
+        dist.all_reduce(losses)
+        loss, mean = (losses / dist.get_world_size()).tolist()
+        return k, loss, hyper_k, None if hyper_loss is None else mean
+
+    def save(self, path: str | PathLike) -> None:
+        """As partnets.Trainer.save, by rank 0; all ranks must call it.
+
+        Raises:
+            ValueError: as partnets.Trainer.save, and if the model is sharded; on all ranks.
+        """
+        self._check_whole("save")
+        noises = gathered(checkpoint.random_state(self))
+        on_rank_0(lambda: checkpoint.save(self, path, noises))
+
+    def load(self, path: str | PathLike) -> None:
+        """As partnets.Trainer.load, on every rank: the file must be where all of them can read it.
+
+        A rank beyond those that saved it keeps the random states that it has.
+
+        Raises:
+            ValueError, OSError: as partnets.Trainer.load, and if the model is sharded.
+        """
+        self._check_whole("load")
+        checkpoint.load(self, path, dist.get_rank())
+
+    def _check_whole(self, function: str) -> None:
+        if isinstance(self.model, FSDPModule):
+            raise ValueError(
+                f"no rank has the whole model, which is sharded; use partnets.distributed.{function}(trainer, folder)."
+            )

@@ -1,0 +1,52 @@
+"""Two processes in a gloo group that stay for all tests of a session: starting them takes longer than the tests."""
+
+import datetime
+import traceback
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+# Long enough for a busy machine; ranks that wait for one another forever fail instead.
+TIMEOUT = datetime.timedelta(seconds=60)
+
+
+class Ranks:
+    """Call it with a function of a test module and its arguments: gives what it returns on each rank, in a list."""
+
+    def __init__(self, count, store):
+        context = mp.get_context("spawn")
+        self.pipes, self.processes = [], []
+        for rank in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, count, store, theirs), daemon=True)
+            process.start()
+            self.pipes.append(ours)
+            self.processes.append(process)
+
+    def __call__(self, function, *arguments):
+        for pipe in self.pipes:
+            pipe.send((function, arguments))
+        answers = [pipe.recv() for pipe in self.pipes]
+        for failure, _ in answers:
+            assert failure is None, failure
+        return [answer for _, answer in answers]
+
+    def close(self):
+        for pipe in self.pipes:
+            pipe.send(None)
+        for process in self.processes:
+            process.join()
+
+
+def _serve(rank, count, store, pipe):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count, timeout=TIMEOUT)
+    while (task := pipe.recv()) is not None:
+        function, arguments = task
+        torch.manual_seed(0)
+        try:
+            pipe.send((None, function(*arguments)))
+        except Exception:
+            pipe.send((traceback.format_exc(), None))
+    dist.destroy_process_group()

@@ -1,0 +1,114 @@
+"""What torch.distributed.checkpoint saved on one rank or two, whole or sharded, goes on on two or on one."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from training import OPTIMIZERS, STEPS, learn, learned, network, trainer
+
+import partnets
+from partnets import distributed, optim
+
+# What it says of one process alone is meant so here.
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
+
+
+def parts(name, sharded):
+    model = network()
+    if sharded:
+        distributed.fully_shard(model, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))
+    call = distributed.DDP(model) if dist.is_initialized() and not sharded else model
+    optimizer = OPTIMIZERS[name](model)
+    return call, model, optimizer, {"model": model, "optimizer": distributed.OptimizerState(model, optimizer)}
+
+
+def first_half(name, sharded, folder):
+    call, model, optimizer, both = parts(name, sharded)
+    learn(model, call, optimizer, range(STEPS // 2))
+    dcp.save(both, checkpoint_id=folder)
+
+
+def second_half(name, sharded, folder):
+    call, model, optimizer, both = parts(name, sharded)
+    dcp.load(both, checkpoint_id=folder)
+    return learn(model, call, optimizer, range(STEPS // 2, STEPS))
+
+
+@pytest.mark.parametrize(("name", "sharded"), [("SGD", False), ("Adam", True)])
+def test_model_and_optimiser_go_on_from_two_ranks_in_one_process_and_the_other_way_round(
+    name, sharded, two_ranks, tmp_path
+):
+    _, model, optimizer, _ = parts(name, sharded=False)
+    expected = learn(model, model, optimizer)
+    two_ranks(first_half, name, sharded, tmp_path / "two")
+    first_half(name, False, tmp_path / "one")
+    found = [second_half(name, False, tmp_path / "two"), *two_ranks(second_half, name, sharded, tmp_path / "one")]
+    for weights in found:
+        torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-12)
+
+
+def other_partitions(seed):
+    return partnets.partition(nn.Sequential(nn.Linear(4, 3)), (0.5, 0.5), seed=seed)
+
+
+def test_the_partitions_are_loaded_and_checked(tmp_path):
+    saved, loaded = other_partitions(0), other_partitions(1)
+    dcp.save({"model": saved}, checkpoint_id=tmp_path)
+    dcp.load({"model": loaded}, checkpoint_id=tmp_path)
+    x = torch.randn(2, 4)
+    with partnets.subnetwork(saved, active=1), partnets.subnetwork(loaded, active=1):
+        assert torch.equal(saved(x), loaded(x))
+    assert torch.equal(saved[0].partition.map, loaded[0].partition.map)
+    assert saved[0].partition.defaults == loaded[0].partition.defaults
+
+
+def test_the_state_of_an_optimiser_with_other_groups_raises():
+    model = network()
+    saved = distributed.OptimizerState(model, optim.SGD(model)).state_dict()
+    groups = [{"params": [model[6].weight], "lr": 0.2}]
+    other = distributed.OptimizerState(model, optim.SGD(model, groups=groups))
+    with pytest.raises(ValueError, match="the saved optimiser's groups have other parameters than this one's"):
+        other.load_state_dict(saved)
+
+
+def train_sharded(folder, before, after):
+    one = trainer(distributed.Trainer, sharded=True)
+    if before:
+        one.fit(before)
+        distributed.save(one, folder)
+    else:
+        distributed.load(one, folder)
+    one.fit(after)
+    return learned(one), one.best.step, one.best.lml
+
+
+@pytest.mark.parametrize("half", [3, 6])  # L_ML is evaluated after 4 steps
+def test_a_trainer_goes_on_from_two_ranks_in_one_process_and_the_other_way_round(half, two_ranks, tmp_path):
+    alone = trainer(partnets.Trainer)
+    alone.fit(half)
+    distributed.save(alone, tmp_path / "one")
+    alone.fit(12 - half)
+    uninterrupted = two_ranks(train_sharded, tmp_path / "two", half, 12 - half)
+    resumed = trainer(partnets.Trainer)
+    distributed.load(resumed, tmp_path / "two")
+    assert (resumed.best.step > 0) == bool(resumed.best.state) == (half > 4)
+    resumed.fit(12 - half)
+    found = [(learned(resumed), resumed.best.step, resumed.best.lml), *uninterrupted]
+    for weights, step, lml in [*found, *two_ranks(train_sharded, tmp_path / "one", 0, 12 - half)]:
+        torch.testing.assert_close(weights, learned(alone), rtol=1e-9, atol=1e-11)
+        assert step == alone.best.step
+        assert lml == pytest.approx(alone.best.lml)
+
+
+def use_one_file(function, path):
+    getattr(trainer(distributed.Trainer, sharded=True), function)(path)
+
+
+@pytest.mark.parametrize("function", ["save", "load"])
+def test_a_sharded_model_is_not_kept_in_one_file(function, two_ranks, tmp_path):
+    with pytest.raises(
+        AssertionError,
+        match=f"ValueError: no rank has the whole model, which is sharded; use partnets.distributed.{function}",
+    ):
+        two_ranks(use_one_file, function, tmp_path / "checkpoint.pt")

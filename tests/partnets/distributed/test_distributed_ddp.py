@@ -1,0 +1,136 @@
+"""Ranks that share a batch learn what one process learns from all of it, and send only what learns."""
+
+import itertools
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from training import OPTIMIZERS, PROPORTIONS, learn, loss, network
+
+import partnets
+from partnets import distributed, hyper
+from partnets.frozen import frozen
+from partnets.partitioned import partitioned_layers
+
+
+def learn_on_ranks(name):
+    model = network()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += dist.get_rank()  # rank 0's weights count, as in every DistributedDataParallel
+    model = model.to(memory_format=torch.channels_last)  # the kernel's gradient is then a view of other strides
+    return learn(model, distributed.DDP(model, bucket_cap_mb=0.01), OPTIMIZERS[name](model))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_two_ranks_learn_the_weights_of_one_process_with_the_joint_batch(name, two_ranks):
+    model = network()
+    expected = learn(model, model, OPTIMIZERS[name](model))
+    first, second = two_ranks(learn_on_ranks, name)
+    torch.testing.assert_close(first, expected, rtol=1e-10, atol=1e-12)
+    assert all(map(torch.equal, first, second))
+
+
+def bytes_sent():
+    """Bytes for update=1..C, for a step of ψ, and of the whole gradient, as DDP itself would send it."""
+    model = network()
+    call = distributed.DDP(model)
+    sent = []
+    for update in (1, 2, 3, None):
+        before = call.packing.bytes
+        psi = hyper.hyperparameters(model)
+        with partnets.subnetwork(model, active=update or 1, update=update), frozen(psi if update else ()):
+            loss(call, 0).backward()
+        sent.append(call.packing.bytes - before)
+    return sent, sum(parameter.nbytes for parameter in model.parameters()), [p.nbytes for p in psi]
+
+
+def test_the_bytes_sent_are_those_of_the_partition_that_learns(two_ranks):
+    (sent, whole, psi), other = two_ranks(bytes_sent)
+    assert other == (sent, whole, psi)
+    entries = [0, 0, 0]
+    for _, layer in partitioned_layers(network()):
+        for name, parameter in layer.owned():
+            divided = name == "weight" and hasattr(layer, "partition")
+            sizes = layer.partition.sizes() if divided else [len(row) for row in parameter]
+            entries = [sum(pair) for pair in zip(entries, sizes, strict=True)]
+    assert sent == [8 * count for count in entries] + psi
+
+    *of_partition, _ = sent
+    for probabilities, limit in (((1 / 3, 1 / 3, 1 / 3), 0.36), ((0.8, 0.1, 0.1), 0.68)):
+        mean = sum(p * count for p, count in zip(probabilities, of_partition, strict=True))
+        exact = sum(p * share for p, share in zip(probabilities, PROPORTIONS, strict=True))  # 0.333, and 0.66
+        # Of biases and norms one row travels, 1 / 3 whatever the proportions, and of ψ nothing.
+        assert mean / whole <= min(limit, 1.02 * exact)
+
+
+def gradients(updates):
+    """What no_sync gathers of several subnetworks, and then travels at once."""
+    model = network()
+    call = distributed.DDP(model)
+    for step, k in enumerate(updates):
+        last = step == len(updates) - 1
+        with partnets.subnetwork(model, active=3, update=k):
+            if last:
+                loss(call, step).backward()
+            else:
+                with call.no_sync():
+                    loss(call, step).backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("updates", [(2, 2), (1, 3, 1)])
+def test_gradients_gathered_without_synchronising_travel_with_the_next_that_do(updates, two_ranks):
+    model = network()
+    for step, k in enumerate(updates):
+        with partnets.subnetwork(model, active=3, update=k):
+            loss(model, step).backward()
+    expected = [parameter.grad for parameter in model.parameters()]
+    for found in two_ranks(gradients, updates):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def evaluation_between():
+    model = network()
+    call = distributed.DDP(model)
+    found = []
+    for k, evaluated in itertools.product((1, 2, None), (False, True)):
+        model.zero_grad()
+        with partnets.subnetwork(model, active=2, update=k):
+            value = loss(call, 0)
+        if evaluated:
+            with torch.no_grad(), partnets.subnetwork(model, active=3, update=3):
+                loss(call, 1)
+        value.backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    return found
+
+
+def test_an_evaluation_before_the_backward_pass_changes_no_gradient(two_ranks):
+    for found in two_ranks(evaluation_between):
+        for without, with_evaluation in zip(found[::2], found[1::2], strict=True):
+            torch.testing.assert_close(with_evaluation, without, rtol=0, atol=0)
+        assert found[4][0] is not None and all(grad is None for grad in found[4][1:])
+
+
+def wrap_with_other_seed():
+    model = partnets.partition(nn.Sequential(nn.Linear(4, 3)), (0.5, 0.5), seed=dist.get_rank())
+    distributed.DDP(model)
+
+
+def test_ranks_whose_partitions_differ_are_refused(two_ranks):
+    with pytest.raises(AssertionError, match=r"the ranks differ in the map of 0, the defaults of 0; make"):
+        two_ranks(wrap_with_other_seed)
+
+
+def test_draws_follow_their_probabilities_and_differ_by_step_and_seed():
+    draws = [distributed.draw((4, 0, 1), seed=5, step=step) for step in range(4000)]
+    assert 2 not in draws and draws.count(1) / len(draws) == pytest.approx(0.8, abs=0.02)
+    assert draws != [distributed.draw((4, 0, 1), seed=6, step=step) for step in range(4000)]
+
+
+@pytest.mark.parametrize("probabilities", [(), (0.0, 0.0), (1.0, -0.1), (float("nan"),)])
+def test_draw_refuses_what_are_no_probabilities(probabilities):
+    with pytest.raises(ValueError, match="pass numbers that are not negative, one above 0"):
+        distributed.draw(probabilities, seed=0, step=0)

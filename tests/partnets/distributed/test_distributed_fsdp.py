@@ -1,0 +1,62 @@
+"""Ranks that hold parts of every weight learn what one process learns, and step what they hold."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import Shard
+from training import OPTIMIZERS, learn, network
+
+import partnets
+from partnets import distributed
+
+
+def learn_sharded(name, units):
+    model = network()
+    units = None if units is None else [model[i] for i in units]
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    distributed.fully_shard(model, units, mesh=mesh)
+    optimizer = OPTIMIZERS[name](model)
+    weights = learn(model, model, optimizer)
+    steps = [state["step"].tolist() for state in optimizer.state.values() if "step" in state]
+    return weights, [parameter.to_local().shape for parameter in optimizer.parameters()], steps
+
+
+@pytest.mark.parametrize(("name", "units"), [("SGD", (2, 6)), ("Adam", None)])
+def test_two_ranks_learn_the_weights_of_one_process_with_the_joint_batch(name, units, two_ranks):
+    model = network()
+    optimizer = OPTIMIZERS[name](model)
+    expected = learn(model, model, optimizer)
+    steps = [state["step"].tolist() for state in optimizer.state.values() if "step" in state]
+    found = two_ranks(learn_sharded, name, units)
+    for weights, _, counted in found:
+        torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-12)
+        assert counted == steps
+    for parameter, *parts in zip(optimizer.parameters(), *(shapes for _, shapes, _ in found), strict=True):
+        assert sum(part[0] for part in parts) == len(parameter)
+        assert all(part[0] < len(parameter) for part in parts)
+
+
+def shard_along_the_kernel():
+    model = partnets.partition(nn.Sequential(nn.Conv2d(1, 2, 4)), (0.5, 0.5))
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    distributed.fully_shard(model, mesh=mesh, shard_placement_fn=lambda weight: Shard(weight.dim() - 1))
+    with partnets.subnetwork(model, active=1, update=1):
+        model(torch.ones(3, 1, 4, 4)).sum().backward()
+    partnets.optim.SGD(model).step(update=1)
+
+
+def test_a_weight_sharded_along_its_kernel_is_refused(two_ranks):
+    with pytest.raises(AssertionError, match=r"ValueError: a weight of shape \(2, 1, 4, 4\) is placed as"):
+        two_ranks(shard_along_the_kernel)
+
+
+def shard_what_differs():
+    torch.manual_seed(dist.get_rank())
+    model = partnets.partition(nn.Sequential(nn.Linear(4, 2)), (0.5, 0.5), defaults="zero")
+    distributed.fully_shard(model, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))
+
+
+def test_ranks_whose_parameters_differ_are_refused(two_ranks):
+    with pytest.raises(AssertionError, match=r"ValueError: the ranks differ in 0.weight, 0.bias; make model"):
+        two_ranks(shard_what_differs)

@@ -1,0 +1,136 @@
+"""A trainer on two ranks learns what one process learns, and their checkpoints are each other's."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from training import examples, learned, trainer, whole
+
+import partnets
+from partnets import distributed, hyper
+
+
+def train(steps, options):
+    one = trainer(distributed.Trainer, **options)
+    one.fit(steps)
+    return learned(one)
+
+
+@pytest.mark.parametrize("options", [{"hyper_every": 2}, {"hyper_chunks": "all", "hyper_batch_size": 6}])
+def test_two_ranks_learn_what_one_process_learns_from_the_same_batches(options, two_ranks):
+    one = trainer(partnets.Trainer, **options)
+    one.fit(20)
+    for found in two_ranks(train, 20, options):
+        torch.testing.assert_close(found, learned(one), rtol=1e-9, atol=1e-11)
+
+
+def ensemble(kind, steps):
+    torch.manual_seed(0)
+    extractor = hyper.Submodule(nn.Linear(6, 5))
+    networks = [nn.Sequential(extractor, nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2)) for _ in range(3)]
+    model = partnets.baselines.Ensemble(networks).double()
+    one = kind(model, partnets.chunk(examples(), (0.6, 0.2, 0.2)), hyper=extractor, batch_size=16)
+    one.fit(steps)
+    return learned(one)
+
+
+def test_two_ranks_learn_an_ensemble_as_one_process_does(two_ranks):
+    expected = ensemble(partnets.Trainer, 12)
+    for found in two_ranks(ensemble, distributed.Trainer, 12):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+
+
+def earlier_partitions(changed, sharded):
+    """What partitions 1 and 2 have learned, and what partition 3 has, if that many examples of D_3 are others."""
+    one = trainer(distributed.Trainer, hyper=None, sharded=sharded)
+    x, _ = one.chunks.dataset.tensors
+    x[one.chunks.indices(3)[:changed]] += 1
+    one.fit(15)
+    weight, bias = (whole(getattr(one.model[1], name)) for name in ("weight", "bias"))
+    last = one.model[1].partition.mask(3)
+    return [weight[~last], bias[:2]], [weight[last], bias[2]]
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_examples_of_a_later_chunk_never_reach_earlier_partitions_on_any_rank(sharded, two_ranks):
+    for (early, late), (same, other) in zip(
+        two_ranks(earlier_partitions, 0, sharded), two_ranks(earlier_partitions, 5, sharded), strict=True
+    ):
+        assert all(map(torch.equal, early, same))
+        assert not any(map(torch.equal, late, other))
+
+
+def save(path, steps):
+    one = trainer(distributed.Trainer)
+    one.fit(steps)
+    one.save(path)
+
+
+def load(path, steps):
+    one = trainer(distributed.Trainer)
+    one.load(path)
+    one.fit(steps)
+    return learned(one)
+
+
+def test_what_two_ranks_saved_goes_on_in_one_process_and_the_other_way_round(two_ranks, tmp_path):
+    whole = trainer(partnets.Trainer)
+    whole.fit(12)
+    expected = learned(whole)
+
+    two_ranks(save, tmp_path / "two.pt", 6)
+    one = trainer(partnets.Trainer)
+    one.load(tmp_path / "two.pt")
+    one.fit(6)
+    torch.testing.assert_close(learned(one), expected, rtol=1e-9, atol=1e-11)
+
+    one = trainer(partnets.Trainer)
+    one.fit(6)
+    one.save(tmp_path / "one.pt")
+    for found in two_ranks(load, tmp_path / "one.pt", 6):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+
+
+def resume(path):
+    """With noise of each rank's own: an uninterrupted run, and one from its checkpoint."""
+    whole = trainer(distributed.Trainer, dropout=0.3)
+    torch.manual_seed(dist.get_rank())
+    whole.fit(5)
+    whole.save(path)
+    whole.fit(5)
+    resumed = trainer(distributed.Trainer, dropout=0.3)
+    torch.manual_seed(99)
+    resumed.load(path)
+    resumed.fit(5)
+    noise = torch.get_rng_state()
+    return all(map(torch.equal, learned(resumed), learned(whole))), noise
+
+
+def test_ranks_that_resume_have_the_bits_of_an_uninterrupted_run_and_each_its_own_noise(two_ranks, tmp_path):
+    (first, noise), (second, other) = two_ranks(resume, tmp_path / "checkpoint.pt")
+    assert first and second and not torch.equal(noise, other)
+
+
+def construct_with(options):
+    trainer(distributed.Trainer, **{name: values[dist.get_rank()] for name, values in options.items()})
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [({"seed": (0, 1)}, "the seed"), ({"batch_size": (16, 8), "hyper_every": (1, 2)}, "batch_size, hyper_batch_size")],
+)
+def test_ranks_whose_trainers_differ_are_refused(options, named, two_ranks):
+    with pytest.raises(AssertionError, match=f"ValueError: the ranks differ in {named}.*; make model"):
+        two_ranks(construct_with, options)
+
+
+def save_where_nothing_can_be(path):
+    try:
+        trainer(distributed.Trainer).save(path)
+    except OSError as error:
+        return type(error)
+
+
+def test_all_ranks_raise_if_the_file_cannot_be_written(two_ranks, tmp_path):
+    (tmp_path / "file").touch()
+    assert two_ranks(save_where_nothing_can_be, tmp_path / "file" / "checkpoint.pt") == [NotADirectoryError] * 2

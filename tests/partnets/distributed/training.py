@@ -1,0 +1,92 @@
+"""Models without noise, steps of all of their partitions and of ψ, and a trainer."""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+import partnets
+from partnets import distributed, hyper, optim
+
+PROPORTIONS = (0.8, 0.1, 0.1)
+STEPS = 24
+OPTIMIZERS = {
+    "SGD": lambda model: optim.SGD(model, lr=0.1, momentum=0.9),
+    "Adam": lambda model: optim.Adam(model, lr=0.02),
+}
+
+
+def network():
+    mask = hyper.InputMask(3 * 8 * 8, temperature=0.5)
+    model = nn.Sequential(
+        mask,
+        nn.Unflatten(1, (3, 8, 8)),
+        nn.Conv2d(3, 8, 3),
+        nn.GroupNorm(2, 8),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(8 * 6 * 6, 17),  # which two ranks cannot halve
+        nn.LayerNorm(17),
+        nn.ReLU(),
+        nn.Linear(17, 4),
+    )
+    return partnets.partition(model, PROPORTIONS, seed=3).double()
+
+
+def batch(step):
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(8, 192, generator=generator, dtype=torch.float64), torch.randint(4, (8,), generator=generator)
+
+
+def mine(tensor):
+    """This rank's part of the joint batch; all of it in a process of its own."""
+    return tensor.chunk(dist.get_world_size())[dist.get_rank()] if dist.is_initialized() else tensor
+
+
+def loss(model, step):
+    x, y = batch(step)
+    # Evaluation mode: the mask's noise would be drawn for other examples on each rank.
+    return F.cross_entropy(model.eval()(mine(x)), mine(y))
+
+
+def learn(model, call, optimizer, steps=range(STEPS)):
+    """Steps of all partitions and of ψ, in turn; `call` is the model or what wraps it."""
+    psi = torch.optim.SGD(hyper.hyperparameters(model), lr=0.5)
+    for step in steps:
+        k = distributed.draw((1, 1, 1), seed=0, step=step)
+        optimizer.zero_grad()
+        with partnets.subnetwork(model, active=k, update=k):
+            value = loss(call, step)
+        value.backward()  # outside, where the layers no longer know what learns
+        optimizer.step(update=k)
+        psi.zero_grad()
+        with partnets.subnetwork(call, active=1 + step % 2):
+            loss(call, STEPS + step).backward()
+        psi.step()
+    return [whole(parameter) for parameter in model.parameters()]
+
+
+def whole(tensor):
+    return (tensor.full_tensor() if hasattr(tensor, "placements") else tensor).detach().clone()
+
+
+def examples():
+    x = torch.randn(60, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return x, (x[:, 0] > 0).long()
+
+
+def trainer(kind, *, dropout=0.0, sharded=False, **options):
+    torch.manual_seed(0)
+    extractor = hyper.Submodule(nn.Linear(6, 5))  # ψ without noise
+    model = nn.Sequential(extractor, nn.Linear(5, 8), nn.Dropout(dropout), nn.LayerNorm(8), nn.Linear(8, 2))
+    model = partnets.partition(model, (0.6, 0.2, 0.2)).double()
+    options = {"hyper": extractor, "batch_size": 16, "lml_every": 4, "keep_best": True} | options
+    if sharded:
+        distributed.fully_shard(model, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))
+    return kind(model, partnets.chunk(examples(), (0.6, 0.2, 0.2)), **options)
+
+
+def learned(one):
+    """All that a run learned, as tensors."""
+    history = [torch.tensor(one.history.steps[name]) for name in ("step", "k", "loss")]
+    return [*map(whole, one.model.parameters()), *history, torch.tensor(one.history.lml["lml"])]
