@@ -8,6 +8,7 @@ from partkernels._version import __version__
 from partkernels.conv2d import conv2d
 from partkernels.defaults import Defaults, Normal, Stored, Uniform, Zeros
 from partkernels.dispatch import backends, use_backend
+from partkernels.embedding import embedding
 from partkernels.explain import explain
 from partkernels.linear import linear
 from partkernels.operators import InputError
@@ -27,6 +28,7 @@ __all__ = [
     "adam_step",
     "backends",
     "conv2d",
+    "embedding",
     "explain",
     "linear",
     "sgd_step",
