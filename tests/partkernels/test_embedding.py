@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from against_dense import BY_ONE_PLAN, DTYPES, LAYOUTS, TRITON, Target, in_layout
+from against_dense import BY_ONE_PLAN, COMPILED, DTYPES, LAYOUTS, TRITON, Target, in_layout
 from torch import Tensor
 
 import partkernels as pk
@@ -72,6 +72,16 @@ def test_weight_and_ids_of_any_strides(layout, kind, target):
 def test_many_ids_are_divided_among_threads(target):
     weight, partition = table((40, 150), torch.float32, "normal", target)
     check(ids_of(40, (501,), target), weight, partition, 2, target)
+
+
+@pytest.mark.parametrize("target", COMPILED, ids=str)
+def test_a_table_is_never_materialised(target):
+    weight, partition = table((5000, 64), torch.float32, "uniform", target)
+    ids = ids_of(5000, (10,), target)
+    with target.use(), torch.profiler.profile(profile_memory=True) as profile:
+        out = pk.embedding(ids, weight, partition, 2)
+    taken = [event.self_cpu_memory_usage + event.self_device_memory_usage for event in profile.key_averages()]
+    assert out.nbytes <= sum(bytes for bytes in taken if bytes > 0) < 4 * out.nbytes
 
 
 @pytest.mark.parametrize("target", TRITON, ids=str)
