@@ -100,6 +100,7 @@ CASES = (
     *(Case(f"conv2d{work}", CONVOLUTION) for work in ("", "_grad_input", "_grad_weight")),
     *(Case("subnetwork_weight", LARGE, kind) for kind in ("zeros", "uniform")),
     Case("subnetwork_weight_grad", LARGE),
+    Case("embedding", LARGE),
     *(Case(step, _square(1, 4096, dtype)) for step in ("sgd_step", "adam_step") for dtype in (FLOAT32, BFLOAT16)),
 )
 
@@ -208,6 +209,7 @@ def _call(case: Case) -> None:
         "conv2d_grad_weight": (grad, x, layer.weight[2:], *geometry, update, *owners),
         "subnetwork_weight": (weight, active, *subnetwork[2:]),
         "subnetwork_weight_grad": (weight, 1, active, *owners),
+        "embedding": (weight, torch.empty(4096, dtype=torch.int64, device=META), -1, *subnetwork),
         "sgd_step": (weight, weight, weight, *owners, update, 0.1, 0.9, 0.01, False),
         "adam_step": (weight, weight, weight, weight, *owners, update, 1, 0.1, 0.9, 0.999, 1e-8, 0.01, False),
     }

@@ -9,6 +9,7 @@ from partkernels.conv2d import conv1d, conv2d
 from partkernels.conv_transpose2d import conv_transpose1d, conv_transpose2d
 from partkernels.defaults import Defaults, Normal, Stored, Uniform, Zeros
 from partkernels.dispatch import backends, use_backend
+from partkernels.embedding import embedding
 from partkernels.explain import explain
 from partkernels.linear import linear
 from partkernels.operators import InputError
@@ -31,6 +32,7 @@ __all__ = [
     "conv2d",
     "conv_transpose1d",
     "conv_transpose2d",
+    "embedding",
     "explain",
     "linear",
     "sgd_step",

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from partkernels import packed_map
+from partkernels.reference.embedding import check_ids
 
 _cpu = torch.ops.partkernels_cpu
 
@@ -22,6 +23,11 @@ def __getattr__(name: str) -> Callable:
     operator = getattr(_cpu, name).default
     globals()[name] = operator
     return operator
+
+
+def embedding(weight: Tensor, ids: Tensor, *rest) -> Tensor:
+    check_ids(ids, weight.shape[0])
+    return _cpu.embedding(weight, ids, *rest)
 
 
 def random_map(rows: int, cols: int, sizes: list[int], seed: int) -> Tensor:

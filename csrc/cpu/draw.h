@@ -56,20 +56,19 @@ class Drawer {
     RowPart part[kTileRows];  // of uniform defaults, only the first
   };
 
-  Rows rows(int64_t row) const {
-    row += defaults_.row;
+  Rows rows(const Tile& tile) const {
+    const auto row_at = [&](int64_t r) { return static_cast<uint32_t>(defaults_.row + tile.row_at(r)); };
     Rows result;
     uint32_t lanes[kLanes];
     if (defaults_.kind == DefaultKind::uniform) {
       // Four calls make a row's part of a tile, so a vector makes the four rows.
       static_assert(kLanes == kTileRows * kUniformGroups);
-      for (uint32_t lane = 0; lane < kLanes; ++lane) lanes[lane] = static_cast<uint32_t>(row) + lane / kUniformGroups;
+      for (uint32_t lane = 0; lane < kLanes; ++lane) lanes[lane] = row_at(lane / kUniformGroups);
       result.part[0] = row_part(load_lanes(lanes), low_word(defaults_.stream), defaults_.seed);
       return result;
     }
     for (int64_t r = 0; r < kTileRows; ++r) {
-      const Lanes same = same_lanes(static_cast<uint32_t>(row + r));
-      result.part[r] = row_part(same, low_word(defaults_.stream), defaults_.seed);
+      result.part[r] = row_part(same_lanes(row_at(r)), low_word(defaults_.stream), defaults_.seed);
     }
     return result;
   }

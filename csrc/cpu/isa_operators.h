@@ -2,6 +2,7 @@
 #pragma once
 
 #include "conv2d.h"
+#include "embedding.h"
 #include "few_channels.h"
 #include "linear.h"
 #include "optimizers.h"
@@ -21,6 +22,7 @@ constexpr OperatorsOn<T> kOperatorsOn = {
     conv2d_grad_weight<T>,
     subnetwork_weight<T>,
     subnetwork_weight_grad<T>,
+    embedding<T>,
     sgd_step<T>,
     adam_step<T>,
 };

@@ -31,7 +31,7 @@ class Keeper {
     const int64_t start = tile.col * owners_.bits / 8;
     Part parts[kTileRows];
     for (int64_t r = 0; r < kTileRows; ++r) {
-      parts[r] = part(tile.row + std::min(r, tile.rows - 1), start);
+      parts[r] = part(tile.row_at(r), start);
     }
     return decode(parts);
   }

@@ -124,6 +124,11 @@ void subnetwork_weight_grad(Weight<const T> grad, Owners owners, int first, int 
 }
 
 template <class T>
+void embedding(const int64_t* ids, int64_t count, const Subnetwork<T>& w, T* out, const ParallelFor& parallel_for) {
+  operators<T>().embedding(ids, count, w, out, parallel_for);
+}
+
+template <class T>
 void sgd_step(Weight<T> parameter, Weight<const T> grad, Weight<T> momentum_buffer, const Owners& owners, int update,
               const Sgd& sgd, const ParallelFor& parallel_for) {
   operators<T>().sgd_step(parameter, grad, momentum_buffer, owners, update, sgd, parallel_for);
@@ -151,6 +156,7 @@ void random_map(int64_t rows, int64_t cols, const std::vector<int64_t>& sizes, u
                                    const ParallelFor&);                                                                \
   template void subnetwork_weight(const Subnetwork<T>&, int64_t, int64_t, Weight<T>, const ParallelFor&);              \
   template void subnetwork_weight_grad(Weight<const T>, Owners, int, int, Weight<T>, const ParallelFor&);              \
+  template void embedding(const int64_t*, int64_t, const Subnetwork<T>&, T*, const ParallelFor&);                      \
   template void sgd_step(Weight<T>, Weight<const T>, Weight<T>, const Owners&, int, const Sgd&, const ParallelFor&);   \
   template void adam_step(Weight<T>, Weight<const T>, Weight<T>, Weight<T>, const Owners&, int, const Adam&,           \
                           const ParallelFor&);

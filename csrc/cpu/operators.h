@@ -21,6 +21,7 @@ struct OperatorsOn {
   decltype(&cpu::conv2d_grad_weight<T>) conv2d_grad_weight;
   decltype(&cpu::subnetwork_weight<T>) subnetwork_weight;
   decltype(&cpu::subnetwork_weight_grad<T>) subnetwork_weight_grad;
+  decltype(&cpu::embedding<T>) embedding;
   decltype(&cpu::sgd_step<T>) sgd_step;
   decltype(&cpu::adam_step<T>) adam_step;
 };

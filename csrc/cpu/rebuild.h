@@ -90,9 +90,9 @@ class Rebuilder {
           return whole_tiles<Source::live_or_stored>(row, whole_rows, start, some, columns, to, stride, next);
       }
     });
-    if (whole_cols < cols) some_tiles(row, whole_rows, col + whole_cols, cols - whole_cols, out + whole_cols, stride);
+    if (whole_cols < cols) some_tiles({row, whole_rows, col + whole_cols, cols - whole_cols}, out + whole_cols, stride);
     if (whole_rows < rows) {
-      some_tiles(row + whole_rows, rows - whole_rows, col, cols, out + whole_rows * stride, stride);
+      some_tiles({row + whole_rows, rows - whole_rows, col, cols}, out + whole_rows * stride, stride);
     }
   }
 
@@ -113,11 +113,16 @@ class Rebuilder {
     return there;
   }
 
+  // out[i * stride + c] = w_k[ids[i]][c] for i in [0, count).
+  void gather(const int64_t* ids, int64_t count, T* out, int64_t stride) const {
+    some_tiles({0, count, 0, w_.weight.cols(), ids}, out, stride);
+  }
+
   // out = w_k at the entries of some rows that are not live; the others stay. Not for stored defaults.
   void overwrite_dead(int64_t row, int64_t rows, const Weight<T>& out, int64_t out_row) const {
     if (all_live_) return;
     for_each_drawn_tile(
-        row, rows, 0, w_.weight.cols(), [&](const Tile& tile, const ColumnPart& columns, const RowsPart& part) {
+        {row, rows, 0, w_.weight.cols()}, [&](const Tile& tile, const ColumnPart& columns, const RowsPart& part) {
           const Keep live = live_(tile);
           Drawn drawn;
           if (draws_) draw_(columns, part, &drawn);
@@ -165,14 +170,16 @@ class Rebuilder {
 
   // Calls use(tile, columns, rows) for the tiles of a block.
   template <class Use>
-  void for_each_drawn_tile(int64_t row, int64_t rows, int64_t col, int64_t cols, const Use& use) const {
-    for_each_strip(col, cols, [&](int64_t start, int64_t some, const ColumnPart* columns) {
-      for (int64_t r = 0; r < rows; r += kTileRows) {
+  void for_each_drawn_tile(const Tile& block, const Use& use) const {
+    for_each_strip(block.col, block.cols, [&](int64_t start, int64_t some, const ColumnPart* columns) {
+      for (int64_t r = 0; r < block.rows; r += kTileRows) {
+        Tile tile{block.row + r, std::min(kTileRows, block.rows - r), start, some, block.ids};
         RowsPart part;
-        if (draws_) part = draw_.rows(row + r);
+        if (draws_) part = draw_.rows(tile);
         for (int64_t c = 0; c < some; c += kTileCols) {
-          use(Tile{row + r, std::min(kTileRows, rows - r), start + c, std::min(kTileCols, some - c)},
-              columns[c / kTileCols], part);
+          tile.col = start + c;
+          tile.cols = std::min(kTileCols, some - c);
+          use(tile, columns[c / kTileCols], part);
         }
       }
     });
@@ -200,7 +207,7 @@ class Rebuilder {
       const T* const next_weight = weight + next.rows * row_stride + next.cols;
       const uint8_t* const next_map = owners.row(row + r + next.rows) + (col + next.cols) * owners.bits / 8;
       RowsPart part;
-      if (source == Source::live_or_drawn) part = draw.rows(row + r);
+      if (source == Source::live_or_drawn) part = draw.rows(Tile{row + r, kTileRows, col, cols});
       for (int64_t c = 0; c < cols; c += kTileCols) {
         for (int64_t q = 0; q < kTileRows; ++q) {
           fetch(next_weight + q * row_stride + c);
@@ -235,11 +242,11 @@ class Rebuilder {
     for (int64_t j = 0; j < kTileCols; j += 64 / sizeof(T)) __builtin_prefetch(entries + j);
   }
 
-  void some_tiles(int64_t row, int64_t rows, int64_t col, int64_t cols, T* out, int64_t stride) const {
-    for_each_drawn_tile(row, rows, col, cols, [&](const Tile& tile, const ColumnPart& columns, const RowsPart& part) {
+  void some_tiles(const Tile& block, T* out, int64_t stride) const {
+    for_each_drawn_tile(block, [&](const Tile& tile, const ColumnPart& columns, const RowsPart& part) {
       T gathered[kTileRows][kTileCols], gathered_stored[kTileRows][kTileCols];
-      T* const to = out + (tile.row - row) * stride + (tile.col - col);
-      gather(w_.weight, tile, gathered);
+      T* const to = out + (tile.row - block.row) * stride + (tile.col - block.col);
+      copy_tile(w_.weight, tile, gathered);
       if (all_live_) {
         for (int64_t r = 0; r < tile.rows; ++r) std::copy_n(gathered[r], tile.cols, to + r * stride);
         return;
@@ -247,7 +254,7 @@ class Rebuilder {
       const Keep live = live_(tile);
       Drawn drawn = {};
       if (draws_) draw_(columns, part, &drawn);
-      if (is_stored_) gather(w_.stored, tile, gathered_stored);
+      if (is_stored_) copy_tile(w_.stored, tile, gathered_stored);
       for (int64_t r = 0; r < tile.rows; ++r) {
         if (is_stored_) {
           select(live.row[r], gathered[r], gathered_stored[r], tile.cols, to + r * stride);
@@ -258,9 +265,9 @@ class Rebuilder {
     });
   }
 
-  static void gather(const Weight<const T>& weight, const Tile& tile, T to[kTileRows][kTileCols]) {
+  static void copy_tile(const Weight<const T>& weight, const Tile& tile, T to[kTileRows][kTileCols]) {
     for (int64_t r = 0; r < tile.rows; ++r) {
-      for_each_run(weight, tile.row + r, tile.col, tile.cols, [&](int64_t j, int64_t n, const T* from) {
+      for_each_run(weight, tile.row_at(r), tile.col, tile.cols, [&](int64_t j, int64_t n, const T* from) {
         if (weight.in_stride == 1) {
           std::copy_n(from, n, to[r] + j);
         } else {

@@ -14,9 +14,17 @@ constexpr int64_t kTileCols = 64;
 
 inline int64_t blocks_of(int64_t size, int64_t block) { return (size + block - 1) / block; }
 
-// A tile's rows and columns that exist.
+// A tile's rows and columns that exist, or a block's. The rows are neighbours, or, if there are ids, those that
+// ids[row], ids[row + 1], ... name.
 struct Tile {
   int64_t row, rows, col, cols;
+  const int64_t* ids = nullptr;
+
+  // The weight's row that is the tile's r-th; beyond the last it is the last.
+  int64_t row_at(int64_t r) const {
+    const int64_t at = row + std::min(r, rows - 1);
+    return ids == nullptr ? at : ids[at];
+  }
 };
 
 // Rows of a block, wherever they are.

@@ -1,4 +1,5 @@
-// The materialised weight of a subnetwork, and what its gradient keeps: one pass over memory.
+// The materialised weight of a subnetwork, or rows of it that ids name, and what its gradient keeps: one pass over
+// memory.
 //
 // A quad of threads rebuilds 64 columns of a row in registers, as for a tensor core: of uniform defaults one Philox
 // call serves a thread's 16 entries. Where rows lie in the map's order, a quad reads and writes whole sectors of 32
@@ -26,6 +27,7 @@ struct Pass {
   Defaults defaults;
   int64_t first_row, first_in, in;  // of the map: where out begins, and the channels of a tap
   int64_t spans;                    // groups of 64 columns that a tap's channels of out lie in
+  const int64_t* ids;               // the weight's row of each of out's; null if they are the same
 };
 
 // Masks of a thread's pairs: all ones where an entry is not the weight's.
@@ -206,27 +208,29 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kThreads, (kBlocks<T, kVectors>)) void reb
   const int64_t group = start / kGroup + span, channel = group * kGroup - start;  // of the group's first column
   const int begin = channel < 0 ? static_cast<int>(-channel) : 0;
   // A quad beyond the end goes along, since lanes exchange defaults, but touches no memory.
-  const int64_t left = row < p.out.rows ? p.out.in - channel : 0;
+  const bool is_there = row < p.out.rows;
+  const int64_t named = is_there && p.ids != nullptr ? p.ids[row] : row;
+  const int64_t left = is_there ? p.out.in - channel : 0;
   const int end = left < kGroup ? static_cast<int>(left) : kGroup;
-  const auto entry_of = [&](const auto& w) {
+  const auto entry_of = [&](const auto& w, int64_t row) {
     auto* const run = w.data + row * w.row_stride + channel * w.in_stride;
     return kVectors ? run : run + tap / p.out.width * w.y_stride + tap % p.out.width * w.x_stride;
   };
 
   using Own = Entries<T, kVectors>;
   Own entries = {};
-  entries.load(entry_of(p.weight), p.weight.in_stride, begin, end, q);
+  entries.load(entry_of(p.weight, named), p.weight.in_stride, begin, end, q);
 
   uint32_t mask[kPairs] = {};
-  if (end > 0) other_pairs(p, row, group, q, mask);
+  if (end > 0) other_pairs(p, named, group, q, mask);
   if constexpr (Own::kIsGathered) gather_pairs(q, mask);
 
   Own others = {};
   if (p.kind == DefaultKind::stored) {
-    others.load(entry_of(p.stored), p.stored.in_stride, begin, end, q);
+    others.load(entry_of(p.stored, named), p.stored.in_stride, begin, end, q);
   } else {
     uint32_t pair[kPairs];
-    drawn_pairs(p, p.first_row + row, group, q, pair);
+    drawn_pairs(p, p.first_row + named, group, q, pair);
     if constexpr (Own::kIsGathered) gather_pairs(q, pair);
     PARTKERNELS_UNROLL
     for (int j = 0; j < kPairs; ++j) {
@@ -246,7 +250,7 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kThreads, (kBlocks<T, kVectors>)) void reb
       entries.word(j, i) = select_bits(is_other[i], others.word(j, i), entries.word(j, i));
     }
   }
-  entries.store(entry_of(p.out), p.out.in_stride, begin, end, q);
+  entries.store(entry_of(p.out, row), p.out.in_stride, begin, end, q);
 }
 
 // Whether vectors of entries can be accessed in rows that lie in the map's order.
@@ -280,10 +284,9 @@ Status run(Pass<T> p, Stream stream) {
   return is_vectored ? launch(rebuild<T, true>, how, stream, p) : launch(rebuild<T, false>, how, stream, p);
 }
 
-}  // namespace
-
+// A subnetwork's weight, from its first entry on that out has.
 template <class T>
-Status subnetwork_weight(const Subnetwork<T>& w, int64_t first_row, int64_t first_in, Weight<T> out, Stream stream) {
+Pass<T> rebuilding(const Subnetwork<T>& w, int64_t first_row, int64_t first_in, const Weight<T>& out) {
   const auto part_of = [&](Weight<const T> whole) {
     if (whole.data != nullptr) whole.data += first_row * whole.row_stride + first_in * whole.in_stride;
     whole.rows = out.rows;
@@ -305,6 +308,22 @@ Status subnetwork_weight(const Subnetwork<T>& w, int64_t first_row, int64_t firs
   p.first_row = first_row;
   p.first_in = first_in;
   p.in = w.weight.in;
+  return p;
+}
+
+}  // namespace
+
+template <class T>
+Status subnetwork_weight(const Subnetwork<T>& w, int64_t first_row, int64_t first_in, Weight<T> out, Stream stream) {
+  return run(rebuilding(w, first_row, first_in, out), stream);
+}
+
+template <class T>
+Status embedding(const int64_t* ids, int64_t count, const Subnetwork<T>& w, T* out, Stream stream) {
+  const int64_t cols = w.weight.cols();
+  Pass<T> p = rebuilding(w, 0, 0, Weight<T>{out, count, cols, 1, 1, cols, 1, 0, 0});
+  p.ids = ids;
+  p.weight.rows = p.stored.rows = w.weight.rows;  // whose strides count even for a single id
   return run(p, stream);
 }
 
@@ -323,7 +342,8 @@ Status subnetwork_weight_grad(Weight<const T> grad, Owners owners, int first, in
 
 #define PARTKERNELS_INSTANTIATE(T)                                                              \
   template Status subnetwork_weight(const Subnetwork<T>&, int64_t, int64_t, Weight<T>, Stream); \
-  template Status subnetwork_weight_grad(Weight<const T>, Owners, int, int, Weight<T>, Stream);
+  template Status subnetwork_weight_grad(Weight<const T>, Owners, int, int, Weight<T>, Stream); \
+  template Status embedding(const int64_t*, int64_t, const Subnetwork<T>&, T*, Stream);
 
 PARTKERNELS_INSTANTIATE(float)
 PARTKERNELS_INSTANTIATE(double)

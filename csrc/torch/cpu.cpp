@@ -43,6 +43,10 @@ struct Cpu {
     cpu::subnetwork_weight_grad(grad, owners, first, last, out, threads_for(out.rows * out.cols()));
   }
   template <class T>
+  void embedding(const int64_t* ids, int64_t count, const Subnetwork<T>& w, T* out) const {
+    cpu::embedding(ids, count, w, out, kTorchThreads);
+  }
+  template <class T>
   void sgd_step(Weight<T> parameter, Weight<const T> grad, Weight<T> momentum_buffer, const Owners& owners, int update,
                 const Sgd& sgd) const {
     cpu::sgd_step(parameter, grad, momentum_buffer, owners, update, sgd, threads_for(grad.rows * grad.cols()));

@@ -60,6 +60,10 @@ class Cuda {
     check(cuda::subnetwork_weight_grad(grad, owners, first, last, out, stream_));
   }
   template <class T>
+  void embedding(const int64_t* ids, int64_t count, const Subnetwork<T>& w, T* out) const {
+    check(cuda::embedding(ids, count, w, out, stream_));
+  }
+  template <class T>
   void sgd_step(Weight<T> parameter, Weight<const T> grad, Weight<T> momentum_buffer, const Owners& owners, int update,
                 const Sgd& sgd) const {
     check(cuda::sgd_step(parameter, grad, momentum_buffer, owners, update, sgd, stream_));

@@ -78,6 +78,21 @@ struct Operators {
     return out;
   }
 
+  static Tensor embedding(Tensor weight, Tensor ids, int64_t, int64_t active, Update, Tensor map, OptionalTensor stored,
+                          int64_t count, std::string kind, double step, int64_t seed, int64_t stream, int64_t row,
+                          int64_t col) {
+    const Backend here(weight);
+    const Partition partition{map, stored, count, kind, step, seed, stream, row, col};
+    const Tensor named = dense(ids);
+    Sizes sizes = sizes_of(ids);
+    sizes.push_back(weight.size(1));
+    const Tensor out = empty(sizes, weight);
+    Backend::with_type(weight.scalar_type(), [&]<class T>(T) {
+      here.embedding(data<const int64_t>(named), ids.numel(), partition.subnetwork<T>(weight, active), data<T>(out));
+    });
+    return out;
+  }
+
   static void sgd_step(Tensor parameter, Tensor grad, OptionalTensor momentum_buffer, OptionalTensor map, int64_t count,
                        int64_t update, double lr, double momentum, double weight_decay, bool nesterov) {
     const Backend here(parameter);
@@ -121,6 +136,7 @@ struct Operators {
   m.def("linear_grad_weight(Tensor grad_output, Tensor x, int update, " PARTKERNELS_OWNERS);                           \
   m.def("subnetwork_weight(Tensor weight, int active, " PARTKERNELS_PARTITION);                                        \
   m.def("subnetwork_weight_grad(Tensor grad, int first, int last, " PARTKERNELS_OWNERS);                               \
+  m.def("embedding(Tensor weight, Tensor ids, int padding_idx, " PARTKERNELS_SUBNETWORK);                              \
   m.def("sgd_step(Tensor(a!) parameter, Tensor grad, Tensor(b!)? momentum_buffer, " PARTKERNELS_STEPPED                \
         "float lr, float momentum, float weight_decay, bool nesterov) -> ()");                                         \
   m.def("adam_step(Tensor(a!) parameter, Tensor grad, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, " PARTKERNELS_STEPPED \
@@ -133,6 +149,7 @@ struct Operators {
   m.impl("linear_grad_weight", TORCH_BOX(&Operators<Backend>::linear_grad_weight));         \
   m.impl("subnetwork_weight", TORCH_BOX(&Operators<Backend>::subnetwork_weight));           \
   m.impl("subnetwork_weight_grad", TORCH_BOX(&Operators<Backend>::subnetwork_weight_grad)); \
+  m.impl("embedding", TORCH_BOX(&Operators<Backend>::embedding));                           \
   m.impl("sgd_step", TORCH_BOX(&Operators<Backend>::sgd_step));                             \
   m.impl("adam_step", TORCH_BOX(&Operators<Backend>::adam_step))
 

@@ -5,6 +5,7 @@ It materialises the subnetwork's weight, which the other backends never do; they
 
 from partkernels.reference.conv2d import conv2d, conv2d_grad_input, conv2d_grad_weight
 from partkernels.reference.defaults import drawn
+from partkernels.reference.embedding import embedding
 from partkernels.reference.linear import linear, linear_grad_bias, linear_grad_input, linear_grad_weight
 from partkernels.reference.optimizers import adam_step, sgd_step
 from partkernels.reference.random_map import random_map
@@ -16,6 +17,7 @@ __all__ = [
     "conv2d_grad_input",
     "conv2d_grad_weight",
     "drawn",
+    "embedding",
     "linear",
     "linear_grad_bias",
     "linear_grad_input",

@@ -6,6 +6,7 @@ says which. Under TRITON_INTERPRET=1 all of it runs on the CPU, slowly: that is 
 
 from partkernels.reference import linear_grad_bias
 from partkernels.triton.conv2d import conv2d, conv2d_grad_input, conv2d_grad_weight
+from partkernels.triton.embedding import embedding
 from partkernels.triton.linear import linear, linear_grad_input, linear_grad_weight
 from partkernels.triton.optimizers import adam_step, sgd_step
 from partkernels.triton.plans import Config, tuning, use_plan
@@ -17,6 +18,7 @@ __all__ = [
     "conv2d",
     "conv2d_grad_input",
     "conv2d_grad_weight",
+    "embedding",
     "linear",
     "linear_grad_bias",
     "linear_grad_input",

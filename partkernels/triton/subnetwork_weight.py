@@ -27,6 +27,12 @@ def _offsets(row, column, channels, height, width, strides, TAPS: tl.constexpr):
         return offset + (tap // width % height).to(tl.int64) * strides[3] + (tap % width).to(tl.int64) * strides[4]
 
 
+@triton.jit
+def _first_row(DOWN: tl.constexpr):
+    """Of a program's tile: tiles go down along two dimensions of the grid."""
+    return (tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)) * DOWN
+
+
 @triton.jit(do_not_specialize=launch.WORDS)
 def rebuild_kernel(
     weight, stored, out, map, rows, cols, channels, height, width,
@@ -38,7 +44,7 @@ def rebuild_kernel(
     DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
     """out = w_k."""
-    row = tl.program_id(1) * DOWN + tl.arange(0, DOWN)[:, None]
+    row = _first_row(DOWN) + tl.arange(0, DOWN)[:, None]
     column = tl.program_id(0) * ACROSS + tl.arange(0, ACROSS)[None, :]
     inside = (row < rows) & (column < cols)
     tile = tl.load(weight + _offsets(row, column, channels, height, width, (w0, w1, w2, w3, w4), TAPS), inside)
@@ -60,7 +66,7 @@ def keep_kernel(
     TAPS: tl.constexpr, BITS: tl.constexpr, IN_PLACE: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
     """out = grad at the entries of partitions first..last, 0 elsewhere; in place, only the zeros are written."""
-    row = tl.program_id(1) * DOWN + tl.arange(0, DOWN)[:, None]
+    row = _first_row(DOWN) + tl.arange(0, DOWN)[:, None]
     column = tl.program_id(0) * ACROSS + tl.arange(0, ACROSS)[None, :]
     inside = (row < rows) & (column < cols)
     owner = ids(map, row, column, map_stride, BITS, inside).to(tl.int32)
@@ -95,11 +101,16 @@ def _up_to_three_taps(tensor: Tensor) -> Tensor:
     return tensor.flatten(4) if tensor.dim() > 5 else tensor
 
 
-_TILE = {"DOWN": 64 if launch.INTERPRETED else 16, "ACROSS": 512 if launch.INTERPRETED else 128, "num_warps": 4}
+TILE = {"DOWN": 64 if launch.INTERPRETED else 16, "ACROSS": 512 if launch.INTERPRETED else 128, "num_warps": 4}
 
 
-def _grid(shape: dict[str, int]) -> tuple[int, int]:
-    return triton.cdiv(shape["cols"], _TILE["ACROSS"]), triton.cdiv(shape["rows"], _TILE["DOWN"])
+# Programs of a grid's second dimension, at most.
+_MOST = 65535
+
+
+def _grid(shape: dict[str, int]) -> tuple[int, int, int]:
+    down = triton.cdiv(shape["rows"], TILE["DOWN"])
+    return triton.cdiv(shape["cols"], TILE["ACROSS"]), min(down, _MOST), triton.cdiv(down, _MOST)
 
 
 def rebuild_into(out: Tensor, weight: Tensor, active: int, map: Tensor, stored: Tensor | None, *rest) -> Tensor:
@@ -110,7 +121,7 @@ def rebuild_into(out: Tensor, weight: Tensor, active: int, map: Tensor, stored: 
         rebuild_kernel[_grid(shape)](
             source, default, target, **shape,
             **_strides(source, "w"), **_strides(default, "s"), **_strides(target, "o"),
-            **launch.subnetwork(active, map, stored, *rest), **_TILE,
+            **launch.subnetwork(active, map, stored, *rest), **TILE,
         )  # fmt: skip
     return out
 
@@ -123,7 +134,7 @@ def keep(out: Tensor, grad: Tensor, first: int, last: int, map: Tensor, count: i
         keep_kernel[_grid(shape)](
             source, target, **shape, **_strides(source, "g"), **_strides(target, "o"),
             map=map, map_stride=map.stride(0), BITS=packed_map.bits_for(count), first=first, last=last,
-            IN_PLACE=out is grad, **_TILE,
+            IN_PLACE=out is grad, **TILE,
         )  # fmt: skip
     return out
 

@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import partkernels
 from partkernels import Normal, Partition
 from partnets.partitioned_layer import PartitionedLayer
+from partnets.recomputation import same_subnetwork
 
 
 class _Table(PartitionedLayer):
@@ -53,7 +55,13 @@ class _Table(PartitionedLayer):
 
     def rows(self, ids: Tensor) -> Tensor:
         """The rows of the live subnetwork's table at ids, [..., embedding_dim]."""
-        return F.embedding(ids, self.live("weight"), self.padding_idx)
+        weight = self.own("weight")
+        if self.update is None:
+            weight = weight.detach()
+        y = partkernels.embedding(
+            ids, weight, self.partition, self.active, update=self.update, padding_idx=self.padding_idx
+        )
+        return same_subnetwork(self, y)
 
 
 class Embedding(_Table, nn.Embedding):

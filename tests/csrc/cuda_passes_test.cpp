@@ -186,6 +186,25 @@ void a_subnetworks_weight_has_live_entries_and_defaults(const Pair& pair, const 
 }
 
 template <class T>
+void an_embedding_is_rows_of_the_weight(const Layout& layout, int rows, DefaultKind kind) {
+  const int count = kCounts[integer(1, 5)];
+  const Map map(layout, count);
+  const Tensor<T> weight(layout), stored(layout);
+  const Defaults defaults{kind, round_to_bfloat16(0.003f), 11, 12, integer(0, 100000), 64 * integer(0, 1000)};
+  const Subnetwork<T> w{weight.view(), map.owners, count, (count + 1) / 2, defaults, stored.view()};
+  Tensor<T> whole(linear(layout.rows, layout.in)), out(linear(rows, layout.in));
+  whole.poison();
+  out.poison();
+  CHECK(cuda::subnetwork_weight(w, 0, 0, whole.view(), nullptr));
+  std::vector<int64_t> ids(rows);
+  for (int64_t& id : ids) id = integer(0, static_cast<int>(layout.rows) - 1);
+  CHECK(cuda::embedding(ids.data(), rows, w, out.memory.data(), nullptr));
+  for (int64_t i = 0; i < rows; ++i) {
+    CHECK(std::memcmp(&out.at(i, 0), &whole.at(ids[i], 0), layout.in * sizeof(T)) == 0);
+  }
+}
+
+template <class T>
 void a_gradient_is_kept_in_a_range_of_partitions(const Pair& pair, int count, bool is_in_place) {
   const Map map(pair.from, count);
   const int first = integer(1, count), last = integer(first, count);
@@ -334,6 +353,12 @@ void check_passes() {
     for (const bool has_map : {false, true}) {
       an_sgd_step_follows_its_formula<T>(pair, any_count(), has_map);
       an_adam_step_follows_its_formula<T>(pair, any_count(), has_map);
+    }
+  }
+  for (const Layout& table : {linear(9, 128), linear(40, 71), transposed(linear(12, 200))}) {
+    for (const DefaultKind kind :
+         {DefaultKind::zeros, DefaultKind::uniform, DefaultKind::normal, DefaultKind::stored}) {
+      for (const int rows : {0, 1, 33, 70}) an_embedding_is_rows_of_the_weight<T>(table, rows, kind);
     }
   }
   for (const int first_in : {0, 3, 12, 128}) {

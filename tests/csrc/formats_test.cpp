@@ -122,6 +122,30 @@ void a_subnetworks_weight_has_live_entries_and_defaults(const Size& size, int co
   }
 }
 
+template <class T>
+void an_embedding_is_rows_of_the_weight(int count, DefaultKind kind) {
+  constexpr Size size{9, 150, 1, 1};
+  const int bits = bits_for(count);
+  const std::vector<uint8_t> map = map_of(size, count);
+  std::vector<T> weight(size.rows * size.in), stored(weight.size()), whole(weight.size());
+  for (size_t i = 0; i < weight.size(); ++i) {
+    weight[i] = number<T>(static_cast<int64_t>(i) + 1);
+    stored[i] = number<T>(-static_cast<int64_t>(i));
+  }
+  const Subnetwork<T> w{
+      weight_of<const T>(weight.data(), size), {map.data(), row_bytes(size.in, bits), bits}, count, (count + 1) / 2,
+      {kind, 0.01f, 11, 12, 70001, 192},       weight_of<const T>(stored.data(), size)};
+  cpu::subnetwork_weight(w, 0, 0, weight_of(whole.data(), size), in_turn);
+  const int64_t ids[] = {8, 0, 0, 3, 7, 2, 8};
+  for (const size_t some : {0, 1, 4, 7}) {
+    std::vector<T> out(some * size.in);
+    cpu::embedding(ids, static_cast<int64_t>(some), w, out.data(), in_turn);
+    for (size_t i = 0; i < some; ++i) {
+      CHECK(std::memcmp(&out[i * size.in], &whole[ids[i] * size.in], size.in * sizeof(T)) == 0);
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -136,6 +160,9 @@ int main() {
         a_subnetworks_weight_has_live_entries_and_defaults<double>(size, count, kind);
         a_subnetworks_weight_has_live_entries_and_defaults<bfloat16>(size, count, kind);
       }
+      an_embedding_is_rows_of_the_weight<float>(count, kind);
+      an_embedding_is_rows_of_the_weight<double>(count, kind);
+      an_embedding_is_rows_of_the_weight<bfloat16>(count, kind);
     }
   }
 }

@@ -304,6 +304,7 @@ def operator_calls(backend: str) -> dict[str, tuple]:
             leaf(2, 4, 3, 6), leaf(4, 2, 3, 2), [2, 4, 5, 6], *geometry, 2, 1, *conv.flat(), backend
         ),
         "conv2d_grad_weight": (leaf(2, 4, 3, 6), leaf(2, 4, 5, 6), [3, 2], *geometry, 2, *conv_owners),
+        "embedding": (leaf(4, 5), torch.tensor([[3, 0], [3, 1]]), -1, 2, 2, *linear.flat(), backend),
         "subnetwork_weight": (leaf(4, 5), 1, *stored.flat(), backend),
         "subnetwork_weight_grad": (leaf(4, 5), 2, 3, *owners),
     }  # fmt: skip
@@ -366,7 +367,8 @@ def test_meta_tensors_have_the_operators_shapes_and_no_backend():
 
 def updatable(name: str, args: tuple) -> list[bool]:
     """Which arguments are a weight whose gradient is confined to one partition."""
-    return [name in ("linear", "conv2d", "linear_grad_input", "conv2d_grad_input") and i == 1 for i in range(len(args))]
+    index = {"embedding": 0, "linear": 1, "conv2d": 1, "linear_grad_input": 1, "conv2d_grad_input": 1}.get(name)
+    return [i == index for i in range(len(args))]
 
 
 @pytest.mark.parametrize("backend", ["reference", *BACKENDS])

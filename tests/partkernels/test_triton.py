@@ -351,6 +351,16 @@ def test_large_weights_are_rebuilt_slice_by_slice(monkeypatch):
     assert len({out.data_ptr() for out in slices[:4]}) == 1, "slices take turns in the same memory"
 
 
+def test_weights_of_more_rows_than_a_grids_second_dimension(monkeypatch):
+    monkeypatch.setattr(subnetwork_weight, "_MOST", 2)
+    partition, weight = layer((5 * subnetwork_weight.TILE["DOWN"] - 3, 5), DRAWN[0], torch.float32)
+    expected = by_reference(weight, partition, 2)
+    weight.requires_grad_()
+    ours = pk.subnetwork_weight(weight, partition, 2)
+    assert torch.equal(ours, expected)
+    assert torch.equal(torch.autograd.grad(ours.sum(), weight)[0], (partition.ids() <= 2).float())
+
+
 @pytest.mark.parametrize("shape", [(7,), (5, 130), (3, 5, 2, 2)])
 @pytest.mark.parametrize("defaults", DRAWN, ids=["uniform", "normal"])
 def test_defaults_that_kernels_draw_are_the_references(defaults, shape, monkeypatch):

@@ -76,6 +76,10 @@ template <class T>
 void subnetwork_weight_grad(Weight<const T> grad, Owners owners, int first, int last, Weight<T> out,
                             const ParallelFor& parallel_for);
 
+// out [count, cols], contiguous: the rows ids[0] .. ids[count - 1] of a linear weight's subnetwork.
+template <class T>
+void embedding(const int64_t* ids, int64_t count, const Subnetwork<T>& w, T* out, const ParallelFor& parallel_for);
+
 // Steps the entries of partition update, and all if owners.map is null; the others keep their bits. momentum_buffer is
 // not used if momentum is 0.
 template <class T>

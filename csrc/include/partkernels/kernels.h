@@ -55,6 +55,11 @@ Status subnetwork_weight(const Subnetwork<T>& w, int64_t first_row, int64_t firs
 template <class T>
 Status subnetwork_weight_grad(Weight<const T> grad, Owners owners, int first, int last, Weight<T> out, Stream stream);
 
+// out [count, cols], contiguous: the rows ids[0] .. ids[count - 1] of a linear weight's subnetwork. ids are on the
+// device, and are not checked.
+template <class T>
+Status embedding(const int64_t* ids, int64_t count, const Subnetwork<T>& w, T* out, Stream stream);
+
 // What torch.optim.SGD does in a step. Steps the entries of partition update, and all if owners.map is null; the others
 // keep their bits. momentum_buffer is not used if momentum is 0.
 template <class T>
