@@ -161,6 +161,13 @@ def check_images(
     check_bias(bias, weight, partition, made)
 
 
+def _unpadded(y: Tensor, x: Tensor, dims: int) -> Tensor:
+    """The result without the height or the batch that x was given. No view: hooks would stay behind, FSDP2 says."""
+    if dims == 1:
+        y = torch.ops.aten._unsafe_view(y, [*y.shape[:2], y.shape[3]])
+    return y if x.dim() == 2 + dims else torch.ops.aten._unsafe_view(y, y.shape[1:])
+
+
 def convolve(
     dims: int, x: Tensor, weight: Tensor, partition: Partition, active: int, update: int | None, bias: Tensor | None,
     stride, padding, dilation, groups: int,
@@ -183,8 +190,7 @@ def convolve(
         batched, weight, bias, stride, padding, dilation, groups, active, update, *partition.flat(),
         dispatch.requested(),
     )  # fmt: skip
-    y = y.squeeze(2) if dims == 1 else y
-    return y if x.dim() == 2 + dims else y.squeeze(0)
+    return _unpadded(y, x, dims)
 
 
 def _learning_bias(bias: Tensor, active: int, update: int | None) -> Tensor:
@@ -229,6 +235,5 @@ def convolve_transposed(
         update, *partition.flat(), dispatch.requested(),
     )  # fmt: skip
     if bias is not None:
-        y = y + _learning_bias(bias, active, update).view(-1, 1, 1)
-    y = y.squeeze(2) if dims == 1 else y
-    return y if x.dim() == 2 + dims else y.squeeze(0)
+        y = y + _learning_bias(bias, active, update).to(y.dtype).view(-1, 1, 1)
+    return _unpadded(y, x, dims)

@@ -24,8 +24,9 @@ PARTITION = "Tensor map, Tensor? stored, int count, str kind, float step, int se
 # What a weight's gradient needs of it: its owners, not its defaults.
 OWNERS = "Tensor map, int count"
 
-# Each operator as our own code calls it.
+# Each operator as our own code calls it, and what runs in the end.
 calls: dict[str, Callable] = {}
+_kernels: dict[str, Callable] = {}
 
 
 def define(name: str, arguments: str, kernel: Callable[..., Tensor] | None = None) -> Callable[..., Tensor]:
@@ -33,7 +34,7 @@ def define(name: str, arguments: str, kernel: Callable[..., Tensor] | None = Non
 
     What runs is the backend's function of this name, or a kernel that calls another operator.
     """
-    kernel = kernel or _kernel(name)
+    _kernels[name] = kernel = kernel or _kernel(name)
     _register(f"{name}({arguments}, str backend) -> Tensor", kernel, getattr(outputs, name))
     calls[name] = _call(name, kernel)
     return calls[name]
@@ -147,7 +148,7 @@ def differentiate(name: str, setup_context: Callable, backward: Callable) -> Non
     torch.library.register_vmap(f"partkernels::{name}", vmap, lib=_library)
     # The same around the kernel, for tensors that need no dispatch, and for torch.func: torch.library's gradient does
     # not serve torch.func.grad, and makes tangents 0.
-    members = {"forward": _kernel(name), "setup_context": setup_context, "backward": backward, "vmap": vmap}
+    members = {"forward": _kernels[name], "setup_context": setup_context, "backward": backward, "vmap": vmap}
     _functions[name] = type(
         name, (torch.autograd.Function,), {key: staticmethod(value) for key, value in members.items()}
     )

@@ -48,6 +48,9 @@ class _Recurrent(PartitionedLayer):
     def _flat_weights(self, values) -> None:
         pass
 
+    def __setattr__(self, name: str, value) -> None:
+        nn.Module.__setattr__(self, name, value)  # without torch's record of the list above
+
     def _init_flat_weights(self) -> None:
         self._flat_weight_refs = []
 

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import fsdp
 
+from partnets.bare import Bare
 from partnets.distributed.agreement import check_agreement, partitions
 from partnets.hyper import hyperparameters
 from partnets.partitioned import partitioned_layers
@@ -18,9 +19,10 @@ def fully_shard(model: nn.Module, units: Iterable[nn.Module] | None = None, **op
     """torch.distributed.fsdp.fully_shard for a partitioned model, in place.
 
     Weights, gradients and moments are sharded along their first dimension, and each rank steps what it holds. Maps stay
-    whole on every rank: 2 bits a weight where there are three or four partitions. So does ψ, whose gradient all ranks
-    average: what is trained in turns with the weights must be able to stop requiring gradients, which torch's sharded
-    parameters cannot. Construct the optimiser afterwards, as for torch's fully_shard.
+    whole on every rank: 2 bits a weight where there are three or four partitions. So do bare parameters, which are
+    small, and ψ, whose gradients all ranks average: what is trained in turns with the weights must be able to stop
+    requiring gradients, which torch's sharded parameters cannot. Construct the optimiser afterwards, as for torch's
+    fully_shard.
 
     Args:
         model: partitioned, the same on all ranks.
@@ -48,14 +50,29 @@ def fully_shard(model: nn.Module, units: Iterable[nn.Module] | None = None, **op
         >>> dist.destroy_process_group()
     """
     check_agreement(partitions(model) | dict(model.named_parameters()))  # torch gives each rank a part of its own
-    psi, mesh = hyperparameters(model), options.get("mesh")
+    layers, mesh = [layer for _, layer in partitioned_layers(model)], options.get("mesh")
+    # torch asks modules for their parameters, and a bare one answers with what is live of it.
+    bare = [parameter for layer in layers if isinstance(layer, Bare) for _, parameter in layer.owned()]
+    whole = [*hyperparameters(model), *bare]
+    inner_first = [layer for layer in reversed(layers) if not isinstance(layer, Bare)]
+    units = _tied(inner_first) if units is None else list(units)
+    for unit in [*units, *([] if model in units or [model] in units else [model])]:
+        fsdp.fully_shard(unit, ignored_params=set(whole), **options)
     average = functools.partial(_average, [None] if mesh is None else mesh.get_all_groups())
-    units = [layer for _, layer in partitioned_layers(model)] if units is None else list(units)
-    for unit in dict.fromkeys([*units, model]):
-        fsdp.fully_shard(unit, ignored_params=set(psi), **options)
-    for parameter in psi:
+    for parameter in whole:
         parameter.register_post_accumulate_grad_hook(average)
     return model
+
+
+def _tied(layers: Iterable[nn.Module]) -> list[list[nn.Module]]:
+    """The layers, those together that share a parameter: torch gathers it once for all of them."""
+    groups: dict[nn.Parameter | nn.Module, list[nn.Module]] = {}
+    for layer in layers:
+        own = list(layer.parameters(recurse=False)) or [layer]
+        group = next((groups[parameter] for parameter in own if parameter in groups), [])
+        group.append(layer)
+        groups |= dict.fromkeys(own, group)
+    return list({id(group): group for group in groups.values()}.values())
 
 
 def _average(groups: list[dist.ProcessGroup | None], parameter: nn.Parameter) -> None:
