@@ -226,7 +226,8 @@ class PartitionedLayer(Partitioned):
             self.own(name)
         new = as_class(self, self.ordinary)
         for name, parameter in self.named_parameters(recurse=False):
-            value = self._value(name, parameter.detach(), active, None).clone()
+            value = self._value(name, parameter.detach(), active, None)
+            value = value.contiguous() if name in self.partitions else value.clone()
             new._parameters[name] = nn.Parameter(value, requires_grad=parameter.requires_grad)
         return new
 
