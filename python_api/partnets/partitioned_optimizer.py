@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -74,11 +74,15 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
     @torch.no_grad()
-    def step(self, update: int) -> None:
+    def step(self, update: int, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
         """Updates the entries of one partition; parameters without a gradient are left out.
 
         Args:
             update: the partition, 1..C.
+            closure: as torch's optimisers take it: called first, with gradients.
+
+        Returns:
+            What closure returns.
 
         Raises:
             ValueError: update is out of range.
@@ -87,6 +91,8 @@ class PartitionedOptimizer(torch.optim.Optimizer):
             raise ValueError(
                 f"update={update!r}, but there are {self.count} partitions; pass an int in 1..{self.count}."
             )
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is None:
@@ -101,6 +107,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
                 found = layer.entries(name, tensors, update)
                 if found is not None:
                     self.step_entries(found[0], state, found[1], update, group)
+        return loss
 
     def check(self, settings: dict) -> None:
         """Raises ValueError unless a group can be stepped with these settings."""

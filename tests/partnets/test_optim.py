@@ -306,6 +306,25 @@ def test_a_copy_steps_a_copied_model():
     assert not all(map(torch.equal, before, other.parameters()))
 
 
+def test_a_closure_comes_before_the_step_with_gradients_as_in_torch():
+    model, other = network(PROPORTIONS), network(PROPORTIONS)
+    other.load_state_dict(model.state_dict())
+    x = torch.randn(4, 2, 5, 5, dtype=torch.float64)
+
+    def closure():
+        with partnets.subnetwork(model, active=2, update=2):
+            loss = model(x).square().sum()
+            loss.backward()
+        return loss
+
+    returned = optim.SGD(model).step(2, closure)
+    with partnets.subnetwork(other, active=2, update=2):
+        loss = other(x).square().sum()
+        loss.backward()
+    optim.SGD(other).step(2)
+    assert returned == loss and all(map(torch.equal, model.parameters(), other.parameters()))
+
+
 def test_decays_that_are_an_array_are_one_for_each_partition():
     model = network(PROPORTIONS)
     optimizer = optim.SGD(model, weight_decay=torch.tensor([0.3, 0.2, 0.1]))
