@@ -156,7 +156,8 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         if not set(indices) >= states.keys():
             raise_foreign(f"states of {sorted(states)}, but the parameters {sorted(indices)}")
         for group in groups:
-            lacking = self.defaults.keys() - group.keys()
+            # Which torch adds to the defaults, but to no group, when a state is loaded or copied.
+            lacking = self.defaults.keys() - group.keys() - {"differentiable"}
             decays = group.get("weight_decay")
             if lacking or (decays is not None and (not isinstance(decays, Sequence) or len(decays) != self.count)):
                 what = f"no {', '.join(sorted(lacking))}" if lacking else f"weight_decay={decays}"

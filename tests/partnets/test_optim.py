@@ -331,6 +331,18 @@ def test_decays_that_are_an_array_are_one_for_each_partition():
     assert optimizer.param_groups[0]["weight_decay"] == pytest.approx((0.3, 0.2, 0.1))
 
 
+@pytest.mark.parametrize(("ours", "arguments"), OURS)
+def test_a_state_can_be_loaded_more_than_once_and_into_a_copy(ours, arguments):
+    model = network()
+    optimizer = ours(model, **arguments)
+    gradients(model, 0)
+    optimizer.step(1)
+    state = copy.deepcopy(optimizer.state_dict())
+    for other in (optimizer, optimizer, copy.deepcopy(optimizer)):
+        other.load_state_dict(state)
+        torch.testing.assert_close(other.state_dict(), state, rtol=0, atol=0)
+
+
 def test_the_state_of_another_model_raises_and_changes_nothing():
     def stepped(proportions):
         model = network(proportions)
