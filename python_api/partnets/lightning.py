@@ -59,7 +59,6 @@ class PartitionedModule(LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self._noise: dict | None = None  # of the checkpoint from which training goes on
 
     def training_loss(self, batch: Any) -> Tensor:
         """The mean negative log-likelihood of a batch's examples, in nats; of the live subnetwork."""
@@ -84,10 +83,9 @@ class PartitionedModule(LightningModule):
             hyper_optimizer.step()
 
     def on_train_start(self) -> None:
-        """Sets the random states of a checkpoint."""
-        if self._noise is not None:
+        """Sets the random states of the checkpoint that training resumes from."""
+        if self.trainer.ckpt_path is not None:
             noise.restore(self._noise, self.device)
-            self._noise = None
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the random states."""

@@ -152,6 +152,17 @@ def test_a_training_resumes_from_within_an_epoch_to_the_same_bits(tmp_path):
     assert logged(tmp_path / "second") == logged(tmp_path / "first")[-len(logged(tmp_path / "second")) :]
 
 
+def test_a_module_that_was_loaded_to_be_trained_anew_has_noise_of_its_own(tmp_path):
+    chunks = data()
+    fit(module(chunks), loader(chunks), tmp_path).save_checkpoint(tmp_path / "trained.ckpt")
+    loaded = [Classifier.load_from_checkpoint(tmp_path / "trained.ckpt", chunks=chunks) for _ in range(2)]
+    assert equal(*loaded)
+    for seed, one in enumerate(loaded):
+        torch.manual_seed(seed)
+        fit(one, loader(chunks), tmp_path / str(seed))
+    assert not equal(*loaded)
+
+
 def owned(one, partitions):
     """What may depend on D_1..D_max only: the entries of these partitions, their moments, their statistics."""
     optimizer = one.trainer.optimizers[0]
