@@ -4,16 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
-import transformers
-
-import partnets
 
 ROOT = Path(__file__).parents[1]
 # The number of blocks, and of what kind one of the names is in the end.
 PAGES = {
-    "README.md": (4, "history", partnets.History),
-    "docs/training.md": (4, "history", partnets.History),
-    "docs/integrations.md": (3, "bert", transformers.BertForSequenceClassification),
+    "README.md": (4, "history", "History"),
+    "docs/training.md": (4, "history", "History"),
+    "docs/integrations.md": (3, "bert", "BertForSequenceClassification"),
 }
 
 
@@ -40,4 +37,4 @@ def test_the_code_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     for block in blocks(page):
         exec(block, names)
     _, name, kind = PAGES[page]
-    assert isinstance(names[name], kind)
+    assert type(names[name]).__name__ == kind
