@@ -8,10 +8,10 @@ from torch import Tensor
 
 from partnets import noise
 from partnets.batch_norms import running_norms
-from partnets.evaluation import evaluating
+from partnets.evaluation import check_counts, evaluating
 from partnets.frozen import frozen
 from partnets.hyper import hyperparameters
-from partnets.loader import Draw
+from partnets.loader import Draw, Loader
 from partnets.optim import PartitionedOptimizer
 from partnets.subnetwork import subnetwork
 
@@ -31,11 +31,12 @@ class PartitionedModule(LightningModule):
     A training step is a step of w_k (Eq. 3) and one of ψ (Eq. 4), as of partnets.Trainer. It logs "loss" and
     "hyper_loss". Lightning's optimisation is manual: gradients are clipped in on_before_optimizer_step, schedulers
     stepped in on_train_batch_end, and global_step, and so max_steps, counts the steps of both optimisers. Checkpoints
-    have the random states as well, and resume to the same bits.
+    have the random states as well, and resume to the same bits. Call super() where you override the hooks below.
 
     Raises:
         ImportError: Lightning is not installed; when this module is imported.
-        ValueError: the optimisers are not as above; at the first step.
+        ValueError: the loader or the optimisers are not as above, or the model and the chunks differ in C; when
+            training starts.
 
     Example:
         >>> import partnets, torch
@@ -66,7 +67,8 @@ class PartitionedModule(LightningModule):
 
     def training_step(self, draw: Draw, batch_idx: int) -> None:
         """A step of w_k, and one of ψ if the draw has a batch for it."""
-        optimizer, hyper_optimizer = self._optimizers(draw)
+        optimizers = self.optimizers()
+        optimizer, hyper_optimizer = (optimizers, None) if draw.hyper_k is None else optimizers
         inside, outside = running_norms(self)
         with evaluating(*outside):
             optimizer.zero_grad()
@@ -83,7 +85,8 @@ class PartitionedModule(LightningModule):
             hyper_optimizer.step()
 
     def on_train_start(self) -> None:
-        """Sets the random states of the checkpoint that training resumes from."""
+        """Checks what is to be trained, and sets the random states of the checkpoint that training resumes from."""
+        self._check(self.trainer.train_dataloader, self.trainer.optimizers)
         if self.trainer.ckpt_path is not None:
             noise.restore(self._noise, self.device)
 
@@ -95,20 +98,18 @@ class PartitionedModule(LightningModule):
         """Keeps the random states until training starts."""
         self._noise = checkpoint["noise"]
 
-    def _optimizers(self, draw: Draw) -> tuple:
-        if not isinstance(draw, Draw):
-            raise ValueError(f"a batch is a {type(draw).__name__}; fit a partnets.Loader, which says what k it is for.")
-        found = self.optimizers()
-        optimizer, *rest = found if isinstance(found, list) else [found]
-        if not isinstance(optimizer.optimizer, PartitionedOptimizer):
+    def _check(self, loader: Any, optimizers: list) -> None:
+        if not isinstance(loader, Loader):
+            raise ValueError(f"the training data are a {type(loader).__name__}; pass a partnets.Loader of your chunks.")
+        check_counts(self, loader.chunks)
+        if not isinstance(optimizers[0], PartitionedOptimizer):
             raise ValueError(
-                f"configure_optimizers gave {type(optimizer.optimizer).__name__} first, which steps all partitions at"
-                " once; return one of partnets.optim, followed by that of the hyperparameters."
+                f"configure_optimizers gave {type(optimizers[0]).__name__} first, which steps all partitions at once;"
+                " return one of partnets.optim, followed by that of the hyperparameters."
             )
-        if len(rest) != (draw.hyper_k is not None):
+        size = loader.hyper_batch_size
+        if len(optimizers) != (1 if size is None else 2):
             raise ValueError(
-                f"configure_optimizers gave {1 + len(rest)} optimisers, and the loader batches for"
-                f" {'w alone' if draw.hyper_k is None else 'w and ψ'}; return one of partnets.optim, and one for ψ if"
-                " partnets.Loader is given a hyper_batch_size."
+                f"configure_optimizers gave {len(optimizers)} optimisers for hyper_batch_size={size}; return one of"
+                " partnets.optim, and a second one if partnets.Loader gives batches for ψ."
             )
-        return optimizer, *(rest or [None])

@@ -49,6 +49,9 @@ class Loader(DataLoader):
         seed: an int in [0, 2**63).
         **options: of torch's DataLoader, such as num_workers and pin_memory.
 
+    Attributes:
+        chunks, hyper_batch_size: as they were given.
+
     Raises:
         ValueError: a number is out of range, or there is no chunk for ψ to learn from.
 
@@ -80,6 +83,7 @@ class Loader(DataLoader):
         # A draw is a batch of one, as loops that resume skip whole batches; and without a generator of its own, an
         # iteration would take a number from torch's global one, which the model's noise comes from.
         one = {"batch_size": 1, "collate_fn": operator.itemgetter(0), "generator": Generator()}
+        self.chunks, self.hyper_batch_size = chunks, hyper_batch_size
         super().__init__(draws, sampler=_Numbers(steps), **one, **options)
 
     def __iter__(self) -> Iterator[Draw]:

@@ -212,17 +212,18 @@ def test_without_psi_there_are_steps_of_w_alone(tmp_path):
     assert trainer.global_step == EPOCHS * STEPS and one.network[2].values()["rate"] == pytest.approx(0.3)
 
 
+def loader_of_two(chunks):
+    return loader(partnets.chunk(chunks.dataset, (0.8, 0.2)))
+
+
 @pytest.mark.parametrize(
     ("kind", "make", "message"),
     [
-        (WithoutPsi, loader, "gave 1 optimisers, and the loader batches for w and ψ"),
-        (
-            Classifier,
-            lambda chunks: partnets.Loader(chunks, 8, steps=2),
-            "gave 2 optimisers, and the loader .* w alone",
-        ),
+        (WithoutPsi, loader, "gave 1 optimisers for hyper_batch_size=8"),
+        (Classifier, lambda chunks: partnets.Loader(chunks, 8, steps=2), "gave 2 optimisers for hyper_batch_size=None"),
         (Ordinary, loader, "gave Adam first, which steps all partitions at once"),
-        (Classifier, lambda chunks: torch.utils.data.DataLoader(chunks.dataset), "a batch is a list; fit a partnets"),
+        (Classifier, lambda chunks: torch.utils.data.DataLoader(chunks.dataset), "are a DataLoader; pass a partnets"),
+        (Classifier, loader_of_two, "3 partitions and the data 2 chunks"),
     ],
 )
 def test_what_cannot_be_trained_is_named_with_the_cure(kind, make, message, tmp_path):

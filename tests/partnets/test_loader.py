@@ -76,6 +76,17 @@ def test_a_loop_that_sets_the_epoch_gets_its_draws():
     assert listed(one) == listed(loader(steps=20))[14:]
 
 
+def test_accelerates_copy_of_a_loader_gives_the_same_draws_and_skips_some():
+    from accelerate import Accelerator, skip_first_batches
+
+    accelerator, expected = Accelerator(cpu=True), listed(loader(steps=20))
+    prepared = accelerator.prepare(loader())
+    assert epochs(prepared, 2) == expected
+    resumed = skip_first_batches(accelerator.prepare(loader()), 4)
+    resumed.set_epoch(1)
+    assert listed(resumed) == expected[14:]
+
+
 def test_an_iteration_leaves_torchs_random_state():
     before = torch.get_rng_state()
     list(loader())
