@@ -19,6 +19,7 @@ from partnets.finalize import finalize
 from partnets.history import History
 from partnets.linear import Bilinear, Linear
 from partnets.lml import lml
+from partnets.loader import Loader
 from partnets.merge import merge
 from partnets.norms import GroupNorm, LayerNorm, RMSNorm
 from partnets.partition import partition, register, without_rule
@@ -48,6 +49,7 @@ __all__ = [
     "History",
     "LayerNorm",
     "Linear",
+    "Loader",
     "MultiheadAttention",
     "RMSNorm",
     "Trainer",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
+from partnets.partitioned import partitioned_layers
 from partnets.partitioned_layer import PartitionedLayer
 from partnets.recomputation import same_subnetwork
 
@@ -119,3 +121,20 @@ class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
     )
 
     ordinary = nn.BatchNorm3d
+
+
+def running_norms(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
+    """The modules with running statistics: those in partitioned layers, and those that partnets.partition left out.
+
+    The latter would carry what a later chunk looks like into earlier subnetworks: train with them in evaluation mode.
+
+    Example:
+        >>> import partnets
+        >>> model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3), nn.BatchNorm1d(3))
+        >>> inside, outside = running_norms(partnets.partition(model, (0.5, 0.5), skip="0"))
+        >>> len(inside), outside == [model[0]]
+        (1, True)
+    """
+    owned = {module for _, layer in partitioned_layers(model) for module in layer.modules()}
+    norms = [module for module in model.modules() if isinstance(module, _NormBase)]
+    return [module for module in norms if module in owned], [module for module in norms if module not in owned]

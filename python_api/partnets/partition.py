@@ -161,6 +161,7 @@ def without_rule(model: nn.Module, *, skip: Iterable[str | nn.Module] = ()) -> d
         model, skip: as in `partition`.
 
     Example:
+        >>> import torch
         >>> class Scaled(nn.Module):
         ...     def __init__(self):
         ...         super().__init__()

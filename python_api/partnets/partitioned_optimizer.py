@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -78,11 +78,15 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
     @torch.no_grad()
-    def step(self, update: int) -> None:
+    def step(self, update: int, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
         """Updates the entries of one partition; parameters without a gradient are left out.
 
         Args:
             update: the partition, 1..C.
+            closure: as torch's optimisers take it: called first, with gradients.
+
+        Returns:
+            What closure returns.
 
         Raises:
             ValueError: update is out of range.
@@ -91,6 +95,8 @@ class PartitionedOptimizer(torch.optim.Optimizer):
             raise ValueError(
                 f"update={update!r}, but there are {self.count} partitions; pass an int in 1..{self.count}."
             )
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is None:
@@ -101,6 +107,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
                 found = held_entries(layer, name, tensors, update)
                 if found is not None:
                     self.step_entries(found[0], state, found[1], update, group)
+        return loss
 
     def fill_state(self) -> None:
         """Gives each parameter the state that its first step would, all 0: what a saved one can be loaded into."""
@@ -164,7 +171,8 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         if not set(indices) >= states.keys():
             raise_foreign(f"states of {sorted(states)}, but the parameters {sorted(indices)}")
         for group in groups:
-            lacking = self.defaults.keys() - group.keys()
+            # Which torch adds to the defaults, but to no group, when a state is loaded or copied.
+            lacking = self.defaults.keys() - group.keys() - {"differentiable"}
             decays = group.get("weight_decay")
             if lacking or (decays is not None and (not isinstance(decays, Sequence) or len(decays) != self.count)):
                 what = f"no {', '.join(sorted(lacking))}" if lacking else f"weight_decay={decays}"

@@ -9,11 +9,11 @@ from os import PathLike
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from partkernels.defaults import check_seed
 from partnets import checkpoint, optim
+from partnets.batch_norms import running_norms
 from partnets.callbacks import Callback
 from partnets.checks import check_at_least
 from partnets.chunks import Chunks
@@ -153,10 +153,7 @@ class Trainer:
         self.best, self.patience, self.callbacks = Best() if keep_best else None, patience, list(callbacks)
         self.clip, self.seed, self.generator = clip, seed, torch.Generator().manual_seed(seed)
         self.noise: dict | None = None
-        norms = [module for module in model.modules() if isinstance(module, _NormBase)]
-        owned = {module for _, layer in partitioned_layers(model) for module in layer.modules()}
-        self._statistics = [module for module in norms if module in owned]
-        self._still = [module for module in norms if module not in owned]
+        self._statistics, self._still = running_norms(model)
         if model.training:
             self._still += [module for module in model.modules() if not module.training]
         self.history = History()

@@ -306,10 +306,41 @@ def test_a_copy_steps_a_copied_model():
     assert not all(map(torch.equal, before, other.parameters()))
 
 
+def test_a_closure_comes_before_the_step_with_gradients_as_in_torch():
+    model, other = network(PROPORTIONS), network(PROPORTIONS)
+    other.load_state_dict(model.state_dict())
+    x = torch.randn(4, 2, 5, 5, dtype=torch.float64)
+
+    def closure():
+        with partnets.subnetwork(model, active=2, update=2):
+            loss = model(x).square().sum()
+            loss.backward()
+        return loss
+
+    returned = optim.SGD(model).step(2, closure)
+    with partnets.subnetwork(other, active=2, update=2):
+        loss = other(x).square().sum()
+        loss.backward()
+    optim.SGD(other).step(2)
+    assert returned == loss and all(map(torch.equal, model.parameters(), other.parameters()))
+
+
 def test_decays_that_are_an_array_are_one_for_each_partition():
     model = network(PROPORTIONS)
     optimizer = optim.SGD(model, weight_decay=torch.tensor([0.3, 0.2, 0.1]))
     assert optimizer.param_groups[0]["weight_decay"] == pytest.approx((0.3, 0.2, 0.1))
+
+
+@pytest.mark.parametrize(("ours", "arguments"), OURS)
+def test_a_state_can_be_loaded_more_than_once_and_into_a_copy(ours, arguments):
+    model = network()
+    optimizer = ours(model, **arguments)
+    gradients(model, 0)
+    optimizer.step(1)
+    state = copy.deepcopy(optimizer.state_dict())
+    for other in (optimizer, optimizer, copy.deepcopy(optimizer)):
+        other.load_state_dict(state)
+        torch.testing.assert_close(other.state_dict(), state, rtol=0, atol=0)
 
 
 def test_the_state_of_another_model_raises_and_changes_nothing():

@@ -1,0 +1,245 @@
+"""Lightning trains as a loop by hand does, resumes to the same bits, and lets nothing of a later chunk through."""
+
+import csv
+import sys
+
+import lightning
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from torch import nn
+
+import partnets
+from partnets import hyper
+from partnets.evaluation import evaluating
+from partnets.lightning import PartitionedModule
+from partnets.partitioned import partitioned_layers
+
+PROPORTIONS = (0.5, 0.3, 0.2)
+EPOCHS, STEPS = 2, 10
+# A step of w and one of ψ in each.
+SAVED = 2 * 14
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers"),
+    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:Failed to load image Python extension"),
+]
+
+
+class Classifier(PartitionedModule):
+    """With noise, learned and not, and with statistics of each subnetwork and of a layer that was left out."""
+
+    def __init__(self, chunks):
+        super().__init__()
+        self.chunks = chunks
+        network = nn.Sequential(
+            nn.Linear(4, 8), nn.BatchNorm1d(8), hyper.ConcreteDropout(0.3), nn.BatchNorm1d(8, affine=False),
+            nn.Dropout(0.1), nn.Linear(8, 3),
+        )  # fmt: skip
+        self.network = partnets.partition(network, PROPORTIONS, skip="3")
+
+    def training_loss(self, batch):
+        x, y = batch
+        return F.cross_entropy(self.network(x), y)
+
+    def configure_optimizers(self):
+        return partnets.optim.Adam(self, lr=0.01), torch.optim.Adam(hyper.hyperparameters(self), lr=0.02)
+
+    def on_train_epoch_end(self):
+        self.log("lml", partnets.lml(self.network, self.chunks))
+
+
+def data(changed=None):
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(60, 4, generator=generator), torch.randint(3, (60,), generator=generator)
+    chunks = partnets.chunk((x, y), PROPORTIONS)
+    if changed is not None:
+        x[chunks.indices(changed)] = -x[chunks.indices(changed)]
+        y[chunks.indices(changed)] = (y[chunks.indices(changed)] + 1) % 3
+    return chunks
+
+
+def loader(chunks):
+    return partnets.Loader(chunks, 8, steps=STEPS, hyper_batch_size=8)
+
+
+def module(chunks, kind=Classifier):
+    torch.manual_seed(1)
+    return kind(chunks)
+
+
+def fit(one, draws, folder, checkpoint=None, save=False):
+    keep = ModelCheckpoint(folder / "kept", "{step}", every_n_train_steps=SAVED, save_top_k=-1)
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        max_epochs=EPOCHS,
+        logger=CSVLogger(folder, name="", version="log"),
+        log_every_n_steps=1,
+        callbacks=[keep] if save else [],
+        enable_checkpointing=save,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(one, draws, ckpt_path=checkpoint, weights_only=True)
+    return trainer
+
+
+def by_hand(one, draws):
+    """The same training, as one writes it."""
+    optimizer, hyper_optimizer = one.configure_optimizers()
+    one.train()
+    one.network[3].eval()
+    records = []
+    for epoch in range(EPOCHS):
+        for k, batch, hyper_k, hyper_batch in draws:
+            optimizer.zero_grad()
+            with partnets.subnetwork(one, active=k, update=k):
+                loss = one.training_loss(batch)
+                loss.backward()
+            optimizer.step(update=k)
+            hyper_optimizer.zero_grad()
+            with partnets.subnetwork(one, active=hyper_k - 1), evaluating(one.network[1]):
+                hyper_loss = one.training_loss(hyper_batch)
+                hyper_loss.backward()
+            hyper_optimizer.step()
+            records.append({"loss": loss.item(), "hyper_loss": hyper_loss.item()})
+        records.append({"lml": partnets.lml(one.network, one.chunks), "epoch": epoch})
+    return records
+
+
+def equal(first, second):
+    tensors = [[*one.parameters(), *one.buffers()] for one in (first, second)]
+    return all(torch.equal(a, b) for a, b in zip(*tensors, strict=True))
+
+
+def logged(folder):
+    """The numbers in the file of Lightning's CSVLogger, in order."""
+    rows = csv.DictReader((folder / "log" / "metrics.csv").read_text().splitlines())
+    named = [{name: float(value) for name, value in row.items() if value} for row in rows]
+    return [{name: row[name] for name in ("loss", "hyper_loss", "lml") if name in row} for row in named]
+
+
+def test_twenty_steps_are_those_of_a_loop_by_hand(tmp_path):
+    chunks = data()
+    by_lightning, expected = module(chunks), module(chunks)
+    before = module(chunks)
+    torch.manual_seed(2)
+    trainer = fit(by_lightning, loader(chunks), tmp_path)
+    torch.manual_seed(2)
+    records = by_hand(expected, loader(chunks))
+    assert trainer.global_step == 2 * EPOCHS * STEPS
+    assert equal(by_lightning, expected) and not equal(by_lightning, before)
+    values = [{name: record[name] for name in record if name != "epoch"} for record in records]
+    assert logged(tmp_path) == [pytest.approx(record, rel=1e-6) for record in values]
+
+
+# That checkpoints have the weights after a step is as it should be.
+@pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization", "ignore:The dirpath has changed")
+def test_a_training_resumes_from_within_an_epoch_to_the_same_bits(tmp_path):
+    chunks = data()
+    first = module(chunks)
+    torch.manual_seed(2)
+    fit(first, loader(chunks), tmp_path / "first", save=True)
+    second = module(chunks)
+    torch.manual_seed(3)
+    checkpoint = tmp_path / "first" / "kept" / f"step={SAVED}.ckpt"
+    fit(second, loader(chunks), tmp_path / "second", checkpoint, save=True)
+    assert equal(first, second)
+    for a, b in zip(first.trainer.optimizers, second.trainer.optimizers, strict=True):
+        torch.testing.assert_close(a.state_dict(), b.state_dict(), rtol=0, atol=0)
+    assert logged(tmp_path / "second") == logged(tmp_path / "first")[-len(logged(tmp_path / "second")) :]
+
+
+def test_a_module_that_was_loaded_to_be_trained_anew_has_noise_of_its_own(tmp_path):
+    chunks = data()
+    fit(module(chunks), loader(chunks), tmp_path).save_checkpoint(tmp_path / "trained.ckpt")
+    loaded = [Classifier.load_from_checkpoint(tmp_path / "trained.ckpt", chunks=chunks) for _ in range(2)]
+    assert equal(*loaded)
+    for seed, one in enumerate(loaded):
+        torch.manual_seed(seed)
+        fit(one, loader(chunks), tmp_path / str(seed))
+    assert not equal(*loaded)
+
+
+def owned(one, partitions):
+    """What may depend on D_1..D_max only: the entries of these partitions, their moments, their statistics."""
+    optimizer = one.trainer.optimizers[0]
+    tensors = []
+    for _, layer in partitioned_layers(one):
+        for name, parameter in layer.owned():
+            state = [value for key, value in optimizer.state[parameter].items() if key != "step"]
+            for j in partitions:
+                found, partition = layer.entries(name, [parameter.detach(), *state], j)
+                tensors += found if partition is None else [tensor[partition.mask(j)] for tensor in found]
+        for _, statistics in layer.named_buffers(recurse=False):
+            tensors += [statistics[j - 1] for j in partitions]
+    return tensors
+
+
+class Frozen(Classifier):
+    """ψ learns from every chunk, and all of w from it; the invariant is that of w with ψ as it is."""
+
+    def configure_optimizers(self):
+        return partnets.optim.Adam(self, lr=0.01), torch.optim.SGD(hyper.hyperparameters(self), lr=0.0)
+
+
+@pytest.mark.parametrize("k", [2, 3])
+def test_nothing_of_a_later_chunk_reaches_earlier_partitions(k, tmp_path):
+    pair = [module(data(changed), Frozen) for changed in (None, k)]
+    for i, one in enumerate(pair):
+        torch.manual_seed(2)
+        fit(one, loader(one.chunks), tmp_path / str(i))
+    earlier, later = range(1, k), range(k, len(PROPORTIONS) + 1)
+    assert all(torch.equal(a, b) for a, b in zip(*(owned(one, earlier) for one in pair), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(*(owned(one, later) for one in pair), strict=True))
+
+
+class WithoutPsi(Classifier):
+    def configure_optimizers(self):
+        return partnets.optim.PerPartition(torch.optim.RMSprop, self)
+
+
+class Ordinary(Classifier):
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters())
+
+
+def test_without_psi_there_are_steps_of_w_alone(tmp_path):
+    one = module(data(), WithoutPsi)
+    trainer = fit(one, partnets.Loader(one.chunks, 8, steps=STEPS), tmp_path)
+    assert trainer.global_step == EPOCHS * STEPS and one.network[2].values()["rate"] == pytest.approx(0.3)
+
+
+def loader_of_two(chunks):
+    return loader(partnets.chunk(chunks.dataset, (0.8, 0.2)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "make", "message"),
+    [
+        (WithoutPsi, loader, "gave 1 optimisers for hyper_batch_size=8"),
+        (Classifier, lambda chunks: partnets.Loader(chunks, 8, steps=2), "gave 2 optimisers for hyper_batch_size=None"),
+        (Ordinary, loader, "gave Adam first, which steps all partitions at once"),
+        (Classifier, lambda chunks: torch.utils.data.DataLoader(chunks.dataset), "are a DataLoader; pass a partnets"),
+        (Classifier, loader_of_two, "3 partitions and the data 2 chunks"),
+    ],
+)
+def test_what_cannot_be_trained_is_named_with_the_cure(kind, make, message, tmp_path):
+    chunks = data()
+    with pytest.raises(ValueError, match=message):
+        fit(module(chunks, kind), make(chunks), tmp_path)
+
+
+def test_a_module_without_a_loss_is_told_to_define_one():
+    with pytest.raises(NotImplementedError, match="PartitionedModule has no training_loss"):
+        PartitionedModule().training_loss(None)
+
+
+def test_a_missing_lightning_is_named_with_the_cure(monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == "lightning" or name == "partnets.lightning"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "lightning", None)
+    with pytest.raises(ImportError, match=r"pip install 'partkernels\[lightning\]'"):
+        import partnets.lightning  # noqa: F401

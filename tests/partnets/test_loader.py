@@ -1,0 +1,104 @@
+"""The draws of a Loader: of the right chunks, in the right shares, and the same however a training is interrupted."""
+
+import itertools
+from collections import Counter
+
+import pytest
+import torch
+
+import partnets
+
+PROPORTIONS = (0.5, 0.3, 0.2)
+EXAMPLES = 50
+
+
+def chunks():
+    return partnets.chunk((torch.arange(EXAMPLES), torch.arange(EXAMPLES)), PROPORTIONS)
+
+
+def loader(steps=10, **options):
+    return partnets.Loader(chunks(), 4, steps=steps, **{"hyper_batch_size": 3, "seed": 5} | options)
+
+
+def listed(draws):
+    return [(k, x.tolist(), hyper_k, hyper_x.tolist()) for k, (x, _), hyper_k, (hyper_x, _) in draws]
+
+
+def epochs(loader, count):
+    return [draw for _ in range(count) for draw in listed(loader)]
+
+
+def test_batches_come_from_the_chunks_up_to_k_and_from_the_one_that_is_unseen():
+    parts = chunks()
+    for k, (x, y), hyper_k, (hyper_x, _) in loader(steps=100):
+        assert torch.equal(x, y) and len(x) == 4 and len(hyper_x) == 3
+        assert set(x.tolist()) <= {example.item() for example, _ in parts.upto(k)}
+        assert set(hyper_x.tolist()) <= set(parts.indices(hyper_k).tolist())
+
+
+def test_the_chunks_are_drawn_by_their_sizes():
+    steps = 2000
+    draws = list(loader(steps=steps))
+    shares = [Counter(draw[i] for draw in draws) for i in (0, 2)]
+    for found, expected in zip(shares, ({1: 0.5, 2: 0.3, 3: 0.2}, {2: 0.6, 3: 0.4}), strict=True):
+        assert {k: count / steps for k, count in found.items()} == pytest.approx(expected, abs=0.05)
+
+
+def test_without_a_batch_size_for_psi_there_is_no_batch_for_it():
+    assert {draw[2:] for draw in loader(hyper_batch_size=None)} == {(None, None)}
+
+
+def test_epochs_differ_and_their_length_does_not_matter():
+    draws = epochs(loader(steps=10), 3)
+    assert draws == listed(loader(steps=30)) == epochs(loader(steps=15), 2)
+    assert len({str(draw) for draw in draws}) == 30 and draws != listed(loader(steps=30, seed=6))
+
+
+def test_worker_processes_do_not_matter():
+    assert epochs(loader(steps=6, num_workers=2), 2) == listed(loader(steps=12))
+
+
+@pytest.mark.parametrize("done", [3, 10, 14])
+def test_a_loader_goes_on_where_another_stopped(done):
+    expected = listed(loader(steps=20))
+    first, second = loader(), loader()
+    given = listed(itertools.islice(itertools.chain.from_iterable(itertools.repeat(first)), done))
+    second.load_state_dict(first.state_dict())
+    assert given + epochs(second, 2)[: 20 - done] == expected
+
+
+def test_a_loop_that_sets_the_epoch_gets_its_draws():
+    one = loader()
+    one.sampler.set_epoch(1)
+    assert listed(one) == listed(loader(steps=20))[10:]
+    one.load_state_dict({"done": 14})
+    one.sampler.set_epoch(1)  # as Lightning does after a resumption
+    assert listed(one) == listed(loader(steps=20))[14:]
+
+
+def test_accelerates_copy_of_a_loader_gives_the_same_draws_and_skips_some():
+    from accelerate import Accelerator, skip_first_batches
+
+    accelerator, expected = Accelerator(cpu=True), listed(loader(steps=20))
+    prepared = accelerator.prepare(loader())
+    assert epochs(prepared, 2) == expected
+    resumed = skip_first_batches(accelerator.prepare(loader()), 4)
+    resumed.set_epoch(1)
+    assert listed(resumed) == expected[14:]
+
+
+def test_an_iteration_leaves_torchs_random_state():
+    before = torch.get_rng_state()
+    list(loader())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("wrong", [{"steps": 0}, {"hyper_batch_size": 0}, {"seed": -1}])
+def test_numbers_out_of_range_raise(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        loader(**wrong)
+
+
+def test_one_chunk_has_nothing_for_psi():
+    with pytest.raises(ValueError, match="at least 2"):
+        partnets.Loader(partnets.chunk((torch.zeros(4),), (1.0,)), 2, steps=1, hyper_batch_size=2)
