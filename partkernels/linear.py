@@ -139,9 +139,10 @@ def linear(
     check_weight(weight, partition)
     check_live(partition, active, update)
     check_input("x", x, weight)
-    if weight.dim() != 2:
-        raise ValueError(f"the weight has shape {tuple(weight.shape)}; linear takes [out_features, in_features].")
-    if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
-        raise InputError(f"x has shape {tuple(x.shape)}; this weight takes [..., {weight.shape[1]}].")
-    check_bias(bias, weight, partition, weight.shape[0])
+    shape, taken = partition.shape, x.shape  # a tuple of the weight's sizes, which cost more to ask a tensor for
+    if len(shape) != 2:
+        raise ValueError(f"the weight has shape {shape}; linear takes [out_features, in_features].")
+    if not taken or taken[-1] != shape[1]:
+        raise InputError(f"x has shape {tuple(taken)}; this weight takes [..., {shape[1]}].")
+    check_bias(bias, weight, partition, shape[0])
     return _forward(x, weight, bias, active, update, *partition.flat(), dispatch.requested())

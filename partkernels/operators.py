@@ -106,16 +106,16 @@ def _call(name: str, kernel: Callable) -> Callable:
             return operator(*args)
         if _is_transformed():
             return _functions[name].apply(*args) if name in _functions else operator(*args)
-        requires_grad = False
+        is_learning, requires_grad = torch.is_grad_enabled(), False
         for i in tensors:
             tensor = args[i]
             if tensor is not None:
                 if type(tensor) not in _PLAIN:
                     return operator(*args)
-                requires_grad = requires_grad or tensor.requires_grad
+                requires_grad = requires_grad or (is_learning and tensor.requires_grad)
         if args[0].is_meta:
             return operator(*args)
-        if requires_grad and torch.is_grad_enabled():
+        if requires_grad:
             # Function.apply itself first looks for transforms, which are not active here: 7 us.
             return super(torch.autograd.Function, _functions[name]).apply(*args)
         return kernel(*args)
@@ -207,10 +207,11 @@ def check_weight(weight: Tensor, partition: Partition) -> None:
 
 def check_input(name: str, tensor: Tensor, weight: Tensor) -> None:
     """Raises InputError unless a tensor has the weight's device and dtype; under autocast, any dtype will do."""
-    if tensor.device != weight.device:
-        raise InputError(f"{name} is on {tensor.device} and the weight on {weight.device}; move one of them.")
-    if tensor.dtype != weight.dtype and not torch.is_autocast_enabled(weight.device.type):
-        raise InputError(f"{name} is {tensor.dtype} and the weight {weight.dtype}; cast one of them.")
+    device, dtype = weight.device, weight.dtype
+    if tensor.device != device:
+        raise InputError(f"{name} is on {tensor.device} and the weight on {device}; move one of them.")
+    if tensor.dtype is not dtype and not torch.is_autocast_enabled(device.type):
+        raise InputError(f"{name} is {tensor.dtype} and the weight {dtype}; cast one of them.")
 
 
 def check_bias(bias: Tensor | None, weight: Tensor, partition: Partition, out: int) -> None:
@@ -218,8 +219,9 @@ def check_bias(bias: Tensor | None, weight: Tensor, partition: Partition, out: i
     if bias is None:
         return
     check_input("bias", bias, weight)
-    if bias.shape != (out,) and bias.shape != (partition.count, out):
+    shape = bias.shape
+    if shape != (partition.count, out) and shape != (out,):
         raise InputError(
-            f"bias has shape {tuple(bias.shape)}; this weight takes [{out}], or [{partition.count}, {out}] with a row"
+            f"bias has shape {tuple(shape)}; this weight takes [{out}], or [{partition.count}, {out}] with a row"
             " for each partition."
         )

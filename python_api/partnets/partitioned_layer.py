@@ -251,11 +251,15 @@ class PartitionedLayer(Partitioned):
 
     def compute(self, kernel: Callable[..., Tensor], x: Tensor, **geometry) -> Tensor:
         """What the live subnetwork makes of x by one of partkernels' operators; w_update and b_update get gradients."""
-        weight, bias = self.own("weight"), self.own("bias")
+        parameters = self._parameters
+        if "weight" in parameters and "bias" in parameters:
+            weight, bias = parameters["weight"], parameters["bias"]
+        else:
+            weight, bias = self.own("weight"), self.own("bias")
         if self.update is None:  # where nothing learns, what is detached has no gradient computed for its sake
             weight, bias = weight.detach(), None if bias is None else bias.detach()
         weight = self.oriented(weight)
-        y = kernel(x, weight, self.partition, self.active, update=self.update, bias=bias, **geometry)
+        y = kernel(x, weight, self.partitions["weight"], self.active, update=self.update, bias=bias, **geometry)
         return same_subnetwork(self, y)
 
     def live(self, name: str) -> Tensor | None:
