@@ -146,8 +146,8 @@ def check_images(
     check_input("x", x, weight)
     spatial = SPATIAL[dims]
     if weight.dim() != 2 + dims:
-        channels = "in, out / groups" if is_transposed else "out, in / groups"
-        raise ValueError(f"the weight has shape {tuple(weight.shape)}; this convolution takes [{channels}, {spatial}].")
+        name, channels = ("conv_transpose", "in, out / groups") if is_transposed else ("conv", "out, in / groups")
+        raise ValueError(f"the weight has shape {tuple(weight.shape)}; {name}{dims}d takes [{channels}, {spatial}].")
     first, second = weight.shape[:2]
     if groups < 1 or first % groups:
         of = "input" if is_transposed else "output"

@@ -1,0 +1,112 @@
+"""conv1d and the transposed convolutions: conv2d's kernels in other clothes, against dense PyTorch."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from against_dense import BY_ONE_PLAN, DTYPES, assert_within_twice_dense_error
+
+import partkernels as pk
+
+# A weight's shape, x's, and the geometry; of transposed ones the weight is [in, out / groups, ...].
+CASES = {
+    "conv1d": [
+        ((6, 4, 3), (2, 4, 9), {}),
+        ((6, 2, 3), (2, 4, 9), {"groups": 2, "stride": 2, "padding": 1}),
+        ((6, 4, 4), (4, 9), {"padding": "same", "dilation": 2}),
+        ((6, 4, 1), (0, 4, 9), {"padding": "valid"}),
+    ],
+    "conv_transpose1d": [
+        ((4, 6, 3), (2, 4, 9), {}),
+        ((4, 3, 3), (2, 4, 9), {"groups": 2, "stride": 3, "padding": 1, "output_padding": 2}),
+        ((4, 6, 2), (4, 9), {"dilation": 2}),
+    ],
+    "conv_transpose2d": [
+        ((4, 6, 3, 3), (2, 4, 7, 5), {}),
+        ((4, 3, 3, 2), (2, 4, 7, 5), {"groups": 2, "stride": (2, 1), "padding": (1, 0), "output_padding": (1, 0)}),
+        ((4, 6, 2, 3), (4, 7, 5), {"dilation": (1, 2)}),
+        ((4, 6, 3, 3), (0, 4, 7, 5), {}),
+    ],
+}
+PROPORTIONS = (0.5, 0.3, 0.2)
+each = pytest.mark.parametrize(
+    ("name", "shape", "x_shape", "geometry"),
+    [pytest.param(name, *case, id=f"{name}-{i}") for name, cases in CASES.items() for i, case in enumerate(cases)],
+)
+
+
+@pytest.mark.parametrize("target", BY_ONE_PLAN, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each
+def test_they_compute_what_dense_pytorch_computes(name, shape, x_shape, geometry, dtype, target):
+    partition = pk.Partition.random(shape, PROPORTIONS, seed=0, defaults=pk.Normal(0.3, seed=1)).to(target.device)
+    x, weight = (target.randn(s).to(dtype).requires_grad_() for s in (x_shape, shape))
+    made = shape[1] * geometry.get("groups", 1) if "transpose" in name else shape[0]
+    rows = target.randn((3, made)).to(dtype).requires_grad_()
+    subnetwork = pk.subnetwork_weight(weight.detach(), partition, 2)
+    with target.use():
+        y = getattr(pk, name)(x, weight, partition, 2, update=1, bias=rows, **geometry)
+        grad = torch.randn_like(y)
+        ours = torch.autograd.grad(y, (x, weight, rows), grad)
+
+    def dense(which):
+        def compute(dtype):
+            leaves = [tensor.detach().to(dtype).requires_grad_() for tensor in (x, subnetwork, rows[:2].sum(0))]
+            y = getattr(F, name)(*leaves, **geometry)
+            return (y, *torch.autograd.grad(y, leaves, grad.to(dtype)))[which].detach()
+
+        return compute
+
+    assert_within_twice_dense_error(y.detach(), dense(0))
+    assert_within_twice_dense_error(ours[0], dense(1))
+    mask = partition.mask(1)
+    assert (ours[1][~mask] == 0).all()
+    exact = dense(2)(torch.float64)
+    assert_within_twice_dense_error(torch.where(mask, ours[1], exact.to(dtype)), dense(2))
+    assert not ours[2][1:].any()
+
+
+@each
+def test_gradients_of_gradients(name, shape, x_shape, geometry):
+    partition = pk.Partition.random(shape, PROPORTIONS, seed=0)
+    x, weight = torch.randn(x_shape, dtype=torch.float64, requires_grad=True), torch.randn(shape, dtype=torch.float64)
+
+    def bent(x):
+        return getattr(pk, name)(x, weight, partition, 2, **geometry).sin()
+
+    assert torch.autograd.gradgradcheck(bent, (x,), fast_mode=True)
+
+
+@pytest.mark.parametrize("update", [1, 2, None])
+def test_a_rebuilt_weight_gives_its_gradient_to_one_partition(update):
+    partition = pk.Partition.random((6, 5), PROPORTIONS, seed=0, defaults=pk.Uniform(0.3, seed=1))
+    weight = torch.randn(6, 5, dtype=torch.float64, requires_grad=True)
+    rebuilt = pk.subnetwork_weight(weight, partition, 2, update=update)
+    assert torch.equal(rebuilt, pk.subnetwork_weight(weight, partition, 2))
+    grad = torch.randn_like(rebuilt)
+    (ours,) = torch.autograd.grad(rebuilt, weight, grad)
+    ids = partition.ids()
+    assert torch.equal(ours, torch.where(ids <= 2 if update is None else ids == update, grad, 0))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda x, w, p: pk.conv1d(x[0, 0], w, p, 1), pk.InputError, r"takes \[batch, 4, length\] or \[4, length\]"),
+        (lambda x, w, p: pk.conv1d(x[..., :2], w, p, 1), pk.InputError, "smaller than the kernel"),
+        (lambda x, w, p: pk.conv1d(x, w, p, 1, stride=(1, 1)), ValueError, r"stride=\(1, 1\); pass an int or one at"),
+        (lambda x, w, p: pk.conv2d(x, w, p, 1), ValueError, r"conv2d takes \[out, in / groups, height, width\]"),
+        (lambda x, w, p: pk.conv_transpose2d(x, w, p, 1), ValueError, r"conv_transpose2d takes \[in, out / groups,"),
+        (lambda x, w, p: pk.conv_transpose1d(x, w, p, 1, groups=4), ValueError, "weight's 6 input channels"),
+        (lambda x, w, p: pk.conv_transpose1d(x, w, p, 1), pk.InputError, r"takes \[batch, 6, length\]"),
+    ],
+)
+def test_bad_input_raises_and_names_the_cure(call, error, message):
+    x, weight = torch.randn(2, 4, 9), torch.randn(6, 4, 3)
+    with pytest.raises(error, match=message):
+        call(x, weight, pk.Partition.random((6, 4, 3), PROPORTIONS, seed=0))
+
+
+def test_an_output_padding_that_no_stride_leaves_raises():
+    partition = pk.Partition.random((4, 6, 3), PROPORTIONS, seed=0)
+    with pytest.raises(ValueError, match=r"output_padding=\(2,\) with stride=\(2,\).*smaller"):
+        pk.conv_transpose1d(torch.randn(2, 4, 9), torch.randn(4, 6, 3), partition, 1, stride=2, output_padding=2)
