@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from benchmarks.layer import Division
-from benchmarks.schemes import Where, weighted_layers
+from benchmarks.schemes import Where
 from benchmarks.train_step import TrainStep
 from partkernels import packed_map
 from partnets.partition import find
+from partnets.partitioned import partitioned_layers
 
 MOMENTS = {"adam": 2, "sgd": 1}
 
@@ -38,9 +39,10 @@ class Footprint:
         """Of tensors that are there, after a step."""
         parameters = _bytes(step.model.parameters())
         ids, defaults = [], []
-        for _, layer in weighted_layers(step.model):
-            ids.append(layer.partition.map)
-            defaults += [layer.partition.defaults.stored] if layer.partition.defaults.stored is not None else []
+        for _, layer in partitioned_layers(step.model):
+            for partition in getattr(layer, "partitions", {}).values():
+                ids.append(partition.map)
+                defaults += [partition.defaults.stored] if partition.defaults.stored is not None else []
         for module in step.model.modules():
             if isinstance(module, Where):
                 ids.append(module.ids)
@@ -55,14 +57,17 @@ class Footprint:
         The floor is the least that any scheme could keep: log2 of the number of such assignments, which is the entropy
         of the proportions a weight. (An assignment that is drawn from a seed could be drawn again, at no memory.)
         """
-        layers = list(find(model).layers.values())
+        found = find(model)
+        layers = [*found.layers.values(), *found.bare.values()]
         size = next(model.parameters()).element_size()
         weights = mapped(layers)
         count = sum(w.numel() for w in weights)
         parameters = sum(p.numel() for p in model.parameters()) * size
         map = defaults = 0.0
         if scheme == "partkernels":
-            # A row for each partition, of biases, norms' parameters and FixUp's scalars.
+            weights += [layer.weight for layer in layers if isinstance(layer, nn.Embedding)]
+            count = sum(w.numel() for w in weights)
+            # A row for each partition, of biases, norms' parameters, and what a module keeps for itself.
             rows = sum(p.numel() for layer in layers for p in layer.parameters(recurse=False)) - count
             parameters += (division.count - 1) * rows * size
             bits = packed_map.bits_for(division.count)
@@ -76,7 +81,7 @@ class Footprint:
 
 
 def mapped(layers: Iterable[nn.Module]) -> list[nn.Parameter]:
-    """The weights of ordinary layers that are partitioned entry by entry, by a map."""
+    """The weights of ordinary layers that every scheme partitions entry by entry, by a map."""
     return [layer.weight for layer in layers if isinstance(layer, nn.Linear | nn.Conv2d)]
 
 

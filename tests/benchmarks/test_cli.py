@@ -72,7 +72,8 @@ def test_users_measure_their_own_model(suite, tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "from torch import nn\n"
         "def net():\n"
-        "    features = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.PReLU())\n"
+        "    norm = nn.InstanceNorm2d(4, track_running_stats=True)\n"
+        "    features = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), norm, nn.PReLU())\n"
         "    return nn.Sequential(features, nn.Flatten(), nn.Linear(144, 5))\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
@@ -82,7 +83,7 @@ def test_users_measure_their_own_model(suite, tmp_path, monkeypatch):
     records = Results.load(path).records
     assert {record.case["model"] for record in records} == {"mine:net"}
     if suite == "memory":
-        assert {record.facts["dense layers"] for record in records} == {"PReLU"}
+        assert {record.facts["dense layers"] for record in records} == {"InstanceNorm2d"}
 
 
 @pytest.mark.parametrize(
