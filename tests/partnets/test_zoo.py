@@ -21,7 +21,7 @@ def timm(name, **options):
 
 
 def resnet18():
-    return timm("resnet18", in_chans=1)
+    return timm("resnet18", in_chans=1, channels=(16, 32, 64, 128))  # a quarter of its width
 
 
 def vit_tiny():
@@ -202,17 +202,14 @@ def test_a_compiled_model_computes_the_same(name):
     # torch does not trace its recurrent layers.
     compiled = torch.compile(one.model.eval(), backend="aot_eager", fullgraph=name != "LSTM")
     x = ZOO[name][1][:2]
-    for active, update in [(1, 1), (3, None)]:
-        gradients = []
-        for model in (one.model, compiled):
-            for parameter in one.model.parameters():
-                parameter.grad = None
-            with partnets.subnetwork(one.model, active, update):
-                output = logits(model(x))
-                if update is not None:
-                    output.square().sum().backward()
-            gradients.append([output.detach(), *(p.grad.clone() for p in one.model.parameters() if p.grad is not None)])
-        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+    results = []
+    for model in (one.model, compiled):
+        one.optimizer.zero_grad()
+        with partnets.subnetwork(one.model, active=2, update=1):
+            output = logits(model(x))
+            output.square().sum().backward()
+        results.append([output.detach(), *(p.grad.clone() for p in one.model.parameters() if p.grad is not None)])
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
 
 
 def test_tied_layers_keep_one_parameter_and_one_partition():
