@@ -65,8 +65,6 @@ class Footprint:
         parameters = sum(p.numel() for p in model.parameters()) * size
         map = defaults = 0.0
         if scheme == "partkernels":
-            weights += [layer.weight for layer in layers if isinstance(layer, nn.Embedding)]
-            count = sum(w.numel() for w in weights)
             # A row for each partition, of biases, norms' parameters, and what a module keeps for itself.
             rows = sum(p.numel() for layer in layers for p in layer.parameters(recurse=False)) - count
             parameters += (division.count - 1) * rows * size
@@ -82,7 +80,7 @@ class Footprint:
 
 def mapped(layers: Iterable[nn.Module]) -> list[nn.Parameter]:
     """The weights of ordinary layers that every scheme partitions entry by entry, by a map."""
-    return [layer.weight for layer in layers if isinstance(layer, nn.Linear | nn.Conv2d)]
+    return [layer.weight for layer in layers if isinstance(layer, nn.Linear | nn.Conv2d | nn.Embedding)]
 
 
 def entropy(division: Division) -> float:

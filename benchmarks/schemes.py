@@ -38,11 +38,11 @@ def partitioned(model: nn.Module, division: Division, seed: int) -> nn.Module:
 
 
 # Of whose weights each scheme makes a subnetwork's in its own way; other layers are the same in all of them.
-WEIGHTED = partnets.Linear, partnets.Conv2d
+WEIGHTED = partnets.Linear, partnets.Conv2d, partnets.Embedding
 
 
 def weighted_layers(model: nn.Module) -> Iterator[tuple[str, PartitionedLayer]]:
-    """The path and the layer, for each layer of a partitioned model that computes a product with its weight."""
+    """The path and the layer, for each layer of a partitioned model whose weight has a map."""
     return ((path, layer) for path, layer in partitioned_layers(model) if isinstance(layer, WEIGHTED))
 
 
@@ -83,6 +83,8 @@ class Where(nn.Module):
         weight = self.subnetwork_weight()
         if isinstance(self.layer, nn.Linear):
             return F.linear(x, weight, self.layer.bias)
+        if isinstance(self.layer, nn.Embedding):
+            return F.embedding(x, weight)
         return self.layer._conv_forward(x, weight, self.layer.bias)
 
     def subnetwork_weight(self) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 
 import partkernels as pk
 from benchmarks import memory, peak
-from benchmarks.footprint import Footprint, entropy
+from benchmarks.footprint import Footprint, entropy, mapped
 from benchmarks.layer import THREE, Division
 from benchmarks.models import NAMED, linear
 from benchmarks.peak import Job
@@ -52,7 +52,7 @@ def test_maps_take_at_most_two_bits_a_weight_and_what_aligns_their_rows(model, c
         computed = Footprint.computed("partkernels", made, division, "adam")
         floor = Footprint.computed("floor", made, division, "adam")
     weights = sum(p.numel() for p in made.parameters())
-    rows = sum(m.weight.shape[0] for m in made.modules() if isinstance(m, torch.nn.Linear | torch.nn.Conv2d))
+    rows = sum(weight.shape[0] for weight in mapped(made.modules()))
     assert floor.map <= computed.map <= weights / 4 + 16 * rows
     assert computed.defaults == 0
 
