@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sysconfig
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
@@ -93,21 +94,28 @@ def code(architecture: int, ptx: bool = False) -> list[str]:
     return both + [f"-gencode=arch=compute_{name},code=compute_{name}"] * ptx
 
 
-def run_if_older(command: list[str]) -> None:
-    """Runs a compiler, unless its object is newer than all sources and was made by the same command.
+def make_if_older(object: Path, command: list[str], compile: Callable[[], str | None]) -> None:
+    """Calls a compiler, unless its object is newer than all sources and was made by the same command.
 
-    What it says is left beside the object: nvcc tells each kernel's registers, spills and shared memory.
+    So an installation and a wheel of the same sources share their objects. What the compiler says is left beside each:
+    nvcc tells a kernel's registers, spills and shared memory.
     """
-    report = Path(command[-1]).with_suffix(".txt")
+    report = object.with_suffix(".txt")
     header = " ".join(command) + "\n"
     sources = [path for path in (ROOT / "csrc").rglob("*") if path.is_file()]
     newest = max(path.stat().st_mtime for path in sources)
     if report.exists() and report.stat().st_mtime > newest and report.read_text().startswith(header):
         return
+    said = compile()
+    report.write_text(header + (said or ""))
+
+
+def run(command: list[str]) -> str:
+    """What a command says; raises RuntimeError with it if the command fails."""
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout}")
-    report.write_text(header + done.stdout)
+    return done.stdout
 
 
 class BuildBackends(build_ext):
@@ -120,14 +128,18 @@ class BuildBackends(build_ext):
         return extension.export_symbols  # it is no Python module and has no PyInit function
 
     def build_extensions(self):
-        compile = self.compiler.compile
+        compile, compile_one = self.compiler.compile, self.compiler._compile
 
         def compile_together(sources, **options):
-            """Each instruction set is a file that takes ten seconds and more: all processors compile."""
+            """Each instruction set is a file that takes half a minute: all processors compile."""
             with ThreadPoolExecutor(os.cpu_count()) as threads:
                 return [*chain(*threads.map(lambda source: compile([source], **options), sources))]
 
-        self.compiler.compile = compile_together
+        def compile_if_older(object, *rest):
+            options = [str(each) for given in rest for each in ([given] if isinstance(given, str) else given)]
+            make_if_older(Path(object), [*self.compiler.compiler_so_cxx, *options], lambda: compile_one(object, *rest))
+
+        self.compiler.compile, self.compiler._compile = compile_together, compile_if_older
         super().build_extensions()
 
     def run(self):
@@ -209,7 +221,7 @@ class BuildBackends(build_ext):
                 [nvcc(), *codes, *common, str(source.relative_to(ROOT)), "-o", str(objects / f"{source.stem}.o")]
             )
         with ThreadPoolExecutor(os.cpu_count()) as threads:
-            list(threads.map(run_if_older, commands))
+            list(threads.map(lambda command: make_if_older(Path(command[-1]), command, lambda: run(command)), commands))
         linked = [command[-1] for command in commands]
         runtime = ["-cudart", "static", "-L" + str(TORCH / "lib"), "-ltorch_cpu", "-Xlinker", "--exclude-libs,ALL"]
         subprocess.run([nvcc(), "-shared", *linked, *runtime, "-o", str(library)], cwd=ROOT, check=True)
