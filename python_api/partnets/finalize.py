@@ -10,9 +10,8 @@ from torch import nn
 from partkernels.defaults import check_seed
 from partnets.evaluation import device_of
 from partnets.hyper import Hyperparameter, hyperparameters
-from partnets.merge import merge
+from partnets.merge import merge, without_partitions
 from partnets.noise import kept
-from partnets.partition import replace_modules
 from partnets.partitioned import count, partitioned_layers
 
 MODES = ("merge", "finetune", "retrain")
@@ -74,7 +73,7 @@ def _fresh(model: nn.Module, seed: int) -> nn.Module:
     if stuck:
         listed = "\n".join(f"  {path or 'the model itself'}: {why}" for path, why in stuck.items())
         raise ValueError(f"this model cannot start anew:\n{listed}")
-    return replace_modules(model, new)
+    return without_partitions(model, new)
 
 
 def _unpartitioned(model: nn.Module) -> dict[str, str]:

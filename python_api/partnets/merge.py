@@ -7,8 +7,9 @@ import copy
 from torch import nn
 
 from partkernels.operators import check_live
+from partnets.loading import unguard
 from partnets.partition import replace_modules
-from partnets.partitioned import count, partitioned_layers
+from partnets.partitioned import Partitioned, count, partitioned_layers
 
 
 def merge(model: nn.Module, active: int | None = None) -> nn.Module:
@@ -40,4 +41,10 @@ def merge(model: nn.Module, active: int | None = None) -> nn.Module:
     for layer, ordinary in new.items():  # what layers shared they go on sharing
         for name, parameter in layer.named_parameters(recurse=False):
             ordinary._parameters[name] = merged.setdefault(parameter, ordinary._parameters[name])
+    return without_partitions(model, new)
+
+
+def without_partitions(model: nn.Module, new: dict[Partitioned, nn.Module]) -> nn.Module:
+    """The model with an ordinary module for each partitioned layer; nothing of partnets stays in it but ψ."""
+    unguard(model)
     return replace_modules(model, new)

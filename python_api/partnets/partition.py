@@ -13,7 +13,7 @@ from torch.nn.parameter import UninitializedParameter
 import partkernels
 from partkernels.defaults import check_seed
 from partkernels.partition import sizes
-from partnets import bare, scalars, seeds
+from partnets import bare, loading, scalars, seeds
 from partnets.attention import MultiheadAttention
 from partnets.batch_norms import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from partnets.conv2d import Conv1d, Conv2d, Conv3d
@@ -105,6 +105,10 @@ def partition(
 
         layer.seed_defaults = functools.partial(partkernels.Normal, 0.02)
 
+    From here on, model.load_state_dict raises before anything is copied if an entry of the state_dict does not fit its
+    layer: another shape, a partition of another count, or none. (Missing keys are torch's matter: with strict=True it
+    loads what is there, and then raises.)
+
     Returns:
         The model; if it is a layer itself, the new layer.
 
@@ -129,7 +133,10 @@ def partition(
     _share_tied(model, new, found.bare.values())
     for module in found.bare.values():
         bare.divide(module, len(proportions))
-    return replace_modules(model, new)
+    model = replace_modules(model, new)
+    if not isinstance(model, PartitionedLayer):  # which look after themselves
+        loading.guard(model)
+    return model
 
 
 def replace_modules(model: nn.Module, new: dict[nn.Module, nn.Module]) -> nn.Module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor, nn
 
@@ -86,6 +86,10 @@ class Partitioned(nn.Module):
                 f"the {name} of this {type(self).__name__} is computed from other parameters, which no partition owns;"
                 " remove its parametrization, weight normalisation or pruning before the layer is partitioned."
             ) from None
+
+    def unfit(self, state_dict: Mapping, prefix: str) -> list[str]:
+        """What is wrong with a state_dict's entries for this module alone, if it loads them in a way of its own."""
+        return []
 
     def to_ordinary(self, active: int) -> nn.Module:
         """An ordinary module that computes what subnetwork `active` computes; shares no parameter with this one."""

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from partkernels import Defaults, Normal, Partition, Stored, Uniform, Zeros, subnetwork_weight
 from partkernels.partition import sizes
 from partnets import saved_partition, seeds
+from partnets.loading import refuse_unfit, unfit_tensors
 from partnets.partitioned import Partitioned, as_class, check_parameters
 from partnets.recomputation import same_subnetwork
 from partnets.restart import declared, fill
@@ -320,38 +321,42 @@ class PartitionedLayer(Partitioned):
             for name, partition in self.partitions.items():
                 destination[prefix + _key(name)] = saved_partition.to_plain(partition)
 
-    def _load_from_state_dict(self, state_dict, prefix, metadata, strict, missing_keys, unexpected_keys, error_msgs):
-        errors = len(error_msgs)
-        loaded = {}
+    def unfit(self, state_dict, prefix):
+        return [*self._saved_partitions(state_dict, prefix)[1], *unfit_tensors(self, state_dict, prefix)]
+
+    def _saved_partitions(self, state_dict: Mapping, prefix: str) -> tuple[dict[str, Partition], list[str]]:
+        """The partitions that a state_dict has for this layer, and what is wrong with the others."""
+        saved, messages = {}, []
         for name, partition in self.partitions.items():
             key = prefix + _key(name)
-            plain = state_dict.pop(key, None)  # a copy of ours; torch would call the key unexpected
-            loaded[name] = partition
-            if plain is not None:
+            if key in state_dict:
                 try:
-                    loaded[name] = saved_partition.from_plain(plain, partition.shape, self.count)
+                    saved[name] = saved_partition.from_plain(state_dict[key], partition.shape, self.count)
                 except (TypeError, ValueError) as error:
-                    error_msgs.append(f"{key}: {error}")
+                    messages.append(f"{key}: {error}")
             elif self.count > 1 and prefix + name in state_dict:
-                error_msgs.append(
-                    f"{prefix}{name} is that of an ordinary layer, without a partition; load it into the ordinary model"
-                    " and partition that with partnets.partition(..., defaults='stored')."
+                messages.append(
+                    f"{prefix}{name}: is that of an ordinary layer, without a partition; load it into the ordinary"
+                    " model and partition that with partnets.partition(..., defaults='stored')."
                 )
-            elif self.count > 1:
-                missing_keys.append(key)
-        own = {prefix + name: parameter for name, parameter in self.named_parameters(recurse=False)}
-        given = {key: state_dict[key] for key in own if key in state_dict}
-        unfit = {key: value for key, value in given.items() if getattr(value, "shape", None) != own[key].shape}
-        if unfit and len(error_msgs) == errors:  # torch reports them, and would load the others
-            super()._load_from_state_dict(unfit, prefix, metadata, strict, [], unexpected_keys, error_msgs)
+        return saved, messages
+
+    def _load_from_state_dict(self, state_dict, prefix, metadata, strict, missing_keys, unexpected_keys, error_msgs):
+        refuse_unfit(self, state_dict, prefix)
+        errors = len(error_msgs)
+        saved, _ = self._saved_partitions(state_dict, prefix)
+        keys = [prefix + _key(name) for name in self.partitions]
+        theirs = []  # torch does not expect partitions
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing_keys, theirs, error_msgs)
+        unexpected_keys += [key for key in theirs if key not in keys]
+        if self.count > 1:
+            missing_keys += [key for key in keys if key not in state_dict]
         if len(error_msgs) > errors:
             return
-        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing_keys, unexpected_keys, error_msgs)
-        if len(error_msgs) == errors:
-            for name, partition in loaded.items():
-                weight = self._parameters[name]
-                copied = partition.map_tensors(lambda tensor, to=weight.device: tensor.to(to, copy=True))
-                self.partitions[name] = copied.to(dtype=weight.dtype)
+        for name, partition in saved.items():
+            weight = self._parameters[name]
+            copied = partition.map_tensors(lambda tensor, to=weight.device: tensor.to(to, copy=True))
+            self.partitions[name] = copied.to(dtype=weight.dtype)
 
 
 def _key(weight: str) -> str:

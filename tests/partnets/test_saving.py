@@ -8,6 +8,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_flatten
 
 import partkernels
 import partnets
@@ -166,9 +167,9 @@ def damage(**changes):
         (lambda state: state.update(partition=7), "no saved partition"),
         (lambda state: state["partition"].pop("map"), "no saved partition"),
         (lambda state: state.pop("partition"), r"partnets\.partition"),
-        (lambda state: state.update(bias=[0.0] * 5), 'named "bias", expected torch.Tensor'),
-        (lambda state: state.update(bias=torch.zeros(5)), "size mismatch for bias"),
-        (lambda state: state.update(weight=torch.zeros(5, 3, 2, 2)), "size mismatch for weight"),
+        (lambda state: state.update(bias=[0.0] * 5), "bias: is a list; it must be a tensor"),
+        (lambda state: state.update(bias=torch.zeros(5)), r"bias: has the shape \[5\], and the model's \[3, 5\]"),
+        (lambda state: state.update(weight=torch.zeros(5, 3, 2, 2)), "weight: has the shape"),
     ],
 )
 def test_a_damaged_entry_raises_and_changes_nothing(change, message):
@@ -180,6 +181,113 @@ def test_a_damaged_entry_raises_and_changes_nothing(change, message):
         loaded.load_state_dict(state)
     assert torch.equal(loaded.weight, before.weight) and torch.equal(loaded.bias, before.bias)
     assert torch.equal(loaded.partition.map, before.partition.map)
+
+
+def same(state, other):
+    (values, tree), (others, other_tree) = tree_flatten(state), tree_flatten(other)
+    equal = (torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(values, others, strict=True))
+    return tree == other_tree and all(equal)
+
+
+class Block(nn.Module):
+    """Of everything that a model has: layers, one with children, bare parameters, buffers, what is skipped."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.attention = nn.MultiheadAttention(4, 2)
+        self.token = nn.Parameter(torch.zeros(1, 4))
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("cache", torch.zeros(2), persistent=False)
+        self.norm = nn.BatchNorm1d(4)
+        self.last = nn.Linear(4, 2)
+
+
+def block(seed, proportions=(0.8, 0.1, 0.1)):
+    model = Block()
+    nn.init.normal_(model.token)
+    return partnets.partition(nn.Sequential(model), proportions, seed=seed, skip=["0.last"])
+
+
+def without_its_partition(state):
+    del state["0.attention.out_proj.partition"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state.update({"0.first.weight": torch.zeros(1)}), r"0\.first\.weight: has the shape \[1\]"),
+        (lambda state: state.update({"0.first.partition": 3}), r"0\.first\.partition: this is no saved partition"),
+        (without_its_partition, r"0\.attention\.out_proj\.weight: is that of an ordinary layer"),
+        (
+            lambda state: state.update({"0.token": torch.zeros(1, 4)}),
+            r"0\.token: has the shape \[1, 4\]",
+        ),
+        (lambda state: state.update({"0.mean": torch.zeros(5)}), r"0\.mean: has the shape \[5\]"),
+        (lambda state: state.update({"0.mean": 5}), r"0\.mean: is a int"),
+        (lambda state: state.update({"0.last.bias": torch.zeros(4)}), r"0\.last\.bias: has the shape \[4\]"),
+    ],
+)
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_model_with_one_damaged_entry_changes_nowhere(change, message, strict):
+    loaded, state = block(seed=1), block(seed=0).state_dict()
+    before = copy.deepcopy(loaded.state_dict())
+    change(state)
+    for holder, prefix in ((loaded, ""), (nn.ModuleDict({"inside": loaded}), "inside.")):
+        with pytest.raises(RuntimeError, match=message):
+            holder.load_state_dict({prefix + key: value for key, value in state.items()}, strict=strict)
+        assert same(loaded.state_dict(), before)
+
+
+def test_all_that_does_not_fit_is_named_at_once():
+    with pytest.raises(RuntimeError) as raised:
+        block(seed=1).load_state_dict(
+            Block().state_dict() | {"0.first.bias": torch.zeros(2)} | block(0, (0.5, 0.5)).state_dict()
+        )
+    message = str(raised.value)
+    assert all(f"0.{layer}.partition: the saved layer has 2" in message for layer in ("first", "attention.out_proj"))
+    assert "0.attention.in_proj_weight_partition" in message and "0.token: has the shape" in message
+
+
+def test_an_attention_layer_by_itself_changes_nowhere_either():
+    loaded, saved = (partnets.MultiheadAttention(4, 2, proportions=(0.5, 0.5), seed=seed) for seed in (0, 1))
+    before = copy.deepcopy(loaded.state_dict())
+    with pytest.raises(RuntimeError, match=r"in_proj_bias: has the shape \[1\]"):
+        loaded.load_state_dict(saved.state_dict() | {"in_proj_bias": torch.zeros(1)})
+    assert same(loaded.state_dict(), before)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_copies_are_as_careful(duplicate):
+    model, state = duplicate(block(seed=1)), block(seed=0).state_dict()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(RuntimeError, match="stays as it is"):
+        model.load_state_dict(state | {"0.last.bias": torch.zeros(4)})
+    assert same(model.state_dict(), before)
+    model.load_state_dict(state)
+    assert same(model.state_dict(), state)
+
+
+def test_modules_that_rename_what_they_are_given_are_left_alone():
+    def renamed(module, state_dict, prefix, *_):
+        state_dict[prefix + "scale"] = state_dict.pop(prefix + "gamma").flatten()
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.zeros(4))
+            self.register_load_state_dict_pre_hook(renamed)
+
+    model = partnets.partition(nn.Sequential(nn.Linear(4, 4), Scaled()), (0.5, 0.5), skip=["1"])
+    state = model.state_dict()
+    state["1.gamma"] = state.pop("1.scale").view(2, 2) + 1
+    model.load_state_dict(state)
+    assert torch.equal(model[1].scale, torch.ones(4))
+
+
+def test_an_ordinary_model_loads_as_torch_does_again():
+    merged = partnets.merge(block(seed=0))
+    assert not any(module._load_state_dict_pre_hooks for module in merged.modules())
 
 
 def test_what_fits_is_loaded_where_keys_may_be_missing():
