@@ -41,10 +41,11 @@ def partitions(model: nn.Module) -> dict[str, object]:
     facts: dict[str, object] = {}
     for path, layer in partitioned_layers(model):
         facts[f"the count of {path or 'the model'}"] = layer.count
-        if (partition := getattr(layer, "partition", None)) is not None:
+        for name, partition in getattr(layer, "partitions", {}).items():
+            weight = f"{path}.{name}" if path else name
             packed, stored, _, *arguments = partition.flat()
-            facts[f"the map of {path or 'the model'}"] = packed
-            facts[f"the defaults of {path or 'the model'}"] = arguments if stored is None else stored
+            facts[f"the map of {weight}"] = packed
+            facts[f"the defaults of {weight}"] = arguments if stored is None else stored
     return facts
 
 
