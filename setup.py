@@ -211,7 +211,9 @@ class BuildBackends(build_ext):
         common += [] if 90 in asked else ["-DPARTKERNELS_WITHOUT_HOPPER"]
         binding = ["-Icsrc/include", f"-I{TORCH / 'include'}", "-fPIC", "-c", "csrc/torch/cuda.cpp"]
         commands = [[compiler(), *FLAGS, *binding, "-o", str(objects / "binding.o")]]
-        for source in sorted((ROOT / "csrc" / "cuda").glob("*.cu")):
+        sources = sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
+        sources.sort(key=lambda source: source.stem != "mma_products")  # takes longest, and begins first
+        for source in sources:
             # These are of instructions that only 9.0a has.
             is_hopper = source.stem.startswith("hopper")
             if is_hopper and 90 not in asked:

@@ -51,7 +51,7 @@ BY_ONE_PLAN = [target for target in TARGETS if target.plan != "rebuild"]
 # Of the backends that run on the host, those that are interpreted.
 INTERPRETED = ["triton"] if any(target.device == "cpu" for target in TRITON) else []
 # On a device's own arithmetic, at its own speed: the interpreter's sums are NumPy's, and take seconds.
-COMPILED = [target for target in TARGETS if not (target.backend == "triton" and target.device == "cpu")]
+COMPILED = [target for target in TARGETS if target.backend not in INTERPRETED]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 LAYOUTS = ["contiguous", "transposed", "sliced", "expanded", "channels_last"]
 
