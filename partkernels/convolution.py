@@ -16,7 +16,7 @@ from partkernels.operators import (
     InputError,
     autocast,
     check_bias,
-    check_input,
+    check_inputs,
     check_live,
     check_weight,
     define,
@@ -143,7 +143,7 @@ def check_images(
     """Raises unless the arguments of a convolution of so many spatial dimensions fit each other."""
     check_weight(weight, partition)
     check_live(partition, active, update)
-    check_input("x", x, weight)
+    check_inputs(x, bias, weight)
     spatial = SPATIAL[dims]
     if weight.dim() != 2 + dims:
         name, channels = ("conv_transpose", "in, out / groups") if is_transposed else ("conv", "out, in / groups")
@@ -158,7 +158,7 @@ def check_images(
             f"x has shape {tuple(x.shape)}; this weight with groups={groups} takes"
             f" [batch, {taken}, {spatial}] or [{taken}, {spatial}]."
         )
-    check_bias(bias, weight, partition, made)
+    check_bias(bias, partition, made)
 
 
 def _unpadded(y: Tensor, x: Tensor, dims: int) -> Tensor:

@@ -12,7 +12,7 @@ from partkernels.operators import (
     InputError,
     autocast,
     check_bias,
-    check_input,
+    check_inputs,
     check_live,
     check_weight,
     define,
@@ -138,11 +138,11 @@ def linear(
     """
     check_weight(weight, partition)
     check_live(partition, active, update)
-    check_input("x", x, weight)
+    check_inputs(x, bias, weight)
     shape, taken = partition.shape, x.shape  # a tuple of the weight's sizes, which cost more to ask a tensor for
     if len(shape) != 2:
         raise ValueError(f"the weight has shape {shape}; linear takes [out_features, in_features].")
     if not taken or taken[-1] != shape[1]:
         raise InputError(f"x has shape {tuple(taken)}; this weight takes [..., {shape[1]}].")
-    check_bias(bias, weight, partition, shape[0])
+    check_bias(bias, partition, shape[0])
     return _forward(x, weight, bias, active, update, *partition.flat(), dispatch.requested())

@@ -205,20 +205,23 @@ def check_weight(weight: Tensor, partition: Partition) -> None:
         )
 
 
-def check_input(name: str, tensor: Tensor, weight: Tensor) -> None:
-    """Raises InputError unless a tensor has the weight's device and dtype; under autocast, any dtype will do."""
+def check_inputs(x: Tensor, bias: Tensor | None, weight: Tensor) -> None:
+    """Raises InputError unless both have the weight's device and dtype; under autocast, any dtype will do."""
     device, dtype = weight.device, weight.dtype
-    if tensor.device != device:
-        raise InputError(f"{name} is on {tensor.device} and the weight on {device}; move one of them.")
-    if tensor.dtype is not dtype and not torch.is_autocast_enabled(device.type):
-        raise InputError(f"{name} is {tensor.dtype} and the weight {dtype}; cast one of them.")
+    for tensor in (x, bias):
+        if tensor is None or (tensor.device == device and tensor.dtype is dtype):
+            continue
+        name = "x" if tensor is x else "bias"
+        if tensor.device != device:
+            raise InputError(f"{name} is on {tensor.device} and the weight on {device}; move one of them.")
+        if not torch.is_autocast_enabled(device.type):
+            raise InputError(f"{name} is {tensor.dtype} and the weight {dtype}; cast one of them.")
 
 
-def check_bias(bias: Tensor | None, weight: Tensor, partition: Partition, out: int) -> None:
+def check_bias(bias: Tensor | None, partition: Partition, out: int) -> None:
     """Raises InputError unless a bias has an entry for each of so many outputs, or a row of them for each partition."""
     if bias is None:
         return
-    check_input("bias", bias, weight)
     shape = bias.shape
     if shape != (partition.count, out) and shape != (out,):
         raise InputError(

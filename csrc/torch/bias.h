@@ -7,22 +7,44 @@
 
 namespace partkernels::binding {
 
+// The sum of the rows of [C, out] that are live.
+template <class T>
+void add_live_rows(const Tensor& bias, int64_t active, T* to) {
+  const T* const rows = data<const T>(bias);
+  const int64_t out = bias.size(1), row_stride = bias.stride(0), col_stride = bias.stride(1);
+  for (int64_t c = 0; c < out; ++c) {
+    double total = 0;  // in float, many rows would add up less exactly than by PyTorch
+    for (int64_t r = 0; r < active; ++r) total += cpu::widen(rows[r * row_stride + c * col_stride]);
+    to[c] = cpu::narrow<T>(static_cast<cpu::Accumulator<T>>(total));
+  }
+}
+
 // Of rows [C, out], the sum of those that are live; a bias [out] as it is.
 inline OptionalTensor live_bias(const OptionalTensor& bias, int64_t active) {
   if (!bias || bias->dim() == 1) return dense(bias);
-  const int64_t out = bias->size(1), row_stride = bias->stride(0), col_stride = bias->stride(1);
-  const Tensor sum = empty({out}, *bias);
-  with_type(bias->scalar_type(), [&]<class T>(T) {
-    const T* const rows = data<const T>(*bias);
-    T* const to = data<T>(sum);
-    for (int64_t c = 0; c < out; ++c) {
-      double total = 0;  // in float, many rows would add up less exactly than by PyTorch
-      for (int64_t r = 0; r < active; ++r) total += cpu::widen(rows[r * row_stride + c * col_stride]);
-      to[c] = cpu::narrow<T>(static_cast<cpu::Accumulator<T>>(total));
-    }
-  });
+  const Tensor sum = empty({bias->size(1)}, *bias);
+  with_type(bias->scalar_type(), [&]<class T>(T) { add_live_rows(*bias, active, data<T>(sum)); });
   return sum;
 }
+
+// The same for kernels of ours, which need no tensor: to make one would take as long as a small product.
+template <class T>
+class LiveBias {
+ public:
+  LiveBias(const OptionalTensor& bias, int64_t active) {
+    if (bias && bias->dim() == 2) {
+      sum_.resize(bias->size(1));
+      add_live_rows(*bias, active, sum_.data());
+    } else {
+      whole_ = dense(bias);
+    }
+  }
+  const T* data() const { return sum_.empty() ? bias_data<T>(whole_) : sum_.data(); }
+
+ private:
+  std::vector<T> sum_;
+  OptionalTensor whole_;
+};
 
 // Of a bias [count, out], given grad_y [..., out]: its sum in row `update`, 0 elsewhere.
 inline Tensor bias_grad(const Tensor& grad_y, int64_t update, int64_t count) {

@@ -17,8 +17,9 @@ struct Cpu {
     binding::with_type(dtype, use);
   }
 
-  static OptionalTensor live_bias(const OptionalTensor& bias, int64_t active) {
-    return binding::live_bias(bias, active);
+  template <class T>
+  static LiveBias<T> live_bias(const OptionalTensor& bias, int64_t active) {
+    return {bias, active};
   }
 
   template <class T>

@@ -30,12 +30,18 @@ class Cuda {
     }
   }
 
-  static OptionalTensor live_bias(const OptionalTensor& bias, int64_t active) {
-    if (!bias || bias->dim() == 1) return dense(bias);
+  template <class T>
+  struct LiveBias {
+    OptionalTensor sum;
+    const T* data() const { return bias_data<T>(sum); }
+  };
+  template <class T>
+  static LiveBias<T> live_bias(const OptionalTensor& bias, int64_t active) {
+    if (!bias || bias->dim() == 1) return {dense(bias)};
     constexpr int64_t kRows = 0;
     Tensor rows = *bias;
     const int64_t dimensions[] = {kRows};
-    return torch::stable::sum(torch::stable::narrow(rows, kRows, 0, active), dimensions);
+    return {torch::stable::sum(torch::stable::narrow(rows, kRows, 0, active), dimensions)};
   }
 
   template <class T>

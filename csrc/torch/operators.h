@@ -22,10 +22,9 @@ struct Operators {
     const Backend here(x);
     const Partition partition{map, stored, count, kind, step, seed, stream, row, col};
     const Tensor rows = collapsible(x), y = empty(with_last(x, weight.size(0)), x);
-    const OptionalTensor dense_bias = here.live_bias(bias, active);
     Backend::with_type(weight.scalar_type(), [&]<class T>(T) {
-      here.linear(matrix<const T>(rows), partition.subnetwork<T>(weight, active), bias_data<T>(dense_bias),
-                  matrix<T>(y));
+      const auto live_bias = here.template live_bias<T>(bias, active);
+      here.linear(matrix<const T>(rows), partition.subnetwork<T>(weight, active), live_bias.data(), matrix<T>(y));
     });
     return y;
   }
