@@ -190,3 +190,13 @@ def chunk(dataset: Dataset | Sequence[Tensor], proportions: Sequence[float], *, 
         )
     order = torch.randperm(total, generator=Generator().manual_seed(seed), device="cpu")
     return Chunks(dataset, order, split)
+
+
+def drawn(probabilities: Sequence[float], generator: Generator) -> int:
+    """The index of one of these, 0.., drawn with its probability: k - 1 for the chunks' proportions.
+
+    Example:
+        >>> drawn((0.0, 1.0), Generator().manual_seed(0))
+        1
+    """
+    return int(torch.multinomial(torch.tensor(probabilities, device="cpu"), 1, generator=generator))

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import torch
 from torch import Generator
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from partkernels.defaults import check_seed
 from partnets.checks import check_at_least
-from partnets.chunks import Chunks
+from partnets.chunks import Chunks, drawn
 from partnets.lml import check_unseen
 from partnets.seeds import derived
 
@@ -56,7 +55,7 @@ class Loader(DataLoader):
         ValueError: a number is out of range, or there is no chunk for ψ to learn from.
 
     Example:
-        >>> import partnets
+        >>> import partnets, torch
         >>> chunks = partnets.chunk((torch.randn(20, 4), torch.arange(20)), (0.8, 0.2))
         >>> for k, (x, y), hyper_k, (hyper_x, hyper_y) in Loader(chunks, 8, steps=2, hyper_batch_size=6):
         ...     print(x.shape, hyper_k, hyper_x.shape)
@@ -109,11 +108,11 @@ class _Draws(Dataset):
     def __getitem__(self, n: int) -> Draw:
         generator = Generator().manual_seed(derived(self.seed, str(n)))
         u = self.chunks.proportions
-        k = 1 + _draw(u, generator)
+        k = 1 + drawn(u, generator)
         batch = self.chunks.sample_upto(k, self.batch_size, generator)
         if self.hyper_batch_size is None:
             return Draw(k, batch, None, None)
-        hyper_k = 2 + _draw(u[1:], generator)
+        hyper_k = 2 + drawn(u[1:], generator)
         return Draw(k, batch, hyper_k, self.chunks.sample(hyper_k, self.hyper_batch_size, generator))
 
 
@@ -133,7 +132,3 @@ class _Numbers(Sampler):
         """As of torch's DistributedSampler, for loops that keep no state_dict of a loader."""
         if epoch != self.done // self.steps:
             self.done = epoch * self.steps
-
-
-def _draw(probabilities: Sequence[float], generator: Generator) -> int:
-    return int(torch.multinomial(torch.tensor(probabilities, device="cpu"), 1, generator=generator))

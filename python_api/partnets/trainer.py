@@ -16,7 +16,7 @@ from partnets import checkpoint, optim
 from partnets.batch_norms import running_norms
 from partnets.callbacks import Callback
 from partnets.checks import check_at_least
-from partnets.chunks import Chunks
+from partnets.chunks import Chunks, drawn
 from partnets.evaluation import check_counts, device_of, evaluating
 from partnets.frozen import frozen
 from partnets.history import History
@@ -231,7 +231,7 @@ class Trainer:
 
     def step_weights(self) -> tuple[int, float]:
         """Updates w_k on a batch from D_1:k, with k ~ Cat(sampling); returns k and the loss."""
-        k = 1 + self._draw(self.sampling)
+        k = 1 + drawn(self.sampling, self.generator)
         batch = self.chunks.sample_upto(k, self.batch_size, self.generator)
         self.optimizer.zero_grad()
         with subnetwork(self.model, active=k, update=k), frozen(hyperparameters(self.model)):
@@ -243,7 +243,7 @@ class Trainer:
     def step_hyper(self) -> tuple[int | None, float]:
         """Updates ψ on chunks that the subnetworks have not seen; returns k, None for all chunks, and the loss."""
         u = self.chunks.proportions[1:]
-        k = 2 + self._draw(u) if self.hyper_chunks == "one" else None
+        k = 2 + drawn(u, self.generator) if self.hyper_chunks == "one" else None
         weights = {k: 1.0} if k else {j: share / sum(u) for j, share in enumerate(u, start=2)}
         self.hyper_optimizer.zero_grad()
         total = 0.0
@@ -303,9 +303,6 @@ class Trainer:
             OSError: it is not there, or cannot be read.
         """
         checkpoint.load(self, path)
-
-    def _draw(self, probabilities: Sequence[float]) -> int:
-        return int(torch.multinomial(torch.tensor(probabilities, device="cpu"), 1, generator=self.generator))
 
     def _step_optimizer(self, k: int) -> None:
         if self.clip is not None:  # all gradients but those of w_k are 0
