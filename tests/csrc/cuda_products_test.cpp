@@ -1,6 +1,7 @@
 // The GPU's kernels, run by an emulator and compared with the definition in float64.
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <random>
 
 #include "check.h"
@@ -156,20 +157,20 @@ void a_gpu_that_is_too_old_is_refused() {
   CHECK(status.code == cuda::Code::no_kernel && std::strstr(status.message, "8.0") != nullptr);
 }
 
-// Maps of 2, 1, 2, 4 and 8 bits: one with each kind of defaults under the sanitizers, which take several times as long.
-constexpr int kCounts[] = {3, 2, 4, 9, 200};
+// Maps of every width: one with each kind of defaults under the sanitizers, which take several times as long.
+constexpr int kCounts[] = {3, 1, 2, 4, 9, 200};
 #if defined(__SANITIZE_ADDRESS__)
-constexpr int kCountsOfEach = 1;
+constexpr size_t kCountsOfEach = 1;
 #else
-constexpr int kCountsOfEach = 5;
+constexpr size_t kCountsOfEach = std::size(kCounts);
 #endif
-int next_count = 0;
+size_t next_count = 0;
 
 template <class T>
 void random_cases() {
   for (const DefaultKind kind : {DefaultKind::zeros, DefaultKind::uniform, DefaultKind::normal, DefaultKind::stored}) {
-    for (int i = 0; i < kCountsOfEach; ++i) {
-      const int count = kCounts[next_count++ % 5];
+    for (size_t i = 0; i < kCountsOfEach; ++i) {
+      const int count = kCounts[next_count++ % std::size(kCounts)];
       ++cuda::emulated::options.seed;
       const int m = integer(0, 2) == 0 ? integer(1, 16) : integer(17, 300);
       const Case c{m,
@@ -192,7 +193,8 @@ void random_cases() {
 }  // namespace
 
 // Of bfloat16 and float16 on a GPU as Hopper, which has kernels of its own for them; or all else.
-int main(int, char** arguments) {
+int main(int count, char** arguments) {
+  CHECK(count == 2);
   random_words.seed(7);
   if (std::strcmp(arguments[1], "hopper") == 0) {
     random_cases<bfloat16>();
