@@ -7,9 +7,9 @@ import copy
 from torch import nn
 
 from partkernels.operators import check_live
-from partnets.loading import unguard
 from partnets.partition import replace_modules
 from partnets.partitioned import Partitioned, count, partitioned_layers
+from partnets.state_dicts import unguard
 
 
 def merge(model: nn.Module, active: int | None = None) -> nn.Module:

@@ -13,7 +13,7 @@ from torch.nn.parameter import UninitializedParameter
 import partkernels
 from partkernels.defaults import check_seed
 from partkernels.partition import sizes
-from partnets import bare, loading, scalars, seeds
+from partnets import bare, scalars, seeds, state_dicts
 from partnets.attention import MultiheadAttention
 from partnets.batch_norms import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from partnets.conv2d import Conv1d, Conv2d, Conv3d
@@ -135,7 +135,7 @@ def partition(
         bare.divide(module, len(proportions))
     model = replace_modules(model, new)
     if not isinstance(model, PartitionedLayer):  # which look after themselves
-        loading.guard(model)
+        state_dicts.guard(model)
     return model
 
 

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from partkernels import Defaults, Normal, Partition, Stored, Uniform, Zeros, subnetwork_weight
 from partkernels.partition import sizes
 from partnets import saved_partition, seeds
-from partnets.loading import refuse_unfit, unfit_tensors
 from partnets.partitioned import Partitioned, as_class, check_parameters
 from partnets.recomputation import same_subnetwork
 from partnets.restart import declared, fill
 from partnets.rows import product, total, with_rows
 from partnets.starts import Start, start_of
+from partnets.state_dicts import refuse_unfit, unfit_tensors
 
 # The default's stream 0 fills a weight; a shift draws from another, so that the two are independent.
 SHIFT_STREAM = 1

@@ -1,4 +1,4 @@
-"""Loading a state_dict as a whole or not at all: torch itself loads what fits, and then raises for the rest."""
+"""state_dicts are loaded as a whole or not at all: torch itself loads what fits, and then raises for the rest."""
 
 from __future__ import annotations
 
