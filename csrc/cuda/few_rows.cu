@@ -35,11 +35,12 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kThreads, 1) void few_rows(PARTKERNELS_ARG
   const int n0 = block_index() * Kernel::kDown;
   const int groups = divide_up(p.terms, kGroup), turns = divide_up(groups, kWarps);
   char* const own = shared_memory() + warp * p.stages * stage_bytes;
+  const auto next = [&](int stage) { return stage + 1 == p.stages ? 0 : stage + 1; };
 
-  const auto load = [&](int turn) {
+  const auto load = [&](int turn, int stage) {
     const int group = warp + turn * kWarps;
     if (group < groups) {
-      const SharedAddress to = shared_address(own + turn % p.stages * stage_bytes);
+      const SharedAddress to = shared_address(own + stage * stage_bytes);
       const int col = group * kGroup;
       copy_tile<T, Kernel::kDown, kGroup>(to, p.weight.weight, n0, col, whole_warp());
       if constexpr (Kernel::kStored) {
@@ -53,10 +54,10 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kThreads, 1) void few_rows(PARTKERNELS_ARG
 
   const int g = lane / kQuad, q = lane % kQuad, pitch = map_bytes(kGroup, p.weight.bits);
   float sums[kTiles][2][4] = {};
-  const auto multiply = [&](int turn) {
+  const auto multiply = [&](int turn, int stage) {
     const int group = warp + turn * kWarps;
     if (group >= groups) return;
-    char* const here = own + turn % p.stages * stage_bytes;
+    char* const here = own + stage * stage_bytes;
     const SharedAddress w = shared_address(here);
     const auto* const map = reinterpret_cast<const uint8_t*>(here + Kernel::kMap) + group * 8 * p.weight.bits % 16;
     uint32_t x[kSteps][4];
@@ -84,8 +85,8 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kThreads, 1) void few_rows(PARTKERNELS_ARG
     }
   };
 
-  for (int turn = 0; turn < p.stages - 1; ++turn) load(turn);
-  for (int turn = 0; turn < turns; ++turn) {
+  for (int turn = 0; turn < p.stages - 1; ++turn) load(turn, turn);
+  for (int turn = 0, loaded = p.stages - 1, multiplied = 0; turn < turns; ++turn) {
     switch (p.stages) {
       case 4:
         wait_for_copies<2>();
@@ -97,8 +98,10 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kThreads, 1) void few_rows(PARTKERNELS_ARG
         wait_for_copies<0>();
     }
     synchronize_warp();
-    load(turn + p.stages - 1);
-    multiply(turn);
+    load(turn + p.stages - 1, loaded);
+    multiply(turn, multiplied);
+    loaded = next(loaded);
+    multiplied = next(multiplied);
   }
 
   wait_for_copies<0>();
@@ -117,7 +120,8 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kThreads, 1) void few_rows(PARTKERNELS_ARG
   for (int i = thread_index(); i < Kernel::kSums; i += kThreads) {
     float sum = 0;
     for (int w = 0; w < kWarps; ++w) sum += all[w * Kernel::kSums + i];
-    store_result<T, Work::forward>(p, i / Kernel::kDown, n0 + i % Kernel::kDown, sum);
+    const int m = i / Kernel::kDown, n = n0 + i % Kernel::kDown;
+    if (m < p.down && n < p.across) store_result(p, m, n, sum);
   }
 }
 

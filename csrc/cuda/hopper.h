@@ -1,4 +1,4 @@
-// What only compute capability 9.0 has: barriers that count bytes, the copy engine, clusters and warpgroup products.
+// What only compute capability 9.0 has: barriers that count bytes, the copy engine and warpgroup products.
 #pragma once
 
 #include "machine.h"
@@ -7,30 +7,12 @@
 
 namespace partkernels::cuda {
 
-// --- clusters ---
-
-PARTKERNELS_DEVICE int rank_in_cluster() {
-  uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return static_cast<int>(rank);
-}
-// The threads of a warp may come one after another.
-PARTKERNELS_DEVICE void synchronize_cluster() {
-  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-}
-// The same place in the shared memory of another block of the cluster.
-PARTKERNELS_DEVICE SharedAddress in_block(SharedAddress address, int rank) {
-  SharedAddress there;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-  return there;
-}
-
 // --- barriers in shared memory, of 8 bytes ---
 
 PARTKERNELS_DEVICE void make_barrier(SharedAddress barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
-// Makes new barriers known to the copy engine and to the cluster.
+// Makes new barriers known to the copy engine.
 PARTKERNELS_DEVICE void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 PARTKERNELS_DEVICE void arrive(SharedAddress barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
@@ -39,13 +21,14 @@ PARTKERNELS_DEVICE void arrive(SharedAddress barrier) {
 PARTKERNELS_DEVICE void arrive_and_expect(SharedAddress barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-// Waits for the end of the phase of this parity: 0 is the first one's, and one before the first has ended.
+// Waits for the end of the phase of this parity: 0 is the first one's, and one before the first has ended. Within the
+// block: for a whole cluster the compiler would empty the first-level cache at every wait.
 PARTKERNELS_DEVICE void wait(SharedAddress barrier, int parity) {
   asm volatile(
       "{\n"
       ".reg .pred done;\n"
       "again:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
       "@done bra ended;\n"
       "bra again;\n"
       "ended:\n"
@@ -64,12 +47,6 @@ PARTKERNELS_DEVICE void load_box(SharedAddress to, const TensorMap& map, int col
       "l"(&map), "r"(col), "r"(row), "r"(barrier)
       : "memory");
 }
-// 16 bytes to another block's shared memory; a barrier there counts them.
-PARTKERNELS_DEVICE void send(SharedAddress to, const uint32_t (&words)[4], SharedAddress barrier) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
-               "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]), "r"(barrier)
-               : "memory");
-}
 // Shows what this thread wrote to shared memory to tensor cores and copy engine.
 PARTKERNELS_DEVICE void publish_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
@@ -86,18 +63,6 @@ PARTKERNELS_DEVICE void take_registers() {
 // Of the threads that name the same barrier, 1 to 15.
 PARTKERNELS_DEVICE void synchronize_some(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
-// As load_transposed_matrices, the other way round.
-PARTKERNELS_DEVICE void store_transposed_matrices(SharedAddress row, const uint32_t (&from)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(from[0]),
-               "r"(from[1]), "r"(from[2]), "r"(from[3])
-               : "memory");
-}
-PARTKERNELS_DEVICE void store_matrices(SharedAddress row, const uint32_t (&from)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(from[0]),
-               "r"(from[1]), "r"(from[2]), "r"(from[3])
-               : "memory");
 }
 
 // --- products of a warpgroup: d [64, kAcross] += a [64, 16] b [16, kAcross], in float32 ---

@@ -5,25 +5,23 @@ namespace partkernels::cuda {
 
 namespace {
 
-template <class T, DefaultKind kKind, int kAcross, int kCluster>
+template <class T, DefaultKind kKind, int kAcross>
 Status run(const Device& device, HopperProduct<T> p, Stream stream) {
-  using Kernel = HopperLinearKernel<T, kKind, kAcross, kCluster>;
+  using Kernel = HopperLinearKernel<T, kKind, kAcross>;
   Product<T>& of = p.product;
   const Rebuilt<T>& w = of.weight;
   const int stage_bytes = Kernel::stage_bytes(w.bits);
   const bool fits = plan_stages(device, stage_bytes, &of);
   if constexpr (kAcross > 64) {
-    if (!fits) return run<T, kKind, kAcross / 2, 1>(device, p, stream);
+    if (!fits) return run<T, kKind, kAcross / 2>(device, p, stream);
   }
   Status status = make_map(of.left, kAcross, &p.left);
-  if (status) status = make_map(w.weight, Kernel::kDown, &p.right);
+  if (status) status = make_map(w.weight, Kernel::kDown, &p.weight);
   if (status && kKind == DefaultKind::stored) status = make_map(w.stored, Kernel::kDown, &p.stored);
   if (status) status = make_map(w, Kernel::kDown, kGroup, &p.map);
   if (!status) return status;
-  const int tiles = divide_up(of.across, Kernel::kDown) * divide_up(of.down, kAcross * kCluster);
-  const int clusters = min_of(tiles, max_of(1, device.multiprocessors / kCluster));
-  const Launch how{clusters * kCluster, kHopperThreads, kFixedBytes + of.stages * stage_bytes, kCluster};
-  return launch(hopper_linear<T, kKind, kAcross, kCluster>, how, stream, p);
+  const int tiles = divide_up(of.across, Kernel::kDown) * divide_up(of.down, kAcross);
+  return launch_hopper(hopper_linear<T, kKind, kAcross>, device, p, tiles, stage_bytes, stream);
 }
 
 }  // namespace
@@ -33,19 +31,12 @@ Status run_hopper_linear(const Device& device, const Subnetwork<T>& w, const Pro
   const HopperProduct<T> p{.product = product};
   return with_kind(w, [&](auto kind) {
     constexpr DefaultKind kKind = decltype(kind)::value;
-    constexpr bool kDraws = kKind == DefaultKind::uniform || kKind == DefaultKind::normal;
     // Wider tiles of normal defaults need more registers than there are.
-    constexpr bool kIsNormal = kKind == DefaultKind::normal;
-    constexpr int kWidest = kIsNormal ? 128 : 256;
-    constexpr int kWidestInCluster = kIsNormal && std::is_same_v<T, float16> ? 128 : 256;
+    constexpr int kWidest = kKind == DefaultKind::normal ? 128 : 256;
     const int rows = product.down;
-    if (rows <= 64) return run<T, kKind, 64, 1>(device, p, stream);
-    if (rows <= 128) return run<T, kKind, 128, 1>(device, p, stream);
-    // Drawing is what a cluster shares.
-    if constexpr (kDraws) {
-      if (rows > kWidestInCluster) return run<T, kKind, kWidestInCluster, 2>(device, p, stream);
-    }
-    return run<T, kKind, kWidest, 1>(device, p, stream);
+    if (rows <= 64) return run<T, kKind, 64>(device, p, stream);
+    if (rows <= 128) return run<T, kKind, 128>(device, p, stream);
+    return run<T, kKind, kWidest>(device, p, stream);
   });
 }
 

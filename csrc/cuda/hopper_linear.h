@@ -2,16 +2,14 @@
 //
 // A block makes tiles of 128 rows of the weight by kAcross rows of x, one after the other. A warp fetches x, the
 // weight and the map with the copy engine, several groups of 64 columns ahead; two warpgroups of 64 rows each rebuild
-// one group in registers while the tensor cores multiply the one before. In a cluster the blocks have the same rows of
-// the weight, and take turns: each rebuilds every kCluster-th group and sends the fragments to the others, where they
-// take the place of the weight's tile.
+// one group in registers while the tensor cores multiply the one before.
 #pragma once
 
 #include "hopper_ring.h"
 
 namespace partkernels::cuda {
 
-template <class T, DefaultKind kKind, int kAcross, int kCluster>
+template <class T, DefaultKind kKind, int kAcross>
 struct HopperLinearKernel {
   static constexpr int kDown = 128;
   static constexpr int kRowBytes = kGroup * 2;
@@ -24,44 +22,30 @@ struct HopperLinearKernel {
   }
 };
 
-template <class T, DefaultKind kKind, int kAcross, int kCluster>
+template <class T, DefaultKind kKind, int kAcross>
 PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kHopperThreads,
                                       1) void hopper_linear(PARTKERNELS_ARGUMENT HopperProduct<T> maps) {
   const Product<T>& p = maps.product;
-  using Kernel = HopperLinearKernel<T, kKind, kAcross, kCluster>;
+  using Kernel = HopperLinearKernel<T, kKind, kAcross>;
   constexpr int kDown = Kernel::kDown, kSteps = Kernel::kSteps;
   constexpr bool kStored = kKind == DefaultKind::stored;
   char* const memory = shared_memory();
   const int stage_bytes = Kernel::stage_bytes(p.weight.bits);
   const HopperRing ring = hopper_ring(p.stages, stage_bytes);
-  const int rank = kCluster == 1 ? 0 : rank_in_cluster();
-  const int warpgroup = thread_index() / kWarpgroup - 1;
+  synchronize_block();
 
-  if constexpr (kCluster == 1) {
-    synchronize_block();
-  } else {
-    synchronize_cluster();
-  }
-
-  const Tiles<kCluster> tiles{divide_up(p.across, kDown), divide_up(p.down, kAcross * kCluster)};
-  const int groups = divide_up(p.terms, kGroup);
-  int round = 0;  // of the blocks of a cluster, who rebuilds
-  const auto end_round = [&] { round = kCluster == 1 || round == kCluster - 1 ? 0 : round + 1; };
-
-  if (warpgroup < 0) {
-    ring.fill(tiles, groups, [&](SharedAddress x, SharedAddress full, int tile_row, int tile_col, int group) {
+  // Tiles are of the transposed result.
+  const int tiles_down = divide_up(p.across, kDown), tiles_across = divide_up(p.down, kAcross);
+  if (thread_index() < kWarpgroup) {
+    ring.fill(p, tiles_down, tiles_across, [&](SharedAddress x, SharedAddress full, const Task& task, int group) {
       const SharedAddress w = x + Kernel::kTileX;
-      const int n0 = tile_row * kDown, m0 = (tile_col * kCluster + rank) * kAcross;
-      const bool rebuilds = round == rank;
-      arrive_and_expect(full, rebuilds ? stage_bytes : Kernel::kTileX + Kernel::kTileW);
-      load_box(x, maps.left, group * kGroup, m0, full);
-      if (rebuilds) {
-        load_box(w, maps.right, group * kGroup, n0, full);
-        if constexpr (kStored) load_box(w + Kernel::kTileW, maps.stored, group * kGroup, n0, full);
-        const int map_col = group * 8 * p.weight.bits / 16 * 16;
-        load_box(w + Kernel::kTilesW * Kernel::kTileW, maps.map, map_col, n0, full);
-      }
-      end_round();
+      const int n0 = task.row * kDown;
+      arrive_and_expect(full, stage_bytes);
+      load_box(x, maps.left, group * kGroup, task.col * kAcross, full);
+      load_box(w, maps.weight, group * kGroup, n0, full);
+      if constexpr (kStored) load_box(w + Kernel::kTileW, maps.stored, group * kGroup, n0, full);
+      const int map_col = group * 8 * p.weight.bits / 16 * 16;
+      load_box(w + Kernel::kTilesW * Kernel::kTileW, maps.map, map_col, n0, full);
     });
   } else {
     take_registers<240>();
@@ -84,62 +68,52 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kHopperThreads,
     const auto obtain = [&](int group, int n0, uint32_t (&a)[kSteps][4]) {
       wait(ring.full(turn.stage), turn.parity);
       const SharedAddress w = ring.stage(turn.stage) + Kernel::kTileX;
-      const SharedAddress own = w + 16 * (thread % kWarpgroup + kWarpgroup * kSteps * (thread / kWarpgroup));
-      if (round == rank) {
-        matrices(w, a);
-        uint32_t stored[kSteps][4];
-        if constexpr (kStored) matrices(w + Kernel::kTileW, stored);
-        const uint8_t* const map = reinterpret_cast<const uint8_t*>(memory) + (w - ring.base) +
-                                   Kernel::kTilesW * Kernel::kTileW + group * 8 * p.weight.bits % 16;
-        rebuild_fragments<T, kKind>(map + first_row * pitch, 8 * pitch, p.weight.bits, p.weight.threshold,
-                                    p.weight.defaults, n0 + first_row, group, q, stored, a);
-        if constexpr (kCluster > 1) {
-          // There is room: what was there has been read by every thread of the other block before it sent its part of
-          // the group before, which this thread has received.
-          static_assert(kCluster <= kLeastStages);
-          for (int other = 0; other < kCluster; ++other) {
-            if (other == rank) continue;
-            const SharedAddress full = in_block(ring.full(turn.stage), other), there = in_block(own, other);
-            PARTKERNELS_UNROLL
-            for (int s = 0; s < kSteps; ++s) send(there + 16 * kWarpgroup * s, a[s], full);
-          }
-        }
-      } else {
-        PARTKERNELS_UNROLL
-        for (int s = 0; s < kSteps; ++s) load_shared(own + 16 * kWarpgroup * s, a[s]);
-      }
+      matrices(w, a);
+      uint32_t stored[kSteps][4];
+      if constexpr (kStored) matrices(w + Kernel::kTileW, stored);
+      const uint8_t* const map = reinterpret_cast<const uint8_t*>(memory) + (w - ring.base) +
+                                 Kernel::kTilesW * Kernel::kTileW + group * 8 * p.weight.bits % 16;
+      rebuild_fragments<T, kKind>(map + first_row * pitch, 8 * pitch, p.weight.bits, p.weight.threshold,
+                                  p.weight.defaults, n0 + first_row, group, q, stored, a);
       turn.advance(p.stages);
-      end_round();
     };
     // The group that was obtained last.
-    const auto multiply = [&](int group, const uint32_t (&a)[kSteps][4]) {
+    const auto multiply = [&](bool is_first, const uint32_t (&a)[kSteps][4]) {
       const SharedAddress x = ring.stage(turn.before(1, p.stages));
       begin_products();
       PARTKERNELS_UNROLL
       for (int s = 0; s < kSteps; ++s) {
-        Products<T, kAcross>::add(d, a[s], operand(x + 32 * s), group > 0 || s > 0);
+        Products<T, kAcross>::add(d, a[s], operand(x + 32 * s), !is_first || s > 0);
       }
       commit_products();
     };
 
-    tiles.each([&](int tile_row, int tile_col) {
-      const int n0 = tile_row * kDown, m0 = (tile_col * kCluster + rank) * kAcross;
-      obtain(0, n0, fragments[0]);
-      for (int i = 0; i < groups; i += 2) {
-        multiply(i, fragments[0]);
+    each_task(p, tiles_down, tiles_across, [&](const Task& task) {
+      const int n0 = task.row * kDown, m0 = task.col * kAcross;
+      obtain(task.first, n0, fragments[0]);
+      for (int i = task.first; i < task.last; i += 2) {
+        multiply(i == task.first, fragments[0]);
         wait_for_products<1>();
-        if (i > 0) ring.release(turn, 2);
-        if (i + 1 == groups) break;
+        if (i > task.first) ring.release(turn, 2);
+        if (i + 1 == task.last) break;
         obtain(i + 1, n0, fragments[1]);
-        multiply(i + 1, fragments[1]);
+        multiply(false, fragments[1]);
         wait_for_products<1>();
         ring.release(turn, 2);
-        if (i + 2 < groups) obtain(i + 2, n0, fragments[0]);
+        if (i + 2 < task.last) obtain(i + 2, n0, fragments[0]);
       }
       wait_for_products<0>();
       ring.release(turn, 1);
 
       const int n_low = n0 + first_row, n_high = n_low + 8;
+      if (p.shares > 1) {
+        PARTKERNELS_UNROLL
+        for (int i = 0; i < kAcross / 2; ++i) {
+          const int m = m0 + 8 * (i / 4) + 2 * q + i % 2, n = i % 4 < 2 ? n_low : n_high;
+          if (m < p.down && n < p.across) partial_row(p, task.share, m)[n] = d[i];
+        }
+        return;
+      }
       float bias[2] = {0, 0};
       if (p.bias != nullptr) {
         if (n_low < p.across) bias[0] = as_float(p.bias[n_low]);
@@ -173,8 +147,6 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kHopperThreads,
       }
     });
   }
-  // A block stays until no other one can write to it.
-  if constexpr (kCluster > 1) synchronize_cluster();
 }
 
 }  // namespace partkernels::cuda

@@ -16,10 +16,10 @@ constexpr int kLeastStages = 3, kMostStages = 8;
 constexpr int kTurned = 64 * 16 * 2;
 constexpr int kFixedBytes = kHopperWarps * kTurned + 2 * 8 * kMostStages;
 
-// A product and its operands for the copy engine; `right` is x or the weight.
+// A product and its operands for the copy engine.
 template <class T>
 struct HopperProduct {
-  TensorMap left = {}, right = {}, stored = {}, map = {};
+  TensorMap left = {}, weight = {}, stored = {}, map = {};
   Product<T> product = {};
 };
 
@@ -40,21 +40,13 @@ struct Turn {
   }
 };
 
-// The tiles of the result that a block makes, or in a cluster that all of its blocks make together, one after the
-// other.
-template <int kCluster = 1>
-struct Tiles {
-  int down, across;
-
-  template <class Make>
-  PARTKERNELS_DEVICE void each(const Make& make) const {
-    for (int tile = block_index() / kCluster; tile < down * across; tile += blocks() / kCluster) {
-      int row, col;
-      tile_of(tile, down, across, &row, &col);
-      make(row, col);
-    }
+// Calls make with a block's tasks, one after the other.
+template <class T, class Make>
+PARTKERNELS_DEVICE void each_task(const Product<T>& p, int tiles_down, int tiles_across, const Make& make) {
+  for (int i = block_index(); i < tiles_down * tiles_across * p.shares; i += blocks()) {
+    make(task_of(p, i, tiles_down, tiles_across));
   }
-};
+}
 
 // Where the stages and their barriers are.
 struct HopperRing {
@@ -65,17 +57,17 @@ struct HopperRing {
   PARTKERNELS_DEVICE SharedAddress full(int i) const { return barriers + 8 * i; }
   PARTKERNELS_DEVICE SharedAddress empty(int i) const { return barriers + 8 * (count + i); }
 
-  // What the threads that multiply do not take part in: for each tile and each group of its terms, once there is room,
-  // fetch(stage, full, row, col, group) announces copies to the barrier `full` and starts them.
-  template <class Tiles, class Fetch>
-  PARTKERNELS_DEVICE void fill(const Tiles& tiles, int groups, const Fetch& fetch) const {
+  // What the threads that multiply do not take part in: for each task and each group of its terms, once there is room,
+  // fetch(stage, full, task, group) announces copies to the barrier `full` and starts them.
+  template <class T, class Fetch>
+  PARTKERNELS_DEVICE void fill(const Product<T>& p, int tiles_down, int tiles_across, const Fetch& fetch) const {
     give_registers<24>();
     if (thread_index() != 0) return;
     Turn turn;
-    tiles.each([&](int row, int col) {
-      for (int group = 0; group < groups; ++group) {
+    each_task(p, tiles_down, tiles_across, [&](const Task& task) {
+      for (int group = task.first; group < task.last; ++group) {
         wait(empty(turn.stage), turn.parity ^ 1);
-        fetch(stage(turn.stage), full(turn.stage), row, col, group);
+        fetch(stage(turn.stage), full(turn.stage), task, group);
         turn.advance(count);
       }
     });
@@ -107,6 +99,17 @@ template <class T>
 bool plan_stages(const Device& device, int stage_bytes, Product<T>* p) {
   p->stages = min_of((device.shared_memory - kFixedBytes) / stage_bytes, kMostStages);
   return p->stages >= kLeastStages;
+}
+
+// Blocks that stay make the tiles of a product, and share sums where there are few.
+template <class T>
+Status launch_hopper(void (*kernel)(HopperProduct<T>), const Device& device, HopperProduct<T> p, int tiles,
+                     int stage_bytes, Stream stream) {
+  const int shared = kFixedBytes + p.product.stages * stage_bytes;
+  return launch_shared(device, p.product, tiles, stream, [&](const Product<T>& product, int tasks) {
+    p.product = product;
+    return launch(kernel, {min_of(tasks, device.multiprocessors), kHopperThreads, shared}, stream, p);
+  });
 }
 
 // A box of 64 columns of a 16-bit matrix.

@@ -21,7 +21,6 @@ struct Device {
 struct Launch {
   int blocks, threads;
   int shared_bytes = 0;
-  int cluster = 1;
 };
 
 // A box of a row-major matrix for the copy engine.
@@ -58,12 +57,6 @@ Status launch(void (*kernel)(Parameters...), const Launch& how, Stream stream, c
   config.blockDim = dim3(static_cast<unsigned>(how.threads));
   config.dynamicSmemBytes = static_cast<size_t>(how.shared_bytes);
   config.stream = stream;
-  cudaLaunchAttribute cluster = {};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = static_cast<unsigned>(how.cluster);
-  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-  config.attrs = &cluster;
-  config.numAttrs = how.cluster > 1 ? 1 : 0;
   return status_of(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
 
@@ -88,12 +81,13 @@ inline Status make_map(const Box& box, TensorMap* map) {
           box.box_rows,
           box.box_cols,
           box.is_swizzled};
+  if (!emulated::takes_map(*map)) return {Code::failed, "the driver made no tensor map of an operand"};
   return {};
 }
 
 template <class... Parameters>
 Status launch(void (*kernel)(Parameters...), const Launch& how, Stream, const Parameters&... arguments) {
-  emulated::run(how.blocks, how.cluster, how.threads, how.shared_bytes, [&] { kernel(arguments...); });
+  emulated::run(how.blocks, how.threads, how.shared_bytes, [&] { kernel(arguments...); });
   return {};
 }
 

@@ -1,4 +1,4 @@
-// linear and its gradients: which kernel computes what.
+// linear and its gradient with respect to x: which kernel computes what.
 #include <algorithm>
 #include <initializer_list>
 
@@ -8,70 +8,51 @@ namespace partkernels::cuda {
 
 namespace {
 
+// A single row has any stride: that of a copy serves all kernels.
 template <class T>
-Operand<T> operand(const Matrix<const T>& m) {
-  return {m.data, m.row_stride, m.col_stride, static_cast<int>(m.rows), static_cast<int>(m.cols)};
+Operand<T> operand(const T* data, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride) {
+  const int64_t stride = rows > 1 ? row_stride : (cols + 7) / 8 * 8;
+  return {data, stride, cols > 1 ? col_stride : 1, static_cast<int>(rows), static_cast<int>(cols)};
 }
 
 template <class T>
-Operand<T> operand(const Weight<const T>& w, const Weight<const T>& shape) {
-  return {w.data, w.row_stride, w.in_stride, static_cast<int>(shape.rows), static_cast<int>(shape.in)};
-}
-
-template <class T>
-Product<T> product(const Operand<T>& left, const Rebuilt<T>& weight, const Matrix<T>& out) {
-  return {.left = left,
-          .weight = weight,
+Product<T> product(const Matrix<const T>& x, const Subnetwork<T>& w, const Matrix<T>& out, const Workspace& workspace) {
+  const auto of = [&](const Weight<const T>& each) {
+    return operand(each.data, w.weight.rows, w.weight.in, each.row_stride, each.in_stride);
+  };
+  const int64_t bytes = out.rows * out.cols * static_cast<int64_t>(sizeof(float));
+  return {.left = operand(x.data, x.rows, x.cols, x.row_stride, x.col_stride),
+          .weight = {of(w.weight), of(w.stored), w.owners.map, w.owners.row_bytes, w.owners.bits,
+                     threshold(w.owners.bits, w.active), w.defaults},
           .out = out.data,
           .row_stride = out.row_stride,
           .col_stride = out.col_stride,
           .down = static_cast<int>(out.rows),
           .across = static_cast<int>(out.cols),
-          .terms = left.cols};
+          .terms = static_cast<int>(x.cols),
+          .shares = static_cast<int>(std::min<int64_t>(workspace.bytes / std::max<int64_t>(bytes, 1), 1 << 16)),
+          .partial = static_cast<float*>(workspace.data)};
 }
 
 template <class T>
-Rebuilt<T> rebuilt(const Subnetwork<T>& w) {
-  return {operand(w.weight, w.weight),
-          operand(w.stored, w.weight),
-          w.owners.map,
-          w.owners.row_bytes,
-          w.owners.bits,
-          w.active,
-          threshold(w.owners.bits, w.active),
-          w.defaults};
+bool reads_stored(const Subnetwork<T>& w) {
+  return w.defaults.kind == DefaultKind::stored && w.active < w.count;
 }
 
-// Tensor cores multiply numbers of 16 bits.
-template <Work kWork, class T>
-Status run(const Device& device, const Subnetwork<T>& w, const Product<T>& p, Stream stream) {
-  if constexpr (sizeof(T) == 2) {
-    return run_mma<T, kWork>(device, w, p, stream);
-  } else {
-    return run_simt<T, kWork>(w, p, stream);
-  }
-}
-
-template <class T>
-bool fits_copies(const Operand<T>& operand) {
-  return rows_fit_copies(operand.data, operand.row_stride, operand.col_stride);
-}
-
-// Whether both operands fit copies of 16 bytes; of grad_weight w is empty.
+// Whether all operands fit copies of 16 bytes.
 template <class T>
 bool fits_copies(const Product<T>& p, const Subnetwork<T>& w) {
-  const bool reads_stored = w.defaults.kind == DefaultKind::stored && w.active < w.count;
-  return fits_copies(p.left) && fits_copies(p.right.data == nullptr ? p.weight.weight : p.right) &&
-         (!reads_stored || fits_copies(p.weight.stored));
+  return rows_fit_copies(p.left) && rows_fit_copies(p.weight.weight) &&
+         (!reads_stored(w) || rows_fit_copies(p.weight.stored));
 }
 
-// And whether the copy engine takes them, which knows no stride of 0, and the result in whole parts of 16 bytes.
+// And whether the copy engine takes them, whose rows do not overlap, and the result in whole parts of 16 bytes.
 template <class T>
 bool fits_copy_engine(const Device& device, const Product<T>& p, const Subnetwork<T>& w) {
-  const auto has_rows = [](const Operand<T>& of) { return of.row_stride > 0; };
-  return device.is_hopper() && p.terms > 0 && fits_copies(p, w) && has_rows(p.left) &&
-         has_rows(p.right.data == nullptr ? p.weight.weight : p.right) && p.across % 8 == 0 &&
-         rows_fit_copies(p.out, p.row_stride, p.col_stride) && p.row_stride > 0;
+  const auto has_rows = [](const Operand<T>& of) { return of.row_stride >= of.cols; };
+  return device.is_hopper() && p.terms > 0 && fits_copies(p, w) && has_rows(p.left) && has_rows(p.weight.weight) &&
+         (!reads_stored(w) || has_rows(p.weight.stored)) && p.across % 8 == 0 &&
+         rows_fit_copies(p.out, p.row_stride, p.col_stride);
 }
 
 // The current device, if there are kernels for it and for these sizes.
@@ -88,59 +69,50 @@ Status served_device(Device* device, std::initializer_list<int64_t> sizes) {
 
 }  // namespace
 
-template <class T>
-Status linear(Matrix<const T> x, const Subnetwork<T>& w, const T* bias, Matrix<T> y, Stream stream) {
+template <SixteenBits T>
+Status linear(Matrix<const T> x, const Subnetwork<T>& w, const T* bias, Matrix<T> y, Stream stream,
+              Workspace workspace) {
   Device device;
   if (const Status status = served_device(&device, {y.rows, y.cols, x.cols}); !status) return status;
   if (y.rows == 0 || y.cols == 0) return {};
-  Product<T> p = product(operand(x), rebuilt(w), y);
+  Product<T> p = product(x, w, y, workspace);
   p.bias = bias;
-  if constexpr (sizeof(T) == 2) {
-    if (x.rows <= kFewRows && fits_copies(p, w)) return run_few_rows(device, w, p, stream);
-  }
-  if constexpr (kHasHopper && sizeof(T) == 2) {
+  if (x.rows <= kFewRows && fits_copies(p, w)) return run_few_rows(device, w, p, stream);
+  if constexpr (kHasHopper) {
     if (fits_copy_engine(device, p, w)) return run_hopper_linear(device, w, p, stream);
   }
-  return run<Work::forward>(device, w, p, stream);
+  return run_mma<T, Work::forward>(device, w, p, stream);
 }
 
-template <class T>
-Status linear_grad_input(Matrix<const T> grad_y, const Subnetwork<T>& w, Matrix<T> grad_x, Stream stream) {
+template <SixteenBits T>
+Status linear_grad_input(Matrix<const T> grad_y, const Subnetwork<T>& w, Matrix<T> grad_x, Stream stream,
+                         Workspace workspace) {
   Device device;
   if (const Status status = served_device(&device, {grad_x.rows, grad_x.cols, grad_y.cols}); !status) return status;
   if (grad_x.rows == 0 || grad_x.cols == 0) return {};
-  const Product<T> p = product(operand(grad_y), rebuilt(w), grad_x);
-  if constexpr (kHasHopper && sizeof(T) == 2) {
+  const Product<T> p = product(grad_y, w, grad_x, workspace);
+  if constexpr (kHasHopper) {
     if (fits_copy_engine(device, p, w)) return run_hopper_grad_input(device, w, p, stream);
   }
-  return run<Work::grad_input>(device, w, p, stream);
+  return run_mma<T, Work::grad_input>(device, w, p, stream);
 }
 
-template <class T>
-Status linear_grad_weight(Matrix<const T> grad_y, Matrix<const T> x, Owners owners, int update, Weight<T> grad_w,
-                          Stream stream) {
+Status linear_workspace(int64_t rows, int64_t cols, int64_t terms, size_t* bytes) {
+  // Of the largest tiles there are the fewest, and the most shares.
+  constexpr int kDown = 256, kAcross = 128;
+  *bytes = 0;
   Device device;
-  if (const Status status = served_device(&device, {x.rows, grad_w.rows, grad_w.in}); !status) return status;
-  if (grad_w.rows == 0 || grad_w.in == 0) return {};
-  const Rebuilt<T> map{.map = owners.map, .row_bytes = owners.row_bytes, .bits = owners.bits};
-  Product<T> p =
-      product(operand(grad_y), map, {grad_w.data, grad_w.rows, grad_w.in, grad_w.row_stride, grad_w.in_stride});
-  p.right = operand(x);
-  p.terms = p.right.rows;
-  p.update = update;
-  const Subnetwork<T> none = {};
-  if constexpr (kHasHopper && sizeof(T) == 2) {
-    if (fits_copy_engine(device, p, none)) return run_hopper_grad_weight(device, p, stream);
-  }
-  return run<Work::grad_weight>(device, none, p, stream);
+  if (const Status status = served_device(&device, {rows, cols, terms}); !status) return status;
+  const int64_t tiles = (rows * cols + kDown * kAcross - 1) / (kDown * kAcross);
+  if (tiles > device.multiprocessors) return {};
+  const int shares = shares_of(device, static_cast<int>(tiles), static_cast<int>(terms), device.multiprocessors);
+  if (shares > 1) *bytes = sizeof(float) * static_cast<size_t>(rows * cols) * static_cast<size_t>(shares);
+  return {};
 }
 
-#define PARTKERNELS_INSTANTIATE(T)                                                             \
-  template Status linear(Matrix<const T>, const Subnetwork<T>&, const T*, Matrix<T>, Stream);  \
-  template Status linear_grad_input(Matrix<const T>, const Subnetwork<T>&, Matrix<T>, Stream); \
-  template Status linear_grad_weight(Matrix<const T>, Matrix<const T>, Owners, int, Weight<T>, Stream);
-PARTKERNELS_INSTANTIATE(float)
-PARTKERNELS_INSTANTIATE(double)
+#define PARTKERNELS_INSTANTIATE(T)                                                                       \
+  template Status linear(Matrix<const T>, const Subnetwork<T>&, const T*, Matrix<T>, Stream, Workspace); \
+  template Status linear_grad_input(Matrix<const T>, const Subnetwork<T>&, Matrix<T>, Stream, Workspace);
 PARTKERNELS_INSTANTIATE(bfloat16)
 PARTKERNELS_INSTANTIATE(float16)
 

@@ -27,7 +27,7 @@ namespace partkernels::cuda {
 
 using TensorMap = CUtensorMap;
 
-// An address in shared memory, of this block or of another one in its cluster.
+// An address in a block's shared memory.
 using SharedAddress = uint32_t;
 
 constexpr int kWarp = 32;
@@ -96,23 +96,6 @@ template <class T>
 PARTKERNELS_DEVICE T from_float(float value) {
   return T{static_cast<uint16_t>(pair_of<T>(value, 0) & 0xFFFF)};
 }
-// Any of the four types in the one that its sums have, and back.
-template <class T>
-PARTKERNELS_DEVICE auto as_number(T value) {
-  if constexpr (sizeof(T) == 2) {
-    return as_float(value);
-  } else {
-    return value;
-  }
-}
-template <class T, class Sum>
-PARTKERNELS_DEVICE T from_number(Sum sum) {
-  if constexpr (sizeof(T) == 2) {
-    return from_float<T>(sum);
-  } else {
-    return sum;
-  }
-}
 // The sum of a word's four bytes, and of an addend.
 PARTKERNELS_DEVICE int add_bytes(uint32_t word, int addend) {
   return static_cast<int>(__dp4a(word, 0x01010101u, static_cast<uint32_t>(addend)));
@@ -141,24 +124,12 @@ PARTKERNELS_DEVICE void load_words(const uint32_t* from, uint32_t (&to)[8]) {
   for (int i = 0; i < 4; ++i) to[4 + i] = half[i];
 }
 
-PARTKERNELS_DEVICE void load_shared(SharedAddress from, uint32_t (&to)[4]) {
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(from)
-               : "memory");
-}
 PARTKERNELS_DEVICE void store_words(uint32_t* to, const uint32_t (&words)[1]) { *to = words[0]; }
 PARTKERNELS_DEVICE void store_words(uint32_t* to, const uint32_t (&words)[2]) {
   *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
 }
 PARTKERNELS_DEVICE void store_words(uint32_t* to, const uint32_t (&words)[4]) {
   *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
-}
-
-// Adds to a number in global or shared memory, whoever else does.
-PARTKERNELS_DEVICE void add_atomically(uint32_t* to, uint32_t addend) { atomicAdd(to, addend); }
-PARTKERNELS_DEVICE void add_atomically(uint64_t* to, uint64_t addend) {
-  atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(addend));
 }
 
 // --- arithmetic rounded to nearest even, whatever the compiler's options ---
@@ -195,6 +166,17 @@ PARTKERNELS_DEVICE void load_transposed_matrices(SharedAddress row, uint32_t (&t
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                : "r"(row)
+               : "memory");
+}
+// The same the other way round, from compute capability 9.0 on.
+PARTKERNELS_DEVICE void store_matrices(SharedAddress row, const uint32_t (&from)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(from[0]),
+               "r"(from[1]), "r"(from[2]), "r"(from[3])
+               : "memory");
+}
+PARTKERNELS_DEVICE void store_transposed_matrices(SharedAddress row, const uint32_t (&from)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(from[0]),
+               "r"(from[1]), "r"(from[2]), "r"(from[3])
                : "memory");
 }
 

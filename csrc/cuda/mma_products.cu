@@ -11,8 +11,10 @@ Status run(const Device& device, Product<T> p, Stream stream) {
   const int tiles = divide_up(p.down, Kernel::kDown) * divide_up(p.across, kAcross);
   const int bytes = Kernel::stage_bytes(p.weight.bits);
   p.stages = 3 * bytes <= device.shared_memory ? 3 : 2;
-  return launch(mma_product<T, kWork, kKind, kAcross, kAligned>, {tiles, Kernel::kThreads, p.stages * bytes}, stream,
-                p);
+  return launch_shared(device, p, tiles, stream, [&](const Product<T>& product, int tasks) {
+    const Launch how{tasks, Kernel::kThreads, product.stages * bytes};
+    return launch(mma_product<T, kWork, kKind, kAcross, kAligned>, how, stream, product);
+  });
 }
 
 template <class T, Work kWork, DefaultKind kKind>
@@ -26,31 +28,21 @@ Status run(const Device& device, const Product<T>& p, bool is_aligned, Stream st
   return run<T, kWork, kKind, 128, true>(device, p, stream);
 }
 
-template <class T>
-bool is_aligned(const Operand<T>& operand) {
-  return rows_fit_copies(operand.data, operand.row_stride, operand.col_stride);
-}
-
 }  // namespace
 
 template <class T, Work kWork>
 Status run_mma(const Device& device, const Subnetwork<T>& w, const Product<T>& p, Stream stream) {
-  if constexpr (kWork == Work::grad_weight) {
-    return run<T, kWork, DefaultKind::zeros>(device, p, is_aligned(p.left) && is_aligned(p.right), stream);
-  } else {
-    return with_kind(w, [&](auto kind) {
-      constexpr DefaultKind kKind = decltype(kind)::value;
-      const bool aligned = is_aligned(p.left) && is_aligned(p.weight.weight) &&
-                           (kKind != DefaultKind::stored || is_aligned(p.weight.stored));
-      return run<T, kWork, kKind>(device, p, aligned, stream);
-    });
-  }
+  return with_kind(w, [&](auto kind) {
+    constexpr DefaultKind kKind = decltype(kind)::value;
+    const bool aligned = rows_fit_copies(p.left) && rows_fit_copies(p.weight.weight) &&
+                         (kKind != DefaultKind::stored || rows_fit_copies(p.weight.stored));
+    return run<T, kWork, kKind>(device, p, aligned, stream);
+  });
 }
 
-#define PARTKERNELS_INSTANTIATE(T)                                                                              \
-  template Status run_mma<T, Work::forward>(const Device&, const Subnetwork<T>&, const Product<T>&, Stream);    \
-  template Status run_mma<T, Work::grad_input>(const Device&, const Subnetwork<T>&, const Product<T>&, Stream); \
-  template Status run_mma<T, Work::grad_weight>(const Device&, const Subnetwork<T>&, const Product<T>&, Stream);
+#define PARTKERNELS_INSTANTIATE(T)                                                                           \
+  template Status run_mma<T, Work::forward>(const Device&, const Subnetwork<T>&, const Product<T>&, Stream); \
+  template Status run_mma<T, Work::grad_input>(const Device&, const Subnetwork<T>&, const Product<T>&, Stream);
 PARTKERNELS_INSTANTIATE(bfloat16)
 PARTKERNELS_INSTANTIATE(float16)
 

@@ -1,22 +1,12 @@
-// A product of matrices, one of them perhaps a subnetwork's weight, as kernels get it.
+// A product with a subnetwork's weight, as kernels get it.
 #pragma once
 
 #include "rebuild.h"
 
 namespace partkernels::cuda {
 
-// y = x w^T; grad_x = grad_y w; grad_w = grad_y^T x.
-enum class Work { forward, grad_input, grad_weight };
-
-// The tiles of a result in an order that keeps what they share in the second-level cache: bands of eight down.
-PARTKERNELS_DEVICE void tile_of(int index, int down, int across, int* row, int* col) {
-  constexpr int kBand = 8;
-  const int band = index / (kBand * across);
-  const int height = min_of(kBand, down - band * kBand);
-  const int within = index - band * kBand * across;
-  *row = band * kBand + within % height;
-  *col = within / height;
-}
+// y = x w^T; grad_x = grad_y w.
+enum class Work { forward, grad_input };
 
 // A matrix as a kernel sees it.
 template <class T>
@@ -32,7 +22,7 @@ struct Rebuilt {
   Operand<T> weight = {}, stored = {};
   const uint8_t* map = nullptr;
   int64_t row_bytes = 0;
-  int bits = 0, active = 0;
+  int bits = 0;
   Threshold threshold = {};
   Defaults defaults = {};
 };
@@ -40,28 +30,45 @@ struct Rebuilt {
 // out [down, across] = the sums of so many terms.
 template <class T>
 struct Product {
-  Operand<T> left = {};    // x; grad_y; grad_y
-  Operand<T> right = {};   // of grad_weight, x
-  Rebuilt<T> weight = {};  // of the others; of grad_weight, its map alone
+  Operand<T> left = {};  // x, or grad_y
+  Rebuilt<T> weight = {};
   const T* bias = nullptr;
   T* out = nullptr;
   int64_t row_stride = 0, col_stride = 0;
   int down = 0, across = 0, terms = 0;
-  int update = 0;  // of grad_weight
   int stages = 0;  // of tiles in shared memory
+  // Of each sum, that blocks write to partial [shares, down, across]; a single one goes to out.
+  int shares = 1;
+  float* partial = nullptr;
 };
 
-// Stores an entry of the result, if it is one: with the bias, or if its partition learns.
-template <class T, Work kWork, class Sum>
-PARTKERNELS_DEVICE void store_result(const Product<T>& p, int row, int col, Sum sum) {
-  if (row >= p.down || col >= p.across) return;
-  if constexpr (kWork == Work::forward) {
-    if (p.bias != nullptr) sum += as_number(p.bias[col]);
-  }
-  if constexpr (kWork == Work::grad_weight) {
-    if (id_at(p.weight.map + row * p.weight.row_bytes, col, p.weight.bits) != p.update - 1) sum = 0;
-  }
-  p.out[row * p.row_stride + col * p.col_stride] = from_number<T>(sum);
+// What a block does at a time: a tile of the result, whose sums it adds up over the groups [first, last) of 64 terms.
+struct Task {
+  int row, col, share, first, last;
+};
+
+// Tiles of a share come in an order that keeps what they have in common in the second-level cache: bands of eight down.
+template <class T>
+PARTKERNELS_DEVICE Task task_of(const Product<T>& p, int index, int tiles_down, int tiles_across) {
+  constexpr int kBand = 8;
+  const int groups = divide_up(p.terms, kGroup), each = divide_up(groups, p.shares);
+  const int share = index / (tiles_down * tiles_across), tile = index - share * tiles_down * tiles_across;
+  const int band = tile / (kBand * tiles_across), within = tile - band * kBand * tiles_across;
+  const int height = min_of(kBand, tiles_down - band * kBand);
+  return {band * kBand + within % height, within / height, share, share * each, min_of((share + 1) * each, groups)};
+}
+
+// Where a row of a share's sums is.
+template <class T>
+PARTKERNELS_DEVICE float* partial_row(const Product<T>& p, int share, int row) {
+  return p.partial + (int64_t{share} * p.down + row) * p.across;
+}
+
+// Stores an entry of the result with its bias.
+template <class T>
+PARTKERNELS_DEVICE void store_result(const Product<T>& p, int row, int col, float sum) {
+  if (p.bias != nullptr) sum += as_float(p.bias[col]);
+  p.out[row * p.row_stride + col * p.col_stride] = from_float<T>(sum);
 }
 
 }  // namespace partkernels::cuda

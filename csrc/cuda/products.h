@@ -1,4 +1,4 @@
-// The kernels behind the public products, and what each asks of its operands.
+// The kernels behind the public products, what each asks of its operands, and how blocks share sums.
 #pragma once
 
 #include <type_traits>
@@ -29,26 +29,49 @@ bool rows_fit_copies(const T* data, int64_t row_stride, int64_t col_stride) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && col_stride == 1 &&
          row_stride % (16 / static_cast<int64_t>(sizeof(T))) == 0;
 }
+template <class T>
+bool rows_fit_copies(const Operand<T>& of) {
+  return rows_fit_copies(of.data, of.row_stride, of.col_stride);
+}
 
 // float16 and bfloat16, of any strides.
 template <class T, Work kWork>
 Status run_mma(const Device& device, const Subnetwork<T>& w, const Product<T>& p, Stream stream);
 
-// linear of float16 and bfloat16 with at most so many rows of x, whose operands fit_copies.
+// linear with at most so many rows of x, whose operands fit copies.
 constexpr int kFewRows = 16;
 template <class T>
 Status run_few_rows(const Device& device, const Subnetwork<T>& w, const Product<T>& p, Stream stream);
 
-// float32 and float64.
-template <class T, Work kWork>
-Status run_simt(const Subnetwork<T>& w, const Product<T>& p, Stream stream);
-
-// float16 and bfloat16 on compute capability 9.0, where the copy engine takes the operands.
+// On compute capability 9.0, where the copy engine takes the operands.
 template <class T>
 Status run_hopper_linear(const Device& device, const Subnetwork<T>& w, const Product<T>& p, Stream stream);
 template <class T>
 Status run_hopper_grad_input(const Device& device, const Subnetwork<T>& w, const Product<T>& p, Stream stream);
+
+// --- sums that blocks share: where there are fewer tiles than multiprocessors ---
+
+// Fewer groups of 64 terms would not fill a block's pipeline of copies.
+constexpr int kLeastGroups = 4;
+
+// How many shares of each sum keep the multiprocessors at work, for so many tiles; at most `most`.
+inline int shares_of(const Device& device, int tiles, int terms, int most) {
+  const int groups = divide_up(terms, kGroup);
+  const int wanted = min_of(min_of(device.multiprocessors / max_of(tiles, 1), groups / kLeastGroups), most);
+  return wanted < 2 ? 1 : divide_up(groups, divide_up(groups, wanted));
+}
+
+// out = the sums of the shares, in their order, with the bias.
 template <class T>
-Status run_hopper_grad_weight(const Device& device, const Product<T>& p, Stream stream);
+Status add_shares(const Product<T>& p, Stream stream);
+
+// Launches a kernel that makes so many tiles of a product: launch_all(product, tasks). p.shares says how many there is
+// room for.
+template <class T, class LaunchAll>
+Status launch_shared(const Device& device, Product<T> p, int tiles, Stream stream, const LaunchAll& launch_all) {
+  p.shares = shares_of(device, tiles, p.terms, p.shares);
+  const Status status = launch_all(p, tiles * p.shares);
+  return status && p.shares > 1 ? add_shares(p, stream) : status;
+}
 
 }  // namespace partkernels::cuda

@@ -36,37 +36,46 @@ PARTKERNELS_FUNCTION uint32_t dead_bits(uint32_t fields, const Threshold& t) {
   return (fields & carried) | (t.below & (fields | carried));
 }
 
-// Two masks of 16 bits, low and high: the top bit of one byte of each word, repeated.
-template <int kByte>
-PARTKERNELS_DEVICE uint32_t spread(uint32_t first, uint32_t second) {
-  return select_bytes(first, second, 0xCC88 + 0x1111 * kByte);
+// A thread's own fields of a group, of the words that its quad shares: byte j of the two words has pair j's, at its
+// top. So few words are compared, not all of the group's.
+template <int kBits>
+PARTKERNELS_DEVICE void own_fields(const uint32_t* words, int q, uint32_t (&own)[2]) {
+  uint32_t all[2 * kBits];
+  load_words(words, all);
+  PARTKERNELS_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    if constexpr (kBits == 1) {
+      own[i] = all[i] << (2 * (3 - q));
+    } else if constexpr (kBits == 2) {
+      own[i] = select_bytes(all[2 * i], all[2 * i + 1], 0x6420 + 0x1111 * (q / 2)) << (4 * (1 - q % 2));
+    } else {
+      const uint32_t low = select_bytes(all[4 * i], all[4 * i + 1], 0x40 + 0x11 * q);
+      own[i] = select_bytes(low, select_bytes(all[4 * i + 2], all[4 * i + 3], 0x40 + 0x11 * q), 0x5410);
+    }
+  }
 }
 
 // The masks of a thread's pairs: all ones where an entry is dead. `group` is where the map has the group's bytes.
 template <int kBits>
 PARTKERNELS_DEVICE void dead_pairs(const uint8_t* group, int q, const Threshold& t, uint32_t (&mask)[kPairs]) {
   const auto* const words = reinterpret_cast<const uint32_t*>(group);
+  // A mask repeats the top bits of two bytes, each twice.
   if constexpr (kBits == 8) {
     PARTKERNELS_UNROLL
-    for (int j = 0; j < kPairs; ++j) {
-      const uint32_t field = dead_bits(words[2 * j + q / 2], t) << (16 - 16 * (q % 2));
-      mask[j] = spread<3>(field << 8, field);
+    for (int j = 0; j < kPairs; j += 2) {
+      const uint32_t two = select_bytes(words[2 * j + q / 2], words[2 * j + 2 + q / 2], 0x5410 + 0x2222 * (q % 2));
+      const uint32_t dead = dead_bits(two, t);
+      mask[j] = select_bytes(dead, 0, 0x9988);
+      mask[j + 1] = select_bytes(dead, 0, 0xBBAA);
     }
   } else {
-    uint32_t loaded[2 * kBits];
-    load_words(words, loaded);
+    uint32_t own[2];
+    own_fields<kBits>(words, q, own);
     PARTKERNELS_UNROLL
-    for (int i = 0; i < 2 * kBits; ++i) {
-      // The second of a pair's bits comes to a byte's top, and by another shift the first.
-      const uint32_t field = dead_bits(loaded[i], t) << ((3 - q) * 2 * kBits);
-      const uint32_t first = field << kBits;
-      constexpr int kPairsAWord = kPairs / (2 * kBits);
-      mask[kPairsAWord * i] = spread<kBits - 1>(first, field);
-      if constexpr (kPairsAWord > 1) mask[kPairsAWord * i + 1] = spread<2 * kBits - 1>(first, field);
-      if constexpr (kPairsAWord > 2) {
-        mask[kPairsAWord * i + 2] = spread<3 * kBits - 1>(first, field);
-        mask[kPairsAWord * i + 3] = spread<4 * kBits - 1>(first, field);
-      }
+    for (int j = 0; j < kPairs; ++j) {
+      // Of a pair's fields the second is at the byte's top, and a shift brings the first there.
+      const uint32_t dead = dead_bits(own[j / 4], t);
+      mask[j] = select_bytes(dead << kBits, dead, 0xCC88 + 0x1111 * (j % 4));
     }
   }
 }
@@ -85,15 +94,16 @@ PARTKERNELS_DEVICE void dead_pairs(const uint8_t* group, int bits, int q, const 
   }
 }
 
-// A thread's uniform defaults: one Philox call, a byte an entry. (m | 0x4300) is the bfloat16 number 128 + m.
+// A thread's uniform defaults: one Philox call, a byte an entry, which each half of a word has twice: the lower for the
+// magnitude m, the upper for the sign. (m | 0x4300) is the bfloat16 number 128 + m.
 PARTKERNELS_DEVICE void uniform_pairs(const Defaults& d, int64_t row, int64_t group, int q, uint32_t (&pair)[kPairs]) {
   const Philox drawn = default_words(d, row, group * kUniformGroups + q);
   const uint32_t step = float_bits(d.step) | float_bits(d.step) >> 16;
   PARTKERNELS_UNROLL
   for (int j = 0; j < kPairs; ++j) {
-    const uint32_t bytes = select_bytes(drawn.word[j / 2], 0, j % 2 == 0 ? 0x4140 : 0x4342);
-    const uint32_t magnitude = multiply_add_pairs((bytes & 0x007F007F) | 0x43004300, 0x3F803F80, 0xC2FFC2FF);
-    pair[j] = multiply_add_pairs(magnitude, step ^ ((bytes & 0x00800080) << 8), 0x80008000);
+    const uint32_t bytes = select_bytes(drawn.word[j / 2], 0, j % 2 == 0 ? 0x1100 : 0x3322);
+    const uint32_t magnitude = multiply_add_pairs(select_bits(0x007F007F, bytes, 0x43004300), 0x3F803F80, 0xC2FFC2FF);
+    pair[j] = multiply_add_pairs(magnitude, step ^ (bytes & 0x80008000), 0x80008000);
   }
 }
 

@@ -39,7 +39,10 @@ PARTKERNELS_DEVICE void other_pairs(const Pass<T>& p, int64_t row, int64_t group
   if (p.first == 1 && p.last >= 1 << bits) return;
   const uint8_t* const ids = p.owners.map + row * p.owners.row_bytes;
   const uint8_t* const words = ids + group * 8 * bits;
-  if ((group + 1) * 8 * bits <= p.owners.row_bytes) {
+  // Rows are whole parts of 16 bytes, as many as a group has of 2 bits an entry; of more, the last row's may end
+  // before.
+  const int64_t cols = p.in * p.out.height * p.out.width;
+  if (bits <= 2 || (group + 1) * kGroup <= cols) {
     dead_pairs(words, bits, q, p.beyond_last, mask);
     if (p.first > 1) {
       uint32_t reached[kPairs];
@@ -49,8 +52,6 @@ PARTKERNELS_DEVICE void other_pairs(const Pass<T>& p, int64_t row, int64_t group
     }
     return;
   }
-  // At the end of a row: the last row's words of 4 or 8 bits an entry may not be there.
-  const int64_t cols = p.in * p.out.height * p.out.width;
   PARTKERNELS_UNROLL
   for (int j = 0; j < kPairs; ++j) {
     for (int e = 0; e < 2; ++e) {

@@ -17,6 +17,11 @@ struct Cpu {
     binding::with_type(dtype, use);
   }
 
+  template <class Use>
+  static void with_product_type(ScalarType dtype, const Use& use) {
+    binding::with_type(dtype, use);
+  }
+
   template <class T>
   static LiveBias<T> live_bias(const OptionalTensor& bias, int64_t active) {
     return {bias, active};
@@ -29,11 +34,6 @@ struct Cpu {
   template <class T>
   void linear_grad_input(Matrix<const T> grad_y, const Subnetwork<T>& w, Matrix<T> grad_x) const {
     cpu::linear_grad_input(grad_y, w, grad_x, kTorchThreads);
-  }
-  template <class T>
-  void linear_grad_weight(Matrix<const T> grad_y, Matrix<const T> x, Owners owners, int update,
-                          Weight<T> grad_w) const {
-    cpu::linear_grad_weight(grad_y, x, owners, update, grad_w, kTorchThreads);
   }
   template <class T>
   void subnetwork_weight(const Subnetwork<T>& w, int64_t first_row, int64_t first_in, Weight<T> out) const {
@@ -58,6 +58,16 @@ struct Cpu {
     cpu::adam_step(parameter, grad, exp_avg, exp_avg_sq, owners, update, adam, threads_for(grad.rows * grad.cols()));
   }
 };
+
+Tensor linear_grad_weight(Tensor grad_y, Tensor x, int64_t update, Tensor map, int64_t count) {
+  const Tensor outs = collapsible(grad_y), ins = collapsible(x);
+  const Tensor grad_w = empty({grad_y.sizes().back(), x.sizes().back()}, x);
+  with_type(x.scalar_type(), [&]<class T>(T) {
+    cpu::linear_grad_weight(matrix<const T>(outs), matrix<const T>(ins), owners_of(map, count),
+                            static_cast<int>(update), weight_of<T>(grad_w), kTorchThreads);
+  });
+  return grad_w;
+}
 
 Tensor conv2d(Tensor x, Tensor weight, OptionalTensor bias, Sizes stride, Sizes padding, Sizes dilation, int64_t groups,
               int64_t active, Update, Tensor map, OptionalTensor stored, int64_t count, std::string kind, double step,
@@ -88,6 +98,7 @@ std::string instruction_set() { return cpu::instruction_set(); }
 
 STABLE_TORCH_LIBRARY(partkernels_cpu, m) {
   PARTKERNELS_SCHEMAS(m);
+  m.def("linear_grad_weight(Tensor grad_output, Tensor x, int update, " PARTKERNELS_OWNERS);
   m.def("linear_grad_bias(Tensor grad_output, int update, int count) -> Tensor");
   m.def("conv2d(Tensor x, Tensor weight, Tensor? bias, " PARTKERNELS_GEOMETRY PARTKERNELS_SUBNETWORK);
   m.def("conv2d_grad_input(Tensor grad_output, Tensor weight, SymInt[4] input_size, " PARTKERNELS_GEOMETRY
@@ -106,6 +117,7 @@ STABLE_TORCH_LIBRARY_IMPL(partkernels_cpu, CompositeExplicitAutograd, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(partkernels_cpu, CPU, m) {
   PARTKERNELS_OPERATORS(m, Cpu);
+  m.impl("linear_grad_weight", TORCH_BOX(&linear_grad_weight));
   m.impl("linear_grad_bias", TORCH_BOX(&linear_grad_bias));
   m.impl("conv2d", TORCH_BOX(&conv2d));
   m.impl("conv2d_grad_input", TORCH_BOX(&conv2d_grad_input));

@@ -15,7 +15,7 @@ using namespace partkernels::binding;
 // The tensors' own device, and the stream that PyTorch uses there.
 class Cuda {
  public:
-  explicit Cuda(const Tensor& tensor) : guard_(tensor.get_device_index()) {
+  explicit Cuda(const Tensor& tensor) : guard_(tensor.get_device_index()), like_(tensor) {
     void* stream = nullptr;
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream));
     stream_ = static_cast<cuda::Stream>(stream);
@@ -28,6 +28,14 @@ class Cuda {
     } else {
       binding::with_type(dtype, use);
     }
+  }
+
+  template <class Use>
+  static void with_product_type(ScalarType dtype, const Use& use) {
+    if (dtype == ScalarType::Half) return use(float16{});
+    STD_TORCH_CHECK(dtype == ScalarType::BFloat16, "dtype ", static_cast<int>(dtype),
+                    "; the CUDA products serve float16 and bfloat16");
+    use(bfloat16{});
   }
 
   template <class T>
@@ -46,16 +54,13 @@ class Cuda {
 
   template <class T>
   void linear(Matrix<const T> x, const Subnetwork<T>& w, const T* bias, Matrix<T> y) const {
-    check(cuda::linear(x, w, bias, y, stream_));
+    const Room room(y.rows, y.cols, x.cols, like_);
+    check(cuda::linear(x, w, bias, y, stream_, room.workspace()));
   }
   template <class T>
   void linear_grad_input(Matrix<const T> grad_y, const Subnetwork<T>& w, Matrix<T> grad_x) const {
-    check(cuda::linear_grad_input(grad_y, w, grad_x, stream_));
-  }
-  template <class T>
-  void linear_grad_weight(Matrix<const T> grad_y, Matrix<const T> x, Owners owners, int update,
-                          Weight<T> grad_w) const {
-    check(cuda::linear_grad_weight(grad_y, x, owners, update, grad_w, stream_));
+    const Room room(grad_x.rows, grad_x.cols, grad_y.cols, like_);
+    check(cuda::linear_grad_input(grad_y, w, grad_x, stream_, room.workspace()));
   }
   template <class T>
   void subnetwork_weight(const Subnetwork<T>& w, int64_t first_row, int64_t first_in, Weight<T> out) const {
@@ -83,12 +88,38 @@ class Cuda {
  private:
   static void check(const cuda::Status& status) { STD_TORCH_CHECK(static_cast<bool>(status), status.message); }
 
+  // A product's workspace: PyTorch's memory, in the order of the stream.
+  class Room {
+   public:
+    Room(int64_t rows, int64_t cols, int64_t terms, const Tensor& like) {
+      check(cuda::linear_workspace(rows, cols, terms, &bytes_));
+      if (bytes_ > 0) memory_ = empty({static_cast<int64_t>(bytes_ / sizeof(uint16_t))}, like);
+    }
+    cuda::Workspace workspace() const { return {memory_ ? memory_->data_ptr() : nullptr, bytes_}; }
+
+   private:
+    size_t bytes_ = 0;
+    OptionalTensor memory_;
+  };
+
   torch::stable::accelerator::DeviceGuard guard_;
+  Tensor like_;
   cuda::Stream stream_;
 };
 
-STABLE_TORCH_LIBRARY(partkernels_cuda, m) { PARTKERNELS_SCHEMAS(m); }
+STABLE_TORCH_LIBRARY(partkernels_cuda, m) {
+  PARTKERNELS_SCHEMAS(m);
+  m.def(
+      "subnetwork_weight_out(Tensor(a!) out, Tensor weight, int active, Tensor map, Tensor? stored, int count, str "
+      "kind, "
+      "float step, int seed, int stream, int row, int col) -> ()");
+  m.def("subnetwork_weight_grad_out(Tensor(a!) out, Tensor grad, int first, int last, Tensor map, int count) -> ()");
+}
 
-STABLE_TORCH_LIBRARY_IMPL(partkernels_cuda, CUDA, m) { PARTKERNELS_OPERATORS(m, Cuda); }
+STABLE_TORCH_LIBRARY_IMPL(partkernels_cuda, CUDA, m) {
+  PARTKERNELS_OPERATORS(m, Cuda);
+  m.impl("subnetwork_weight_out", TORCH_BOX(&Operators<Cuda>::subnetwork_weight_out));
+  m.impl("subnetwork_weight_grad_out", TORCH_BOX(&Operators<Cuda>::subnetwork_weight_grad_out));
+}
 
 }  // namespace

@@ -12,8 +12,8 @@ namespace partkernels::binding {
 // `update` says which gradient autograd asks for; the product does not depend on it.
 using Update = std::optional<int64_t>;
 
-// A Backend is constructed from the tensor whose device computes, has the kernels as members, and with_type for its
-// types.
+// A Backend is constructed from the tensor whose device computes, has the kernels as members, with_type for its types,
+// and with_product_type for those of its products.
 template <class Backend>
 struct Operators {
   static Tensor linear(Tensor x, Tensor weight, OptionalTensor bias, int64_t active, Update, Tensor map,
@@ -22,7 +22,7 @@ struct Operators {
     const Backend here(x);
     const Partition partition{map, stored, count, kind, step, seed, stream, row, col};
     const Tensor rows = collapsible(x), y = empty(with_last(x, weight.size(0)), x);
-    Backend::with_type(weight.scalar_type(), [&]<class T>(T) {
+    Backend::with_product_type(weight.scalar_type(), [&]<class T>(T) {
       const auto live_bias = here.template live_bias<T>(bias, active);
       here.linear(matrix<const T>(rows), partition.subnetwork<T>(weight, active), live_bias.data(), matrix<T>(y));
     });
@@ -35,45 +35,47 @@ struct Operators {
     const Backend here(grad_y);
     const Partition partition{map, stored, count, kind, step, seed, stream, row, col};
     const Tensor rows = collapsible(grad_y), grad_x = empty(with_last(grad_y, weight.size(1)), grad_y);
-    Backend::with_type(weight.scalar_type(), [&]<class T>(T) {
+    Backend::with_product_type(weight.scalar_type(), [&]<class T>(T) {
       here.linear_grad_input(matrix<const T>(rows), partition.subnetwork<T>(weight, active), matrix<T>(grad_x));
     });
     return grad_x;
   }
 
-  static Tensor linear_grad_weight(Tensor grad_y, Tensor x, int64_t update, Tensor map, int64_t count) {
-    const Backend here(grad_y);
-    const Tensor outs = collapsible(grad_y), ins = collapsible(x);
-    const Tensor grad_w = empty({grad_y.sizes().back(), x.sizes().back()}, x);
-    Backend::with_type(x.scalar_type(), [&]<class T>(T) {
-      here.linear_grad_weight(matrix<const T>(outs), matrix<const T>(ins), owners_of(map, count),
-                              static_cast<int>(update), weight_of<T>(grad_w));
+  // Into a contiguous tensor.
+  static void subnetwork_weight_out(Tensor out, Tensor weight, int64_t active, Tensor map, OptionalTensor stored,
+                                    int64_t count, std::string kind, double step, int64_t seed, int64_t stream,
+                                    int64_t row, int64_t col) {
+    const Backend here(weight);
+    const Partition partition{map, stored ? of_4_dimensions(*stored) : stored, count, kind, step, seed, stream, row,
+                              col};
+    const Tensor to = of_4_dimensions(out), from = of_4_dimensions(weight);
+    Backend::with_type(weight.scalar_type(), [&]<class T>(T) {
+      here.subnetwork_weight(partition.subnetwork<T>(from, active), 0, 0, weight_of<T>(to));
     });
-    return grad_w;
   }
 
   static Tensor subnetwork_weight(Tensor weight, int64_t active, Tensor map, OptionalTensor stored, int64_t count,
                                   std::string kind, double step, int64_t seed, int64_t stream, int64_t row,
                                   int64_t col) {
-    const Backend here(weight);
-    const Partition partition{map, stored ? of_4_dimensions(*stored) : stored, count, kind, step, seed, stream, row,
-                              col};
     const Tensor out = empty(sizes_of(weight), weight);
-    const Tensor to = of_4_dimensions(out), from = of_4_dimensions(weight);
-    Backend::with_type(weight.scalar_type(), [&]<class T>(T) {
-      here.subnetwork_weight(partition.subnetwork<T>(from, active), 0, 0, weight_of<T>(to));
-    });
+    subnetwork_weight_out(out, weight, active, map, stored, count, kind, step, seed, stream, row, col);
     return out;
   }
 
-  static Tensor subnetwork_weight_grad(Tensor grad, int64_t first, int64_t last, Tensor map, int64_t count) {
+  // Into a contiguous tensor, or into grad itself.
+  static void subnetwork_weight_grad_out(Tensor out, Tensor grad, int64_t first, int64_t last, Tensor map,
+                                         int64_t count) {
     const Backend here(grad);
-    const Tensor out = empty(sizes_of(grad), grad);
     const Tensor to = of_4_dimensions(out), from = of_4_dimensions(grad);
     Backend::with_type(grad.scalar_type(), [&]<class T>(T) {
       here.subnetwork_weight_grad(weight_of<const T>(from), owners_of(map, count), static_cast<int>(first),
                                   static_cast<int>(last), weight_of<T>(to));
     });
+  }
+
+  static Tensor subnetwork_weight_grad(Tensor grad, int64_t first, int64_t last, Tensor map, int64_t count) {
+    const Tensor out = empty(sizes_of(grad), grad);
+    subnetwork_weight_grad_out(out, grad, first, last, map, count);
     return out;
   }
 
@@ -132,7 +134,6 @@ struct Operators {
 #define PARTKERNELS_SCHEMAS(m)                                                                                         \
   m.def("linear(Tensor x, Tensor weight, Tensor? bias, " PARTKERNELS_SUBNETWORK);                                      \
   m.def("linear_grad_input(Tensor grad_output, Tensor weight, " PARTKERNELS_SUBNETWORK);                               \
-  m.def("linear_grad_weight(Tensor grad_output, Tensor x, int update, " PARTKERNELS_OWNERS);                           \
   m.def("subnetwork_weight(Tensor weight, int active, " PARTKERNELS_PARTITION);                                        \
   m.def("subnetwork_weight_grad(Tensor grad, int first, int last, " PARTKERNELS_OWNERS);                               \
   m.def("embedding(Tensor weight, Tensor ids, int padding_idx, " PARTKERNELS_SUBNETWORK);                              \
@@ -145,7 +146,6 @@ struct Operators {
 #define PARTKERNELS_OPERATORS(m, Backend)                                                   \
   m.impl("linear", TORCH_BOX(&Operators<Backend>::linear));                                 \
   m.impl("linear_grad_input", TORCH_BOX(&Operators<Backend>::linear_grad_input));           \
-  m.impl("linear_grad_weight", TORCH_BOX(&Operators<Backend>::linear_grad_weight));         \
   m.impl("subnetwork_weight", TORCH_BOX(&Operators<Backend>::subnetwork_weight));           \
   m.impl("subnetwork_weight_grad", TORCH_BOX(&Operators<Backend>::subnetwork_weight_grad)); \
   m.impl("embedding", TORCH_BOX(&Operators<Backend>::embedding));                           \

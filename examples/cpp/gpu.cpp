@@ -7,35 +7,14 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <vector>
+
+#include "device.h"
 
 namespace pk = partkernels;
 
-namespace {
-
-void check(cudaError_t error) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "CUDA: %s\n", cudaGetErrorString(error));
-  std::exit(1);
-}
-
-template <class T>
-T* to_gpu(const std::vector<T>& host) {
-  T* device = nullptr;
-  check(cudaMalloc(&device, host.size() * sizeof(T)));
-  check(cudaMemcpy(device, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice));
-  return device;
-}
-
-}  // namespace
-
 int main() {
-  int gpus = 0;
-  if (cudaGetDeviceCount(&gpus) != cudaSuccess || gpus == 0) {
-    std::printf("skipped: this machine has no GPU that CUDA can use\n");
-    return 77;
-  }
+  if (!has_gpu()) return 77;
 
   constexpr int64_t kBatch = 32, kIn = 512, kOut = 256, kTenth = kOut * kIn / 10;
   std::vector<pk::bfloat16> x(kBatch * kIn), weight(kOut * kIn), expected(kBatch * kOut), y(kBatch * kOut);
@@ -64,10 +43,7 @@ int main() {
   const pk::cuda::Status status =
       pk::cuda::linear<pk::bfloat16>({gpu_x, kBatch, kIn, kIn, 1}, subnetwork(gpu_weight, gpu_map),
                                      /*bias=*/nullptr, {gpu_y, kBatch, kOut, kOut, 1}, stream);
-  if (!status) {
-    std::fprintf(stderr, "partkernels: %s\n", status.message);
-    return 1;
-  }
+  check(status);
   check(cudaMemcpyAsync(y.data(), gpu_y, y.size() * sizeof(pk::bfloat16), cudaMemcpyDeviceToHost, stream));
   check(cudaStreamSynchronize(stream));
   check(cudaFree(gpu_x));

@@ -374,55 +374,6 @@ void check_passes() {
   nothing_is_done_to_an_empty_weight<T>();
 }
 
-// The words of a map's entries.
-std::vector<uint32_t> words_of(int64_t entries, uint64_t seed) {
-  std::vector<uint32_t> words(entries);
-  for (int64_t i = 0; i < entries; ++i) words[i] = philox4x32(low_word(i), high_word(i), 0, 0x70617274, seed).word[0];
-  return words;
-}
-
-void a_random_map_is_that_of_the_definition(int64_t rows, int64_t cols, const std::vector<int64_t>& sizes,
-                                            uint64_t seed) {
-  const auto parts = static_cast<int>(sizes.size());
-  std::vector<uint8_t> expected(rows * row_bytes(cols, bits_for(parts))), map(expected.size(), 0xFF);
-  cpu::random_map(rows, cols, sizes, seed, expected.data(), in_turn);
-  std::vector<uint64_t> workspace(cuda::random_map_workspace(parts) / sizeof(uint64_t), ~uint64_t{0});
-  CHECK(cuda::random_map(rows, cols, sizes.data(), parts, seed, map.data(), workspace.data(), nullptr));
-  CHECK(are_same(map, expected));
-}
-
-void random_maps_are_those_of_the_definition() {
-  for (const int count : kCounts) {
-    for (const auto& [rows, cols] : {std::pair{1, 1}, {3, 50}, {40, 131}, {2, 4096}, {700, 2}}) {
-      if (count == 256 && rows != 40) continue;  // a block a boundary takes its time here
-      const int64_t entries = int64_t{rows} * cols;
-      std::vector<int64_t> sizes(count, entries / count);
-      sizes[count / 2] += entries % count;
-      a_random_map_is_that_of_the_definition(rows, cols, sizes, (uint64_t{5} << 32) | 9);
-    }
-  }
-}
-
-void partitions_of_a_random_map_may_be_empty() {
-  a_random_map_is_that_of_the_definition(10, 30, {0, 300, 0, 0}, 1);
-  a_random_map_is_that_of_the_definition(10, 30, {0, 0, 300}, 1);
-  a_random_map_is_that_of_the_definition(10, 30, {300, 0, 0}, 1);
-  a_random_map_is_that_of_the_definition(10, 30, {100, 0, 0, 0, 200}, 1);
-  a_random_map_is_that_of_the_definition(0, 30, {0, 0}, 1);
-}
-
-// A boundary among entries of the same word, for which the index decides.
-void ties_go_to_the_first_index() {
-  const int64_t rows = 300, cols = 1000;
-  const uint64_t seed = 3;
-  std::vector<uint32_t> words = words_of(rows * cols, seed);
-  std::sort(words.begin(), words.end());
-  const auto tied = std::adjacent_find(words.begin(), words.end());
-  CHECK(tied != words.end());
-  const auto first = tied - words.begin() + 1;
-  a_random_map_is_that_of_the_definition(rows, cols, {first - 1, 1, 1, rows * cols - first - 1}, seed);
-}
-
 }  // namespace
 
 int main() {
@@ -431,7 +382,4 @@ int main() {
   check_passes<double>();
   check_passes<bfloat16>();
   check_passes<float16>();
-  random_maps_are_those_of_the_definition();
-  partitions_of_a_random_map_may_be_empty();
-  ties_go_to_the_first_index();
 }

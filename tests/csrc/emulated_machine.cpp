@@ -73,14 +73,13 @@ struct Queue {
 };
 
 struct Block {
-  int index, rank;
+  int index;
   std::unique_ptr<char, void (*)(void*)> memory{nullptr, std::free};
   int bytes;
   std::map<std::pair<Group, int>, Meeting> meetings;
   std::map<std::pair<Group, int>, Exchange> exchanges;
   std::map<SharedAddress, Barrier> barriers;
   std::map<int, Queue> products;  // of each warpgroup
-  int running;
 };
 
 // A fiber's stack; they are used again, since the system takes its time to give memory.
@@ -100,7 +99,6 @@ class Stack {
 };
 
 struct Thread {
-  Block* block;
   int index;
   ucontext_t context;
   Stack stack;
@@ -111,14 +109,14 @@ struct Thread {
   std::map<Group, int64_t> exchanged;
 };
 
+// Blocks run one after the other: none waits for another one.
 struct Machine {
-  std::vector<std::unique_ptr<Block>> blocks;
+  Block block;
   std::vector<std::unique_ptr<Thread>> threads;
-  Meeting cluster;
   std::vector<Work> pending;
   std::mt19937 random;
   ucontext_t scheduler;
-  int block_count, cluster_size, thread_count;
+  int block_count, thread_count;
   const std::function<void()>* kernel;
 };
 
@@ -151,51 +149,38 @@ bool run_something_pending() {
   std::fprintf(stderr, "no thread can go on:\n");
   for (const auto& thread : machine->threads) {
     if (!thread->is_done && thread->index % kWarp == 0) {
-      std::fprintf(stderr, "  block %d thread %d waits for %s\n", thread->block->index, thread->index,
+      std::fprintf(stderr, "  block %d thread %d waits for %s\n", machine->block.index, thread->index,
                    thread->waits_for);
     }
   }
   std::exit(1);
 }
 
-// One block after the other as far as it comes: what they must wait for is what keeps them together.
 void run_threads() {
   // Half of the runs do all asynchronous work as late as possible, the others some of it early.
   const bool is_early = options.seed % 2 != 0;
   std::vector<Thread*> order;
   for (const auto& thread : machine->threads) order.push_back(thread.get());
-  size_t favourite = 0, without_progress = 0;
   for (size_t done = 0; done < order.size();) {
     bool progress = false;
     std::shuffle(order.begin(), order.end(), machine->random);
     for (Thread* thread : order) {
-      if (thread->block->rank != static_cast<int>(favourite) || thread->is_done || !thread->may_run()) continue;
+      if (thread->is_done || !thread->may_run()) continue;
       progress = true;
       now = thread;
       swapcontext(&machine->scheduler, &thread->context);
-      if (thread->is_done) ++done, --thread->block->running;
+      if (thread->is_done) ++done;
       if (is_early && machine->random() % 64 == 0) run_something_pending();
     }
-    without_progress = progress ? 0 : without_progress + 1;
-    if (progress) continue;
-    favourite = (favourite + 1) % machine->blocks.size();
-    if (without_progress < machine->blocks.size()) continue;
-    if (!run_something_pending()) report_deadlock();
-    without_progress = 0;
+    if (!progress && !run_something_pending()) report_deadlock();
   }
   while (run_something_pending()) {
   }
 }
 
-Block& block_of(SharedAddress address) {
-  Block& block = *machine->blocks.at(address >> 24);
-  if (block.running == 0) fail("shared memory of a block that has ended");
-  return block;
-}
-
 Barrier& barrier_at(SharedAddress address) {
-  const auto found = block_of(address).barriers.find(address);
-  if (found == block_of(address).barriers.end()) fail("no barrier was made there");
+  const auto found = machine->block.barriers.find(address);
+  if (found == machine->block.barriers.end()) fail("no barrier was made there");
   return found->second;
 }
 
@@ -206,23 +191,12 @@ void end_phase_if_complete(Barrier& barrier) {
   barrier.pending = barrier.arrivals;
 }
 
-void meet_at(Meeting& meeting, int size, const char* what) {
-  const int64_t generation = meeting.generation;
-  if (++meeting.come == size) {
-    meeting.come = 0;
-    ++meeting.generation;
-    return;
-  }
-  block_until(what, [&meeting, generation] { return meeting.generation != generation; });
-}
-
 int number_of(Group group) {
   return group == Group::warp ? now->index / kWarp : group == Group::warpgroup ? now->index / kWarpgroup : 0;
 }
 
-std::unique_ptr<Thread> fiber(Block* block, int index) {
+std::unique_ptr<Thread> fiber(int index) {
   auto thread = std::make_unique<Thread>();
-  thread->block = block;
   thread->index = index;
   thread->may_run = [] { return true; };
   getcontext(&thread->context);
@@ -234,64 +208,63 @@ std::unique_ptr<Thread> fiber(Block* block, int index) {
 
 }  // namespace
 
-void run(int blocks, int cluster, int threads, int shared_bytes, const std::function<void()>& kernel) {
+void run(int blocks, int threads, int shared_bytes, const std::function<void()>& kernel) {
   if (shared_bytes > options.shared_memory) fail("a block asks for more shared memory than there is");
-  for (int first = 0; first < blocks; first += cluster) {
+  for (int index = 0; index < blocks; ++index) {
     Machine one;
     machine = &one;
-    one.random.seed(options.seed + static_cast<uint32_t>(first));
+    one.random.seed(options.seed + static_cast<uint32_t>(index));
     one.block_count = blocks;
-    one.cluster_size = cluster;
     one.thread_count = threads;
     one.kernel = &kernel;
-    for (int rank = 0; rank < cluster; ++rank) {
-      auto block = std::make_unique<Block>();
-      block->index = first + rank;
-      block->rank = rank;
-      block->bytes = shared_bytes;
-      block->running = threads;
-      const size_t whole = (static_cast<size_t>(shared_bytes) + 1023) / 1024 * 1024;
-      block->memory.reset(static_cast<char*>(std::aligned_alloc(1024, std::max<size_t>(whole, 1024))));
-      std::memset(block->memory.get(), 0xFF, std::max<size_t>(whole, 1024));  // NaN
-      for (int i = 0; i < threads; ++i) one.threads.push_back(fiber(block.get(), i));
-      one.blocks.push_back(std::move(block));
-    }
+    one.block.index = index;
+    one.block.bytes = shared_bytes;
+    const size_t whole = (static_cast<size_t>(shared_bytes) + 1023) / 1024 * 1024;
+    one.block.memory.reset(static_cast<char*>(std::aligned_alloc(1024, std::max<size_t>(whole, 1024))));
+    std::memset(one.block.memory.get(), 0xFF, std::max<size_t>(whole, 1024));  // NaN
+    for (int i = 0; i < threads; ++i) one.threads.push_back(fiber(i));
     run_threads();
-    for (const auto& block : one.blocks) {
-      for (const auto& [group, meeting] : block->meetings) {
-        if (meeting.come != 0) fail("some threads of a group came to a meeting and others ended");
-      }
+    for (const auto& [group, meeting] : one.block.meetings) {
+      if (meeting.come != 0) fail("some threads of a group came to a meeting and others ended");
     }
     machine = nullptr;
   }
 }
 
 int thread_index() { return now->index; }
-int block_index() { return now->block->index; }
+int block_index() { return machine->block.index; }
 int blocks() { return machine->block_count; }
 int threads() { return machine->thread_count; }
-int rank_in_cluster() { return now->block->rank; }
-char* shared_memory() { return now->block->memory.get(); }
+char* shared_memory() { return machine->block.memory.get(); }
 
 char* at(SharedAddress address, int bytes) {
-  const int offset = static_cast<int>(address & 0xFFFFFF) - kFirstAddress;
-  if (offset < 0 || offset + bytes > block_of(address).bytes) fail("an address outside of shared memory");
-  return block_of(address).memory.get() + offset;
+  const int offset = static_cast<int>(address) - kFirstAddress;
+  if (offset < 0 || offset + bytes > machine->block.bytes) fail("an address outside of shared memory");
+  return shared_memory() + offset;
 }
 
 void fail(const char* what) {
   if (machine != nullptr && now != nullptr) {
-    std::fprintf(stderr, "block %d thread %d: ", now->block->index, now->index);
+    std::fprintf(stderr, "block %d thread %d: ", machine->block.index, now->index);
   }
   std::fprintf(stderr, "%s\n", what);
   std::abort();
 }
 
-void meet(Group group, int number, int size) { meet_at(now->block->meetings[{group, number}], size, "other threads"); }
+void meet(Group group, int number, int size) {
+  Meeting& meeting = machine->block.meetings[{group, number}];
+  const int64_t generation = meeting.generation;
+  if (++meeting.come == size) {
+    meeting.come = 0;
+    ++meeting.generation;
+    return;
+  }
+  block_until("other threads", [&meeting, generation] { return meeting.generation != generation; });
+}
 
 void exchange(Group group, int size, const void* own, void* all, int bytes) {
   const int number = number_of(group), member = now->index % size;
-  std::vector<char>& given = now->block->exchanges[{group, number}].given[now->exchanged[group]++ % 2];
+  std::vector<char>& given = machine->block.exchanges[{group, number}].given[now->exchanged[group]++ % 2];
   given.resize(static_cast<size_t>(size) * bytes);
   std::memcpy(given.data() + member * bytes, own, bytes);
   meet(group, number, size);
@@ -303,22 +276,34 @@ void at_wait_for_copies(Work work) { now->copies.open.push_back(std::move(work))
 void commit_copies() { now->copies.commit(); }
 void wait_for_copies(int pending) { now->copies.run_all_but(pending); }
 
-void at_wait_for_products(Work work) { now->block->products[now->index / kWarpgroup].open.push_back(std::move(work)); }
+void at_wait_for_products(Work work) {
+  machine->block.products[now->index / kWarpgroup].open.push_back(std::move(work));
+}
 void commit_products() {
   meet(Group::warpgroup, now->index / kWarpgroup, kWarpgroup);
-  if (now->index % kWarpgroup == 0) now->block->products[now->index / kWarpgroup].commit();
+  if (now->index % kWarpgroup == 0) machine->block.products[now->index / kWarpgroup].commit();
 }
 void wait_for_products(int pending) {
   const int warpgroup = now->index / kWarpgroup;
   meet(Group::warpgroup, warpgroup, kWarpgroup);
-  if (now->index % kWarpgroup == 0) now->block->products[warpgroup].run_all_but(pending);
+  if (now->index % kWarpgroup == 0) machine->block.products[warpgroup].run_all_but(pending);
   meet(Group::warpgroup, warpgroup, kWarpgroup);
+}
+
+bool takes_map(const TensorMap& map) {
+  const auto is_size = [](int64_t size) { return size > 0 && size <= int64_t{1} << 32; };
+  const auto is_side = [](int side) { return side > 0 && side <= 256; };
+  const int box_bytes = map.box_cols * map.entry_bytes;
+  return reinterpret_cast<uintptr_t>(map.data) % 16 == 0 && is_size(map.rows) && is_size(map.cols) &&
+         map.row_bytes % 16 == 0 && map.row_bytes < int64_t{1} << 40 && map.row_bytes >= map.cols * map.entry_bytes &&
+         is_side(map.box_rows) && is_side(map.box_cols) && box_bytes % 16 == 0 &&
+         (!map.is_swizzled || box_bytes <= 128);
 }
 
 void make_barrier(SharedAddress barrier, int arrivals) {
   if (barrier % 8 != 0 || arrivals < 1) fail("a barrier of 8 bytes and one arrival at least");
   at(barrier, 8);
-  block_of(barrier).barriers[barrier] = {arrivals, arrivals, 0, 0};
+  machine->block.barriers[barrier] = {arrivals, arrivals, 0, 0};
 }
 
 void arrive(SharedAddress address, int bytes) {
@@ -335,7 +320,6 @@ void complete(SharedAddress address, int bytes) {
 }
 
 void wait(SharedAddress address, int parity) {
-  if (static_cast<int>(address >> 24) != now->block->rank) fail("a thread waits at another block's barrier");
   const Barrier& barrier = barrier_at(address);
   block_until("a barrier", [&barrier, parity] { return (barrier.phase & 1) != parity; });
 }
@@ -354,9 +338,8 @@ uint16_t entry_of(uint64_t operand, bool is_transposed, int row, int term) {
   const SharedAddress offset = is_transposed
                                    ? of(row / 64) * leading + of(term / 8) * stride + of(term % 8 * 128 + row % 64 * 2)
                                    : of(row / 8) * stride + of(row % 8 * 128 + term * 2);
-  const auto rank = static_cast<SharedAddress>(now->block->rank) << 24;
   uint16_t entry;
-  std::memcpy(&entry, at(rank | swizzled(start + offset), 2), 2);
+  std::memcpy(&entry, at(swizzled(start + offset), 2), 2);
   return entry;
 }
 
@@ -394,15 +377,9 @@ void multiply_warpgroup(float* const* d, const uint32_t* const* a, uint64_t a_op
 }  // namespace emulated
 
 SharedAddress shared_address(const void* pointer) {
-  const auto offset = static_cast<const char*>(pointer) - emulated::now->block->memory.get();
-  if (offset < 0 || offset > emulated::now->block->bytes) emulated::fail("a pointer that is not to shared memory");
-  return static_cast<uint32_t>(offset + emulated::kFirstAddress) | static_cast<uint32_t>(emulated::now->block->rank)
-                                                                       << 24;
-}
-
-void synchronize_cluster() {
-  emulated::meet_at(emulated::machine->cluster, emulated::machine->cluster_size * emulated::machine->thread_count,
-                    "the cluster");
+  const auto offset = static_cast<const char*>(pointer) - emulated::shared_memory();
+  if (offset < 0 || offset > emulated::machine->block.bytes) emulated::fail("a pointer that is not to shared memory");
+  return static_cast<uint32_t>(offset + emulated::kFirstAddress);
 }
 
 void load_box(SharedAddress to, const TensorMap& map, int col, int row, SharedAddress barrier) {
@@ -425,16 +402,6 @@ void load_box(SharedAddress to, const TensorMap& map, int col, int row, SharedAd
       }
     }
     emulated::complete(barrier, row_bytes * map.box_rows);
-  });
-}
-
-void send(SharedAddress to, const uint32_t (&words)[4], SharedAddress barrier) {
-  std::array<uint32_t, 4> copied;
-  std::copy_n(words, 4, copied.begin());
-  emulated::barrier_at(barrier);  // there must be one by now
-  emulated::later([=] {
-    std::memcpy(emulated::at(to, 16), copied.data(), 16);
-    emulated::complete(barrier, 16);
   });
 }
 

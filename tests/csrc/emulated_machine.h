@@ -37,7 +37,7 @@ struct TensorMap {
   bool is_swizzled;
 };
 
-// The block's rank in its cluster, and a place in its shared memory.
+// An address in a block's shared memory.
 using SharedAddress = uint32_t;
 
 constexpr int kWarp = 32;
@@ -57,20 +57,19 @@ struct Options {
 };
 extern Options options;
 
-void run(int blocks, int cluster, int threads, int shared_bytes, const std::function<void()>& kernel);
+void run(int blocks, int threads, int shared_bytes, const std::function<void()>& kernel);
 
 // What the running thread may ask for.
 int thread_index();
 int block_index();
 int blocks();
 int threads();
-int rank_in_cluster();
 char* shared_memory();
 char* at(SharedAddress address, int bytes);
 void fail(const char* what);
 
-// Blocks until so many threads of this group have come. Groups: a warp, a warpgroup, some threads, a block, a cluster.
-enum class Group { warp, warpgroup, some, block, cluster };
+// Blocks until so many threads of this group have come. Groups: a warp, a warpgroup, some threads, a block.
+enum class Group { warp, warpgroup, some, block };
 void meet(Group group, int number, int size);
 
 // Every member gives `bytes` bytes and gets all members' in their order.
@@ -91,6 +90,9 @@ void wait_for_copies(int pending);
 void at_wait_for_products(std::function<void()> work);
 void commit_products();
 void wait_for_products(int pending);
+
+// Whether the driver makes such a map: what cuTensorMapEncodeTiled asks of sizes, strides and boxes.
+bool takes_map(const TensorMap& map);
 
 void make_barrier(SharedAddress barrier, int arrivals);
 void arrive(SharedAddress barrier, int bytes);
@@ -149,23 +151,6 @@ template <class T>
 T from_float(float value) {
   return T{static_cast<uint16_t>(pair_of<T>(value, 0) & 0xFFFF)};
 }
-// Any of the four types in the one that its sums have, and back.
-template <class T>
-inline auto as_number(T value) {
-  if constexpr (sizeof(T) == 2) {
-    return as_float(value);
-  } else {
-    return value;
-  }
-}
-template <class T, class Sum>
-inline T from_number(Sum sum) {
-  if constexpr (sizeof(T) == 2) {
-    return from_float<T>(sum);
-  } else {
-    return sum;
-  }
-}
 inline int add_bytes(uint32_t word, int addend) {
   return static_cast<int>((word & 0xFF) + (word >> 8 & 0xFF) + (word >> 16 & 0xFF) + (word >> 24)) + addend;
 }
@@ -178,19 +163,10 @@ void load_words(const uint32_t* from, uint32_t (&to)[kCount]) {
   if (reinterpret_cast<uintptr_t>(from) % std::min<size_t>(16, sizeof(to)) != 0) emulated::fail("unaligned words");
   std::memcpy(to, from, sizeof(to));
 }
-inline void load_shared(SharedAddress from, uint32_t (&to)[4]) {
-  load_words(reinterpret_cast<const uint32_t*>(emulated::at(from, 16)), to);
-}
 template <int kCount>
 void store_words(uint32_t* to, const uint32_t (&words)[kCount]) {
   if (reinterpret_cast<uintptr_t>(to) % sizeof(words) != 0) emulated::fail("unaligned words");
   std::memcpy(to, words, sizeof(words));
-}
-
-// Threads run one at a time.
-template <class T>
-void add_atomically(T* to, T addend) {
-  *to += addend;
 }
 
 // --- arithmetic rounded to nearest even ---
@@ -278,13 +254,7 @@ void add_product(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1
   }
 }
 
-// --- clusters, barriers, the copy engine ---
-
-inline int rank_in_cluster() { return emulated::rank_in_cluster(); }
-void synchronize_cluster();
-inline SharedAddress in_block(SharedAddress address, int rank) {
-  return (address & 0xFFFFFF) | static_cast<uint32_t>(rank) << 24;
-}
+// --- barriers, the copy engine ---
 
 inline void make_barrier(SharedAddress barrier, int arrivals) { emulated::make_barrier(barrier, arrivals); }
 inline void publish_barriers() {}
@@ -292,7 +262,6 @@ inline void arrive(SharedAddress barrier) { emulated::arrive(barrier, 0); }
 inline void arrive_and_expect(SharedAddress barrier, int bytes) { emulated::arrive(barrier, bytes); }
 inline void wait(SharedAddress barrier, int parity) { emulated::wait(barrier, parity); }
 void load_box(SharedAddress to, const TensorMap& map, int col, int row, SharedAddress barrier);
-void send(SharedAddress to, const uint32_t (&words)[4], SharedAddress barrier);
 inline void publish_writes() {}
 
 template <int kCount>

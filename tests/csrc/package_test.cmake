@@ -19,10 +19,14 @@ run(${CMAKE_COMMAND} --build ${work}/build --config ${BUILD_TYPE})
 # The examples compare their results with the definition.
 run(${work}/build/subnetwork_matmul)
 if(cuda IN_LIST COMPONENTS)
-  execute_process(COMMAND ${work}/build/subnetwork_matmul_gpu RESULT_VARIABLE result)
-  if(NOT result EQUAL 0 AND NOT result EQUAL 77)  # 77: there is no GPU
-    message(FATAL_ERROR "subnetwork_matmul_gpu: ${result}")
-  endif()
+  foreach(example matmul_gpu with_cublas)
+    if(example STREQUAL matmul_gpu OR EXISTS ${work}/build/subnetwork_${example})  # there may be no cuBLAS
+      execute_process(COMMAND ${work}/build/subnetwork_${example} RESULT_VARIABLE result)
+      if(NOT result EQUAL 0 AND NOT result EQUAL 77)  # 77: there is no GPU
+        message(FATAL_ERROR "subnetwork_${example}: ${result}")
+      endif()
+    endif()
+  endforeach()
 endif()
 
 # A component that is not there is an error, with its cure.

@@ -92,7 +92,6 @@ def test_no_kernel_spills_or_was_compiled_with_a_warning(wheel):
         ("sm_90a", "few_rows", "HMMA", "LDGSTS"),
         ("sm_90a", "hopper_linear", "HGMMA", "UTMALDG"),
         ("sm_90a", "hopper_grad_input", "HGMMA", "UTMALDG"),
-        ("sm_90a", "hopper_grad_weight", "HGMMA", "UTMALDG"),
     ],
 )
 def test_products_run_on_tensor_cores_from_asynchronous_copies(machine_code, architecture, kernel, product, copy):

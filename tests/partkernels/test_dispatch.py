@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import partkernels as pk
-from partkernels import build_info, cpu, cuda, dispatch, reference
+from partkernels import build_info, cpu, dispatch, reference
 
 
 def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
@@ -165,17 +165,3 @@ def test_the_cuda_library_serves_what_it_was_built_for(built, capability, status
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     found = dispatch._cuda_status.__wrapped__()
     assert found == status if status == dispatch.READY else status in found
-
-
-@pytest.mark.parametrize("name", ["conv2d", "conv2d_grad_input", "conv2d_grad_weight"])
-def test_convolutions_of_the_cuda_backend_are_torchs_own_with_a_rebuilt_weight(name, monkeypatch):
-    monkeypatch.setattr(cuda, "_cuda", reference)  # whose weights these are
-    partition = pk.Partition.random((4, 3, 3, 3), (0.5, 0.5), seed=0, defaults=pk.Uniform(0.1, seed=1))
-    x, weight, y = torch.randn(2, 3, 5, 5), torch.randn(4, 3, 3, 3), torch.randn(2, 4, 5, 5)
-    geometry = (1, 1), (1, 1), (1, 1), 1
-    arguments = {
-        "conv2d": (x, weight, None, *geometry, 1, None, *partition.flat()),
-        "conv2d_grad_input": (y, weight, x.shape, *geometry, 1, None, *partition.flat()),
-        "conv2d_grad_weight": (y, x, (3, 3), *geometry, 1, partition.map, partition.count),
-    }[name]
-    assert torch.equal(getattr(cuda, name)(*arguments), getattr(reference, name)(*arguments))

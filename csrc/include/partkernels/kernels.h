@@ -1,13 +1,16 @@
 // The operators on a GPU, without torch: pointers, sizes and strides, a stream; each returns a status.
 //
 // Pointers are to the memory of the current device, and a call returns as soon as its work is in the stream. Strides
-// count entries and may be 0 or negative. linear and its gradients are defined for float, double, float16 and
-// bfloat16, and accumulate in float, or double; so are the passes over a weight.
+// count entries and may be 0 or negative. The passes over a weight are defined for float, double, float16 and bfloat16;
+// linear and its gradient for float16 and bfloat16, whose sums are in float. For other products, subnetwork_weight and
+// a library of dense ones go together: docs/cpp.md.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
+#include "partkernels/bfloat16.h"
 #include "partkernels/float16.h"
 #include "partkernels/operands.h"
 #include "partkernels/optimizers.h"
@@ -33,18 +36,29 @@ struct [[nodiscard]] Status {
   explicit operator bool() const { return code == Code::ok; }
 };
 
-// y = x w^T + bias; bias is contiguous, or null.
 template <class T>
-Status linear(Matrix<const T> x, const Subnetwork<T>& w, const T* bias, Matrix<T> y, Stream stream);
+concept SixteenBits = std::is_same_v<T, bfloat16> || std::is_same_v<T, float16>;
+
+// Memory on the device, at a multiple of 4 bytes, for the call's own work in the stream. Without it, and with less than
+// linear_workspace asks for, products with few rows keep fewer multiprocessors at work.
+struct Workspace {
+  void* data = nullptr;
+  size_t bytes = 0;
+};
+
+// y = x w^T + bias; bias is contiguous, or null.
+template <SixteenBits T>
+Status linear(Matrix<const T> x, const Subnetwork<T>& w, const T* bias, Matrix<T> y, Stream stream,
+              Workspace workspace = {});
 
 // grad_x = grad_y w.
-template <class T>
-Status linear_grad_input(Matrix<const T> grad_y, const Subnetwork<T>& w, Matrix<T> grad_x, Stream stream);
+template <SixteenBits T>
+Status linear_grad_input(Matrix<const T> grad_y, const Subnetwork<T>& w, Matrix<T> grad_x, Stream stream,
+                         Workspace workspace = {});
 
-// grad_w = grad_y^T x at the entries of partition update, 0 elsewhere.
-template <class T>
-Status linear_grad_weight(Matrix<const T> grad_y, Matrix<const T> x, Owners owners, int update, Weight<T> grad_w,
-                          Stream stream);
+// The bytes of the workspace with which a product of rows x cols sums, each of so many terms, is fastest on the current
+// device: 0 if it needs none, and never more than some 20 MB.
+Status linear_workspace(int64_t rows, int64_t cols, int64_t terms, size_t* bytes);
 
 // out = the subnetwork's weight, or as much of it as out has room for: out.rows rows from first_row on and out.in
 // input channels from first_in on.
@@ -70,11 +84,5 @@ Status sgd_step(Weight<T> parameter, Weight<const T> grad, Weight<T> momentum_bu
 template <class T>
 Status adam_step(Weight<T> parameter, Weight<const T> grad, Weight<T> exp_avg, Weight<T> exp_avg_sq,
                  const Owners& owners, int update, const Adam& adam, Stream stream);
-
-// The map of Partition.random, as cpu::random_map: map is [rows, row_bytes(cols, bits)] and need not be zeroed. sizes
-// are on the host. Needs a workspace of random_map_workspace(parts) bytes on the device.
-Status random_map(int64_t rows, int64_t cols, const int64_t* sizes, int parts, uint64_t seed, uint8_t* map,
-                  void* workspace, Stream stream);
-size_t random_map_workspace(int parts);
 
 }  // namespace partkernels::cuda

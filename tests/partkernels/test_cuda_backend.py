@@ -1,0 +1,162 @@
+"""The CUDA backend's own Python: what its kernels compute, what PyTorch's do, and from what.
+
+Without a GPU: in place of the kernels are the reference's operators, and what they are called with is seen.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+import partkernels as pk
+from partkernels import cuda, dispatch, plan, rebuilt, reference
+
+DEFAULTS = [pk.Zeros(), pk.Uniform(0.3, seed=2**40 + 7), pk.Normal(0.3, seed=9), pk.Stored(torch.ones(40, 72))]
+
+
+@pytest.fixture
+def calls(monkeypatch) -> list[tuple[str, tuple]]:
+    """The kernels that are called, by name, and their arguments."""
+    seen = []
+
+    def kernel(name: str, function):
+        def call(*arguments):
+            seen.append((name, arguments))
+            return function(*arguments)
+
+        return call
+
+    kernels = {
+        "linear": reference.linear,
+        "linear_grad_input": reference.linear_grad_input,
+        "subnetwork_weight": reference.subnetwork_weight,
+        "subnetwork_weight_out": lambda out, *rest: out.copy_(reference.subnetwork_weight(*rest)),
+        "subnetwork_weight_grad_out": lambda out, *rest: out.copy_(reference.subnetwork_weight_grad(*rest)),
+    }
+    operators = SimpleNamespace(**{name: kernel(name, function) for name, function in kernels.items()})
+    monkeypatch.setattr(cuda, "_cuda", operators)
+    monkeypatch.setattr(cuda, "_is_hopper", lambda device: True)
+    return seen
+
+
+def products(dtype: torch.dtype, defaults: pk.Defaults, active: int, rows: int = 3) -> dict[str, tuple]:
+    """The arguments of each product."""
+    if isinstance(defaults, pk.Stored):
+        defaults = pk.Stored(torch.randn(40, 72, dtype=dtype))
+    partition = pk.Partition.random((40, 72), (0.4, 0.3, 0.3), seed=1, defaults=defaults)
+    x, weight, y = (torch.randn(shape).to(dtype) for shape in ((2, rows, 72), (40, 72), (2, rows, 40)))
+    bias = torch.randn(3, 40).to(dtype)
+    return {
+        "linear": (x, weight, bias, active, None, *partition.flat()),
+        "linear_grad_input": (y, weight, active, None, *partition.flat()),
+        "linear_grad_weight": (y, x, active, partition.map, partition.count),
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("defaults", DEFAULTS, ids=lambda defaults: type(defaults).__name__)
+@pytest.mark.parametrize("chosen", plan.NAMES)
+@pytest.mark.parametrize("active", [1, 3])
+def test_products_are_the_references_by_each_plan(dtype, defaults, chosen, active, calls):
+    for name, arguments in products(dtype, defaults, active).items():
+        with plan.use_plan(chosen):
+            ours = getattr(cuda, name)(*arguments)
+        expected = getattr(reference, name)(*arguments)
+        torch.testing.assert_close(ours, expected, rtol=1e-2 if dtype.itemsize == 2 else 1e-6, atol=1e-6)
+        assert ours.stride() == expected.stride()
+    fused = chosen == "fused" and dtype.itemsize == 2 and active < 3
+    names = {name for name, _ in calls}
+    assert ("linear" in names) == ("linear_grad_input" in names) == fused
+    assert ("subnetwork_weight_out" in names) == (not fused and active < 3)
+
+
+def test_slices_of_a_weight_are_rebuilt_from_their_part_of_the_map(monkeypatch, calls):
+    monkeypatch.setattr(rebuilt, "SLICE", 64 * 130 * 4)  # 41 rows, or 64 columns
+    for count in (2, 3, 9, 40):
+        partition = pk.Partition.random((130, 200), [1 / count] * count, seed=1, defaults=pk.Uniform(0.1, seed=0))
+        weight = torch.randn(130, 200)
+        expected = reference.subnetwork_weight(weight, 1, *partition.flat())
+        y = cuda.linear(torch.eye(200), weight, None, 1, None, *partition.flat())
+        rows = cuda.linear_grad_input(torch.eye(130), weight, 1, None, *partition.flat())
+        assert torch.equal(y.t(), expected) and torch.equal(rows, expected)
+    assert len({arguments[0].data_ptr() for _, arguments in calls[:4]}) == 1, "slices take turns in the same memory"
+
+
+@pytest.mark.parametrize("chosen", plan.NAMES)
+def test_an_empty_batch(chosen, calls):
+    for name, arguments in products(torch.bfloat16, DEFAULTS[1], 1, rows=0).items():
+        with plan.use_plan(chosen):
+            ours = getattr(cuda, name)(*arguments)
+        assert torch.equal(ours, getattr(reference, name)(*arguments))
+
+
+def gradient_of_a_sum(*shape: int) -> Tensor:
+    return torch.ones((), dtype=torch.bfloat16).expand(shape)
+
+
+@pytest.mark.parametrize(
+    ("grad", "is_copied"),
+    [
+        (gradient_of_a_sum(2, 3, 40), True),
+        (torch.randn(6, 40, 2).bfloat16()[..., 0], True),
+        (torch.randn(6, 41).bfloat16()[:, 1:], True),
+        (torch.randn(6, 48).bfloat16()[:, :40], False),
+        (torch.randn(2, 3, 40).bfloat16(), False),
+        # No copy has rows of 39 at multiples of 16 bytes.
+        (torch.randn(39, 6).bfloat16().t(), False),
+    ],
+    ids=["stride 0", "every other", "not aligned", "gaps", "dense", "39"],
+)
+def test_kernels_get_rows_that_copies_of_16_bytes_take(grad, is_copied, calls):
+    partition = pk.Partition.random((grad.shape[-1], 72), (0.5, 0.5), seed=0)
+    weight = torch.randn(grad.shape[-1], 72).bfloat16()
+    with plan.use_plan("fused"):
+        cuda.linear_grad_input(grad, weight, 1, None, *partition.flat())
+    taken = calls[0][1][0]
+    assert torch.equal(taken, grad) and (taken.data_ptr() != grad.data_ptr()) == is_copied
+    assert not is_copied or taken.is_contiguous()
+
+
+def explained(*arguments) -> str:
+    with dispatch.noting() as notes:
+        notes.append("linear")
+        cuda.linear(*arguments)
+    return notes[0]
+
+
+@pytest.mark.parametrize(
+    ("defaults", "rows", "dtype", "is_fused", "reason"),
+    [
+        (pk.Uniform(0.1, 0), 8, torch.bfloat16, True, "estimated, not measured: 10% beyond the dense product"),
+        (pk.Uniform(0.1, 0), 8192, torch.bfloat16, False, "estimated, not measured"),
+        (pk.Zeros(), 8192, torch.bfloat16, True, "estimated, not measured"),
+        (pk.Normal(0.1, 0), 100, torch.float16, True, "estimated, not measured"),
+        (pk.Normal(0.1, 0), 1024, torch.float16, False, "estimated, not measured"),
+        (pk.Zeros(), 8, torch.float32, False, "they have no float32"),
+    ],
+)
+def test_a_plan_and_its_reason(defaults, rows, dtype, is_fused, reason, calls):
+    partition = pk.Partition.random((8, 16), (0.5, 0.5), seed=0, defaults=defaults)
+    x, weight = torch.randn(rows, 16).to(dtype), torch.randn(8, 16).to(dtype)
+    note = explained(x, weight, None, 1, None, *partition.flat())
+    assert reason in note and ("; fused" in note) == is_fused
+    assert "rows are not of neighbouring entries" in explained(
+        x.bfloat16(), torch.randn(16, 8).bfloat16().t(), None, 1, None, *partition.flat()
+    )
+
+
+@pytest.mark.parametrize("name", ["conv2d", "conv2d_grad_input", "conv2d_grad_weight"])
+@pytest.mark.parametrize("active", [1, 2])
+def test_convolutions_are_torchs_own_with_a_rebuilt_weight(name, active, calls):
+    partition = pk.Partition.random((4, 3, 3, 3), (0.5, 0.5), seed=0, defaults=pk.Uniform(0.1, seed=1))
+    x, weight, y = torch.randn(2, 3, 5, 5), torch.randn(4, 3, 3, 3), torch.randn(2, 4, 5, 5)
+    geometry = (1, 1), (1, 1), (1, 1), 1
+    arguments = {
+        "conv2d": (x, weight, None, *geometry, active, None, *partition.flat()),
+        "conv2d_grad_input": (y, weight, x.shape, *geometry, active, None, *partition.flat()),
+        "conv2d_grad_weight": (y, x, (3, 3), *geometry, active, partition.map, partition.count),
+    }[name]
+    assert torch.equal(getattr(cuda, name)(*arguments), getattr(reference, name)(*arguments))
