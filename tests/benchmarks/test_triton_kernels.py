@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.triton_kernels import TARGETS, Kernel
+from benchmarks.triton_kernels import Kernel
+from benchmarks.without_gpu import TARGETS
 
 triton = pytest.importorskip("triton")
 ROOT = Path(__file__).parents[2]
