@@ -77,7 +77,7 @@ def forward_kernel(
         total = add_product(total, w_tile, x_tile, PRECISION)
     n = n0 + tl.arange(0, DOWN)
     m = m0 + tl.arange(0, ACROSS)
-    store_tile(total, bias, out, n, m, N, M, n, m.to(tl.int64) * N, M.to(tl.int64) * N)
+    store_tile(total, bias, out, n, m, N, M, n, m.to(tl.int64) * N, tl.cast(M, tl.int64) * N)
 
 
 @triton.jit(do_not_specialize=launch.WORDS)
@@ -124,7 +124,7 @@ def grad_input_kernel(
         )  # fmt: skip
         total = add_product(total, grad_tile, w_tile, PRECISION)
     m = m0 + tl.arange(0, DOWN)
-    store_tile(total, None, out, m, column, M, K, m.to(tl.int64) * K, column, M.to(tl.int64) * K)
+    store_tile(total, None, out, m, column, M, K, m.to(tl.int64) * K, column, tl.cast(M, tl.int64) * K)
 
 
 @triton.jit
@@ -170,7 +170,7 @@ def grad_weight_kernel(
         total = add_product(total, grad_tile, x_tile, PRECISION)
     owner = ids(map, n[:, None], k[None, :], map_stride, BITS, (n < N)[:, None] & (k < K)[None, :])
     total = tl.where(owner == update - 1, total, 0)
-    store_tile(total, None, out, n, k, N, K, n.to(tl.int64) * K, k, N.to(tl.int64) * K)
+    store_tile(total, None, out, n, k, N, K, n.to(tl.int64) * K, k, tl.cast(N, tl.int64) * K)
 
 
 def _product(operator: str, down: int, across: int, depth: int, uses: int, x: Tensor, bits: int, kind: str) -> Product:
