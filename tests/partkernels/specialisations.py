@@ -3,7 +3,7 @@
 On a GPU Triton makes a constant of an integer argument of 1, and another kernel for multiples of 16, for integers of 64
 bits, for pointers that are not aligned and for those that are None. Its interpreter does none of this.
 
-usage: python specialisations.py {translate,compile}, without TRITON_INTERPRET; prints what failed, as JSON
+usage: python specialisations.py {translate,compile,again}, without TRITON_INTERPRET; prints what is wrong, as JSON
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 
 import partkernels.triton
 from benchmarks.layer import Layer
-from benchmarks.without_gpu import META, Case, Launch, launches
+from benchmarks.without_gpu import META, Case, launches
+from partkernels.triton import launch
 
 TARGETS = [GPUTarget("cuda", arch, 32) for arch in (90, 80)]
 # 1, a multiple of 16, neither, and what takes 64 bits.
@@ -40,6 +41,8 @@ CONSTANTS = {
     "PRECISION": ("tf32", "ieee"),
 }
 TILE = 64, 64, 4, 2
+# What changes from call to call: rows of x, ids, which partitions, and what is drawn.
+CHANGING = {"M", "count", "update", "first", "last", *launch.WORDS}
 # Pointers that may be None, whatever the other arguments are.
 OPTIONAL = "bias", "momentum_buffer"
 
@@ -96,10 +99,10 @@ class Specialiser:
         return ASTSource(self.kernel, signature, constants, attributes), options
 
 
-def factors(kernel: JITFunction, examples: Sequence[Launch]) -> dict[str, Sequence]:
+def factors(kernel: JITFunction, examples: Sequence[dict]) -> dict[str, Sequence]:
     """What changes from launch to launch: which target and example, and arguments; of pointers, where they lie."""
     found = {"target": TARGETS, "example": range(len(examples))}
-    specialiser, example = Specialiser(kernel, TARGETS[0]), examples[0].arguments
+    specialiser, example = Specialiser(kernel, TARGETS[0]), examples[0]
     for parameter in kernel.params:
         name, value = parameter.name, example[parameter.name]
         if name in CONSTANTS:
@@ -152,21 +155,40 @@ def corners(factors: dict[str, Sequence]) -> Iterator[dict]:
         yield row | {name: integer for name, levels in factors.items() if levels[-1] == INTEGERS[-1]}
 
 
+def examples() -> list[tuple[str, JITFunction, list[dict]]]:
+    """Of every kernel its name and the arguments of some launches."""
+    found: dict[str, list[dict]] = {name: [] for name in kernels()}
+    for one in chain.from_iterable(map(launches, cases())):
+        found[one.name].append(one.arguments)
+    return [(name, kernel, found[name]) for name, kernel in kernels().items()]
+
+
 def failures(rows: Callable[[dict], Iterator[dict]], compile: Callable[[Specialiser, dict], None]) -> list[str]:
     """What is wrong with each kernel, and in how many of its rows."""
-    examples: dict[str, list[Launch]] = {name: [] for name in kernels()}
-    for launch in chain.from_iterable(map(launches, cases())):
-        examples[launch.name].append(launch)
     found: dict[str, list[dict]] = {}
-    for name, kernel in kernels().items():
-        for row in rows(factors(kernel, examples[name])):
+    for name, kernel, launched in examples():
+        for row in rows(factors(kernel, launched)):
             try:
-                compile(Specialiser(kernel, row["target"]), arguments(examples[name][row["example"]].arguments, row))
+                compile(Specialiser(kernel, row["target"]), arguments(launched[row["example"]], row))
             except Exception as error:
                 found.setdefault(f"{name}: {str(error)[-300:]}", []).append(row)
     return [f"{what}\nin {len(rows)} rows, the first of them {rows[0]}" for what, rows in found.items()]
 
 
+def compiled_again() -> list[str]:
+    """What changes from call to call and yet has a kernel compiled again for some of its values."""
+    return [
+        f"{name}: {argument}"
+        for name, kernel, launched in examples()
+        for argument in CHANGING & set(kernel.arg_names)
+        if len({str(Specialiser(kernel, TARGETS[0]).key(launched[0] | {argument: n})) for n in INTEGERS[:3]}) > 1
+    ]
+
+
 if __name__ == "__main__":
-    works = {"translate": (covering, Specialiser.translate), "compile": (corners, Specialiser.compile)}
-    json.dump(failures(*works[sys.argv[1]]), sys.stdout)
+    works = {
+        "translate": lambda: failures(covering, Specialiser.translate),
+        "compile": lambda: failures(corners, Specialiser.compile),
+        "again": compiled_again,
+    }
+    json.dump(works[sys.argv[1]](), sys.stdout)
