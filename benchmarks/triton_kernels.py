@@ -21,65 +21,13 @@ from importlib.metadata import version
 from math import prod
 from multiprocessing import get_context
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 
 from benchmarks.layer import Layer
-from partkernels import packed_map
-from partkernels.defaults import Normal, Stored, Uniform, Zeros
-from partkernels.partition import Partition
+from benchmarks.without_gpu import META, TARGETS, Case, Launch, launches, pretend
 
-META = torch.device("meta")
 BFLOAT16, FLOAT32 = torch.bfloat16, torch.float32
-# C of a map of so many bits.
-COUNTS = {1: 2, 2: 3, 4: 16, 8: 32}
-
-
-@dataclass(frozen=True)
-class Target:
-    """A GPU that Triton compiles for; shared_memory is a block's, in bytes."""
-
-    gpu: str
-    multiprocessors: int
-    shared_memory: int
-    backend: str
-    arch: int | str
-    warp_size: int = 32
-
-
-TARGETS = {
-    "sm_90": Target("H100", 132, 227 << 10, "cuda", 90),
-    "sm_80": Target("A100", 108, 163 << 10, "cuda", 80),
-    "gfx942": Target("MI300X", 304, 64 << 10, "hip", "gfx942", warp_size=64),
-}
-
-
-@dataclass(frozen=True)
-class Case:
-    """A call of an operator.
-
-    Attributes:
-        operator: its name.
-        layer: what it works on.
-        bits: of the map.
-        defaults: of what is not live.
-        tile: down, across, warps and stages of a plans.Config, for sm_90 instead of its default.
-    """
-
-    operator: str
-    layer: Layer
-    defaults: str = "uniform"
-    bits: int = 2
-    tile: tuple[int, int, int, int] | None = None
-
-    def __str__(self) -> str:
-        has_x = self.operator.startswith(self.layer.operator)
-        shape = self.layer.shape if has_x else "×".join(map(str, self.layer.weight))
-        parts = [self.operator, shape, str(self.layer.dtype).removeprefix("torch."), f"{self.bits}-bit map"]
-        if not self.operator.endswith(("grad_weight", "weight_grad", "step")):
-            parts.append(self.defaults)
-        return ", ".join(parts)
 
 
 def _square(rows: int, size: int, dtype: torch.dtype = BFLOAT16) -> Layer:
@@ -145,76 +93,19 @@ class Kernel:
 
 def compiled_for(target: str) -> list[Kernel]:
     """The kernels of every case; the process that calls this has the target for its GPU ever after."""
-    from triton.runtime.jit import JITFunction
+    pretend(TARGETS[target])
+    cases = [case for case in CASES if case.tile is None or target == "sm_90"]
+    return [_compiled(target, case, launch) for case in cases for launch in launches(case)]
 
-    _pretend(TARGETS[target])
-    run, kernels = JITFunction.run, []
 
-    def compile_only(function, *args, warmup, **kwargs):
-        function.device_caches.clear()  # else what an earlier case compiled comes back, with nothing said of it
+def _compiled(target: str, case: Case, launch: Launch) -> Kernel:
+    launch.kernel.device_caches.clear()  # else what an earlier case compiled comes back, with nothing said of it
+    try:
         with contextlib.redirect_stdout(io.StringIO()) as log:
-            kernel = run(function, *args, warmup=True, **kwargs)
-        kernels.append(_examined(target, case, kernel, log.getvalue()))
-
-    JITFunction.run = compile_only
-    for case in CASES:
-        if case.tile is not None and target != "sm_90":
-            continue
-        try:
-            _call(case)
-        except Exception as error:
-            kernels.append(Kernel(target, str(case), f"{type(error).__name__}: {error}"))
-    return kernels
-
-
-def _pretend(target: Target) -> None:
-    import triton
-    from triton.backends.compiler import GPUTarget
-
-    gpu = GPUTarget(target.backend, target.arch, target.warp_size)
-    driver = {"get_current_device": lambda: 0, "get_current_stream": lambda _: 0, "get_current_target": lambda: gpu}
-    triton.runtime.driver.set_active(SimpleNamespace(**driver))
-    # ptxas tells of spills and of products that wait only while it compiles.
-    triton.knobs.compilation.always_compile = True
-    triton.knobs.nvidia.dump_ptxas_log = True
-    # The backend asks for it when it is imported.
-    torch.version.hip = "7" if target.backend == "hip" else None
-    torch.backends.cuda.matmul.fp32_precision = "tf32"
-
-    from partkernels.triton import launch
-
-    launch.gpu = lambda _: launch.Gpu(target.gpu, target.multiprocessors, target.shared_memory, target.arch == 90)
-
-
-def _call(case: Case) -> None:
-    from partkernels import triton as backend
-    from partkernels.triton.plans import Config, use_plan
-
-    layer, count = case.layer, COUNTS[case.bits]
-    memory = torch.channels_last if layer.operator == "conv2d" else torch.contiguous_format
-    shapes = layer.x, layer.weight, layer.y
-    x, weight, grad = (torch.empty(shape, dtype=layer.dtype, device=META, memory_format=memory) for shape in shapes)
-    rows, cols = packed_map.matrix_shape(layer.weight)
-    map = torch.empty(rows, packed_map.row_bytes(cols, case.bits), dtype=torch.uint8, device=META)
-    kinds = {"zeros": Zeros(), "uniform": Uniform(0.02, 0), "normal": Normal(0.02, 0), "stored": Stored(weight)}
-    active, update, owners = min(2, count - 1), 2, (map, count)
-    subnetwork = (active, update, *Partition(layer.weight, count, map, kinds[case.defaults]).flat())
-    geometry = *((n, n) for n in (layer.stride, layer.padding, layer.dilation)), layer.groups
-    arguments = {
-        "linear": (x, weight, None, *subnetwork),
-        "linear_grad_input": (grad, weight, *subnetwork),
-        "linear_grad_weight": (grad, x, update, *owners),
-        "conv2d": (x, weight, None, *geometry, *subnetwork),
-        "conv2d_grad_input": (grad, weight, layer.x, *geometry, *subnetwork),
-        "conv2d_grad_weight": (grad, x, layer.weight[2:], *geometry, update, *owners),
-        "subnetwork_weight": (weight, active, *subnetwork[2:]),
-        "subnetwork_weight_grad": (weight, 1, active, *owners),
-        "embedding": (weight, torch.empty(4096, dtype=torch.int64, device=META), -1, *subnetwork),
-        "sgd_step": (weight, weight, weight, *owners, update, 0.1, 0.9, 0.01, False),
-        "adam_step": (weight, weight, weight, weight, *owners, update, 1, 0.1, 0.9, 0.999, 1e-8, 0.01, False),
-    }
-    with use_plan("fused" if case.tile is None else Config(*case.tile)):
-        getattr(backend, case.operator)(*arguments[case.operator])
+            kernel = launch.kernel.run(grid=launch.grid, warmup=True, **launch.arguments)
+    except Exception as error:
+        return Kernel(target, str(case), f"{type(error).__name__}: {error}")
+    return _examined(target, case, kernel, log.getvalue())
 
 
 def _examined(target: str, case: Case, kernel, log: str) -> Kernel:

@@ -21,7 +21,7 @@ from partkernels.triton.packed_map import ids
 from partkernels.triton.plans import Config, Product
 from partkernels.triton.rebuild import GROUP, rebuild
 from partkernels.triton.subnetwork_weight import keep, rebuild_into
-from partkernels.triton.tiles import compute, store_tile, tile_of
+from partkernels.triton.tiles import compute, store_tile, tile_of_group
 
 Pair = tuple[int, int]
 
@@ -40,7 +40,7 @@ def _at(image, channel, y, x, strides, INDEX: tl.constexpr):
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=launch.WORDS)
+@triton.jit(do_not_specialize=("steps", *launch.WORDS))
 def forward_kernel(
     x, weight, stored, bias, out, map,
     pixels, outputs, channels, height, width, out_height, out_width, kernel_height, kernel_width,
@@ -52,30 +52,30 @@ def forward_kernel(
     BITS: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr, EVEN: tl.constexpr, INDEX: tl.constexpr,
     PRECISION: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """out = conv2d(x, w_k) + bias. Tiles are [output channel, pixel]; axis 2 of the grid is the group.
+    """out = conv2d(x, w_k) + bias. Tiles are [output channel, pixel]; `part` is the group of channels.
 
     EVEN: the channels are a multiple of 64, so that a step of the sum is part of one tap.
     """
-    first_output, first_pixel = tile_of(tl.program_id(0), outputs, pixels, DOWN, ACROSS)
+    part, first_output, first_pixel = tile_of_group(outputs, pixels, INDEX, DOWN, ACROSS)
     within = first_output + tl.arange(0, DOWN)
-    output = tl.program_id(2) * outputs + within
-    row = (tl.program_id(2) * outputs + tl.minimum(within, outputs - 1)).to(INDEX)[:, None]
-    drawn_row = (tl.program_id(2) * outputs + first_output + first_row + tl.arange(0, DOWN))[:, None]
+    output = part * outputs + within
+    row = (part * outputs + tl.minimum(within, outputs - 1)).to(INDEX)[:, None]
+    drawn_row = (part * outputs + first_output + first_row + tl.arange(0, DOWN))[:, None]
     pixel = first_pixel + tl.arange(0, ACROSS)
     image, out_y, out_x = _pixel(pixel, out_height, out_width)
     # Pixels beyond the last see nothing: no row of the image is where they look.
     top = tl.where(pixel < pixels, out_y * stride_y - padding_y, -0x40000000)
     left = out_x * stride_x - padding_x
-    first_channel = tl.zeros_like(image) + tl.program_id(2) * channels
+    first_channel = tl.zeros_like(image) + part * channels
     pixel_at = _at(image, first_channel, top, left, (x0, x1, x2, x3), INDEX)[None, :]
     map += row[:, :, None] * map_stride
 
     cols = kernel_height * kernel_width * channels
     first = tl.program_id(1) * steps
-    last = tl.minimum(first + steps, tl.cdiv(cols, GROUP))
+    last = tl.minimum(first + steps, tl.cdiv(tl.cast(cols, INDEX), GROUP))
     total = tl.zeros((DOWN, ACROSS), tl.float32)
     for i in range(tl.maximum(last - first, 1)):
-        group = first + i
+        group = tl.cast(first + i, INDEX)
         column = group * GROUP + tl.arange(0, GROUP)
         # One tap, or one for each column.
         tap = (tl.full((1,), 0, tl.int32) + group * GROUP) // channels if EVEN else column // channels
@@ -106,11 +106,11 @@ def forward_kernel(
     at = _at(image, tl.zeros_like(image), out_y, out_x, (o0, o1, o2, o3), INDEX)
     # Rows are counted in their group, biases over all.
     if bias is not None:
-        bias += tl.program_id(2) * outputs
+        bias += part * outputs
     store_tile(total, bias, out, within, pixel, outputs, pixels, output.to(INDEX) * o1, at, share)
 
 
-@triton.jit(do_not_specialize=launch.WORDS)
+@triton.jit(do_not_specialize=("steps", *launch.WORDS))
 def grad_input_kernel(
     grad, weight, stored, out, map,
     pixels, outputs, channels, height, width, out_height, out_width, kernel_height, kernel_width,
@@ -126,7 +126,7 @@ def grad_input_kernel(
 
     Each step of the sum is 64 output channels of one tap.
     """
-    first_pixel, first_channel = tile_of(tl.program_id(0), pixels, channels, DOWN, ACROSS)
+    part, first_pixel, first_channel = tile_of_group(pixels, channels, INDEX, DOWN, ACROSS)
     pixel = first_pixel + tl.arange(0, DOWN)
     channel = first_channel + tl.arange(0, ACROSS)
     image, y, x = _pixel(pixel, height, width)
@@ -138,7 +138,7 @@ def grad_input_kernel(
         tap = (first + i) // blocks
         tap_y, tap_x = tap // kernel_width, tap % kernel_width
         within = (first + i) % blocks * GROUP + tl.arange(0, GROUP)
-        output = tl.program_id(2) * outputs + within
+        output = part * outputs + within
         scaled_y = y + padding_y - tap_y * dilation_y
         scaled_x = x + padding_x - tap_x * dilation_x
         out_y, out_x = scaled_y // stride_y, scaled_x // stride_x
@@ -148,7 +148,7 @@ def grad_input_kernel(
         grad_at = _at(image, tl.zeros_like(image), out_y, out_x, (g0, g1, g2, g3), INDEX)[:, None]
         grad_tile = tl.load(grad + (grad_at + output.to(INDEX)[None, :] * g1), seen_tile, 0)
         # Output channels beyond the last are the last again, and meet a gradient of 0.
-        row = (tl.program_id(2) * outputs + tl.minimum(within, outputs - 1)).to(INDEX)[:, None]
+        row = (part * outputs + tl.minimum(within, outputs - 1)).to(INDEX)[:, None]
         inside = (within < outputs)[:, None] & (channel < channels)[None, :]
         tap_at = tap_y.to(INDEX) * w2 + tap_x.to(INDEX) * w3
         w_tile = tl.load(weight + (tap_at + row * w0 + channel.to(INDEX)[None, :] * w1), inside, 0)
@@ -164,11 +164,11 @@ def grad_input_kernel(
         )  # fmt: skip
         total = add_product(total, grad_tile, w_tile, PRECISION)
     at = _at(image, tl.zeros_like(image), y, x, (o0, o1, o2, o3), INDEX)
-    channel_at = (tl.program_id(2) * channels + channel).to(INDEX) * o1
+    channel_at = (part * channels + channel).to(INDEX) * o1
     store_tile(total, None, out, pixel, channel, pixels, channels, at, channel_at, share)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("steps", "update"))
 def grad_weight_kernel(
     grad, x, out, map,
     pixels, outputs, channels, height, width, out_height, out_width, kernel_height, kernel_width,
@@ -181,24 +181,24 @@ def grad_weight_kernel(
     Tiles are [output channel, column]; each step of the sum is 64 pixels.
     """
     cols = kernel_height * kernel_width * channels
-    first_output, first_column = tile_of(tl.program_id(0), outputs, cols, DOWN, ACROSS)
+    part, first_output, first_column = tile_of_group(outputs, cols, INDEX, DOWN, ACROSS)
     within = first_output + tl.arange(0, DOWN)
-    output = tl.program_id(2) * outputs + within
+    output = part * outputs + within
     column = first_column + tl.arange(0, ACROSS)
     tap = column // channels
     channel = column - tap * channels
     tap_y, tap_x = tap // kernel_width, tap % kernel_width
     down = tap_y * dilation_y - padding_y
     right = tap_x * dilation_x - padding_x
-    group_channel = tl.program_id(2) * channels + channel
+    group_channel = part * channels + channel
     tap_at = _at(tl.zeros_like(tap), group_channel, down, right, (x0, x1, x2, x3), INDEX)[None, :]
     output_at = output.to(INDEX)[:, None] * g1
 
     first = tl.program_id(1) * steps
-    last = tl.minimum(first + steps, tl.cdiv(pixels, GROUP))
+    last = tl.minimum(first + steps, tl.cdiv(tl.cast(pixels, INDEX), GROUP))
     total = tl.zeros((DOWN, ACROSS), tl.float32)
     for i in range(tl.maximum(last - first, 1)):
-        pixel = (first + i) * GROUP + tl.arange(0, GROUP)
+        pixel = tl.cast(first + i, INDEX) * GROUP + tl.arange(0, GROUP)
         image, out_y, out_x = _pixel(pixel, out_height, out_width)
         grad_at = _at(image, tl.zeros_like(image), out_y, out_x, (g0, g1, g2, g3), INDEX)[None, :]
         grad_tile = tl.load(grad + (grad_at + output_at), (within < outputs)[:, None] & (pixel < pixels)[None, :], 0)
@@ -219,8 +219,10 @@ def _strides(tensor: Tensor, name: str) -> dict[str, int]:
     return {f"{name}{i}": stride for i, stride in enumerate(tensor.stride())}
 
 
-def _index(*tensors: Tensor) -> tl.dtype:
-    return launch.index_type(*(sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) for t in tensors))
+def _index(pixels: int, *tensors: Tensor) -> tl.dtype:
+    return launch.index_type(
+        pixels, *(sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) for t in tensors)
+    )
 
 
 def _sizes(
@@ -285,7 +287,7 @@ def conv2d(
         return compute(
             out, forward_kernel, product, config, groups, x=x, weight=weight, stored=default, bias=bias, pixels=pixels,
             **sizes, **_strides(x, "x"), **_strides(weight, "w"), **_strides(default, "s"), **_strides(out, "o"),
-            share=out.numel(), EVEN=channels % GROUP.value == 0, INDEX=_index(x, weight, default, out),
+            share=out.numel(), EVEN=channels % GROUP.value == 0, INDEX=_index(pixels, x, weight, default, out, map),
             **launch.subnetwork(active, *partition),
         )  # fmt: skip
 
@@ -324,7 +326,7 @@ def conv2d_grad_input(
         return compute(
             out, grad_input_kernel, product, config, groups, grad=grad_output, weight=weight, stored=default,
             pixels=pixels, **sizes, **_strides(grad_output, "g"), **_strides(weight, "w"), **_strides(default, "s"),
-            **_strides(out, "o"), share=out.numel(), INDEX=_index(grad_output, weight, default, out),
+            **_strides(out, "o"), share=out.numel(), INDEX=_index(pixels, grad_output, weight, default, out, map),
             **launch.subnetwork(active, *partition),
         )  # fmt: skip
 
@@ -351,7 +353,7 @@ def conv2d_grad_weight(
             out, grad_weight_kernel, product, config, groups, grad=grad_output, x=x, pixels=pixels, **sizes,
             **_strides(grad_output, "g"), **_strides(x, "x"), **_strides(out, "o"), share=out.numel(),
             map=map, map_stride=map.stride(0), update=update, BITS=bits_for(count),
-            INDEX=_index(grad_output, x, out),
+            INDEX=_index(pixels, grad_output, x, out),
         )  # fmt: skip
 
     def rebuilt() -> Tensor:

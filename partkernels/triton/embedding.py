@@ -10,29 +10,31 @@ from torch import Tensor
 from partkernels import outputs
 from partkernels.reference.embedding import check_ids
 from partkernels.triton import launch
+from partkernels.triton.passes import over, tile_of_pass
 from partkernels.triton.rebuild import GROUP, rebuild
-from partkernels.triton.subnetwork_weight import TILE
 
 
-@triton.jit(do_not_specialize=launch.WORDS)
+@triton.jit(do_not_specialize=("count", *launch.WORDS))
 def embedding_kernel(
     ids, weight, stored, out, map, count, cols, weight_row, weight_col, stored_row, stored_col, map_stride, row_bytes,
     low: tl.uint32, addend: tl.uint32, below: tl.uint32, step: tl.uint32,
     seed_low: tl.uint32, seed_high: tl.uint32, stream_low: tl.uint32, stream_high: tl.uint32,
     first_row: tl.uint32, first_group: tl.uint32,
-    BITS: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
+    BITS: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr,
+    INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
     """out [count, cols] = the rows of w_k that ids name."""
-    at = tl.program_id(0).to(tl.int64) * DOWN + tl.arange(0, DOWN)
+    first_at, first_column = tile_of_pass(count, cols, INDEX, DOWN, ACROSS)
+    at = first_at + tl.arange(0, DOWN)
     row = tl.load(ids + at, at < count, 0)[:, None]
-    column = tl.program_id(1) * ACROSS + tl.arange(0, ACROSS)[None, :]
+    column = first_column + tl.arange(0, ACROSS)[None, :]
     inside = (at < count)[:, None] & (column < cols)
     tile = tl.load(weight + row * weight_row + column.to(tl.int64) * weight_col, inside)
     default = tile
     if KIND == "stored":
         default = tl.load(stored + row * stored_row + column.to(tl.int64) * stored_col, inside)
     tile = rebuild(
-        tile, default, map + row[:, :, None] * map_stride, row + first_row, tl.program_id(1) * (ACROSS // GROUP),
+        tile, default, map + row[:, :, None] * map_stride, row + first_row, first_column // GROUP,
         row_bytes, low, addend, below, step, seed_low, seed_high, stream_low, stream_high, first_group,
         BITS, KIND, False, ASM,
     )  # fmt: skip
@@ -51,12 +53,12 @@ def embedding(
         return out
     default = weight if stored is None else stored
     cols, named = weight.shape[1], ids.contiguous()
-    grid = triton.cdiv(named.numel(), TILE["DOWN"]), triton.cdiv(cols, TILE["ACROSS"])
+    grid, tiles = over(named.numel(), cols)
     with launch.on(weight):
         embedding_kernel[grid](
             named, weight, default, out, count=named.numel(), cols=cols,
             weight_row=weight.stride(0), weight_col=weight.stride(1),
             stored_row=default.stride(0), stored_col=default.stride(1),
-            **launch.subnetwork(active, map, stored, count, kind, *draw), **TILE,
+            **launch.subnetwork(active, map, stored, count, kind, *draw), **tiles,
         )  # fmt: skip
     return out

@@ -21,6 +21,8 @@ from partkernels.triton.packed_map import threshold
 INTERPRETED: bool = triton.knobs.runtime.interpret
 # Inline assembly is PTX; elsewhere its twin in plain Triton runs.
 ASM = torch.version.hip is None and not INTERPRETED
+# Entries beyond a tensor's last that a program may still count, of its tile.
+_BEYOND = 1024
 # Words of a partition's draws and of its threshold: specialising them would compile a kernel again for every seed.
 WORDS = (
     "low", "addend", "below", "step", "seed_low", "seed_high", "stream_low", "stream_high", "first_row", "first_group"
@@ -56,8 +58,8 @@ def on(tensor: Tensor) -> AbstractContextManager:
 
 
 def index_type(*spans: int) -> tl.dtype:
-    """The type of offsets that reach so far."""
-    return tl.int64 if max(spans) >= 1 << 31 else tl.int32
+    """The type of offsets that reach so far, and of what is counted so far."""
+    return tl.int64 if max(spans) + _BEYOND >= 1 << 31 else tl.int32
 
 
 def rows_of(x: Tensor) -> tuple[Tensor, int, dict[str, int]]:

@@ -30,7 +30,7 @@ def _row_offsets(row, inner, outer_stride, inner_stride):
     return row // inner * outer_stride + row % inner * inner_stride
 
 
-@triton.jit(do_not_specialize=launch.WORDS)
+@triton.jit(do_not_specialize=("M", "steps", *launch.WORDS))
 def forward_kernel(
     x, weight, stored, bias, out, map,
     M, N, K, steps, inner, outer_stride, inner_stride, x_col, weight_row, weight_col, stored_row, stored_col,
@@ -42,7 +42,7 @@ def forward_kernel(
     PRECISION: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
     """out [M, N] = x w_k^T + bias; each program of axis 1 sums `steps` groups of columns. Tiles are [n, m]."""
-    n0, m0 = tile_of(tl.program_id(0), N, M, DOWN, ACROSS)
+    n0, m0 = tile_of(tl.program_id(0), N, M, INDEX, DOWN, ACROSS)
     # Rows beyond the last are the last again: what comes of them is not stored.
     row = tl.minimum(n0 + tl.arange(0, DOWN), N - 1).to(tl.int64)[:, None]
     # A chain as short as this is computed where it is needed; a clamped one was kept, and took 17 registers more.
@@ -56,14 +56,14 @@ def forward_kernel(
     map += row[:, :, None] * map_stride
 
     first = tl.program_id(1) * steps
-    last = tl.minimum(first + steps, tl.cdiv(K, GROUP))
-    start = (first * GROUP).to(tl.int64)
+    last = tl.minimum(first + steps, tl.cdiv(tl.cast(K, INDEX), GROUP))
+    start = first.to(tl.int64) * GROUP
     x += start * x_col
     weight += start * weight_col
     stored += start * stored_col
     total = tl.zeros((DOWN, ACROSS), tl.float32)
     for i in range(tl.maximum(last - first, 1)):
-        k = tl.cast(i * GROUP, INDEX)
+        k = tl.cast(i, INDEX) * GROUP
         inside = k + start + column < K
         w_tile = tl.load(weight + k * weight_col + weight_at, None if EVEN else inside[None, :], None if EVEN else 0)
         stored_tile = w_tile
@@ -77,10 +77,10 @@ def forward_kernel(
         total = add_product(total, w_tile, x_tile, PRECISION)
     n = n0 + tl.arange(0, DOWN)
     m = m0 + tl.arange(0, ACROSS)
-    store_tile(total, bias, out, n, m, N, M, n, m.to(tl.int64) * N, M.to(tl.int64) * N)
+    store_tile(total, bias, out, n, m, N, M, n, m.to(tl.int64) * N, tl.cast(M, tl.int64) * N)
 
 
-@triton.jit(do_not_specialize=launch.WORDS)
+@triton.jit(do_not_specialize=("M", "steps", *launch.WORDS))
 def grad_input_kernel(
     grad, weight, stored, out, map,
     M, N, K, steps, inner, outer_stride, inner_stride, grad_col, weight_row, weight_col, stored_row, stored_col,
@@ -92,7 +92,7 @@ def grad_input_kernel(
     PRECISION: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
     """out [M, K] = grad w_k; each program of axis 1 sums `steps` times 64 rows of the weight. Tiles are [m, k]."""
-    m0, k0 = tile_of(tl.program_id(0), M, K, DOWN, ACROSS)
+    m0, k0 = tile_of(tl.program_id(0), M, K, INDEX, DOWN, ACROSS)
     grad_row = tl.minimum(m0 + tl.arange(0, DOWN), M - 1)
     column = k0 + tl.arange(0, ACROSS)
     row = tl.arange(0, GROUP)
@@ -103,10 +103,10 @@ def grad_input_kernel(
     map_at = wide_row[:, None, None] * map_stride
 
     first = tl.program_id(1) * steps
-    last = tl.minimum(first + steps, tl.cdiv(N, GROUP))
+    last = tl.minimum(first + steps, tl.cdiv(tl.cast(N, INDEX), GROUP))
     total = tl.zeros((DOWN, ACROSS), tl.float32)
     for i in range(tl.maximum(last - first, 1)):
-        n = tl.cast((first + i) * GROUP, INDEX)
+        n = tl.cast(first + i, INDEX) * GROUP
         inside = n + row < N
         within = inside[:, None] & (column < K)[None, :]
         grad_tile = tl.load(grad + n * grad_col + grad_at, None if EVEN else inside[None, :], None if EVEN else 0)
@@ -124,10 +124,10 @@ def grad_input_kernel(
         )  # fmt: skip
         total = add_product(total, grad_tile, w_tile, PRECISION)
     m = m0 + tl.arange(0, DOWN)
-    store_tile(total, None, out, m, column, M, K, m.to(tl.int64) * K, column, M.to(tl.int64) * K)
+    store_tile(total, None, out, m, column, M, K, m.to(tl.int64) * K, column, tl.cast(M, tl.int64) * K)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("M", "steps", "update"))
 def grad_weight_kernel(
     grad, x, out, map,
     M, N, K, steps, grad_inner, grad_outer_stride, grad_inner_stride, grad_col,
@@ -139,12 +139,12 @@ def grad_weight_kernel(
 
     Each program of axis 1 sums `steps` times 64 rows of x. NESTED: some rows lie at two strides.
     """
-    n0, k0 = tile_of(tl.program_id(0), N, K, DOWN, ACROSS)
+    n0, k0 = tile_of(tl.program_id(0), N, K, INDEX, DOWN, ACROSS)
     n = n0 + tl.arange(0, DOWN)
     k = k0 + tl.arange(0, ACROSS)
     row = tl.arange(0, GROUP)
     first = tl.program_id(1) * steps
-    last = tl.minimum(first + steps, tl.cdiv(M, GROUP))
+    last = tl.minimum(first + steps, tl.cdiv(tl.cast(M, INDEX), GROUP))
     n_at = n.to(tl.int64)[:, None] * grad_col
     k_at = k.to(tl.int64)[None, :] * x_col
     if not NESTED:
@@ -152,7 +152,7 @@ def grad_weight_kernel(
         k_at += row.to(tl.int64)[:, None] * outer_stride
     total = tl.zeros((DOWN, ACROSS), tl.float32)
     for i in range(tl.maximum(last - first, 1)):
-        start = tl.cast((first + i) * GROUP, INDEX)
+        start = tl.cast(first + i, INDEX) * GROUP
         m = start + row
         if NESTED:
             grad_at = n_at + _row_offsets(m, grad_inner, grad_outer_stride, grad_inner_stride)[None, :]
@@ -170,7 +170,7 @@ def grad_weight_kernel(
         total = add_product(total, grad_tile, x_tile, PRECISION)
     owner = ids(map, n[:, None], k[None, :], map_stride, BITS, (n < N)[:, None] & (k < K)[None, :])
     total = tl.where(owner == update - 1, total, 0)
-    store_tile(total, None, out, n, k, N, K, n.to(tl.int64) * K, k, N.to(tl.int64) * K)
+    store_tile(total, None, out, n, k, N, K, n.to(tl.int64) * K, k, tl.cast(N, tl.int64) * K)
 
 
 def _product(operator: str, down: int, across: int, depth: int, uses: int, x: Tensor, bits: int, kind: str) -> Product:
@@ -203,7 +203,7 @@ def linear(
         return compute(
             out, forward_kernel, product, config, x=rows, weight=weight, stored=default, bias=bias, M=m, N=n, K=k,
             **row_strides, x_col=rows.stride(-1), **_strides(weight, default), EVEN=k % GROUP.value == 0,
-            INDEX=launch.index_type(*(k * t.stride(-1) for t in (rows, weight, default))),
+            INDEX=launch.index_type(m, n, k, *(k * t.stride(-1) for t in (rows, weight, default))),
             **launch.subnetwork(active, *partition),
         )  # fmt: skip
 
@@ -239,7 +239,7 @@ def linear_grad_input(
             out, grad_input_kernel, product, config, grad=rows, weight=weight, stored=default, M=m, N=n, K=k,
             **row_strides, grad_col=rows.stride(-1), **_strides(weight, default),
             EVEN=n % GROUP.value == 0 and k % config.across == 0,
-            INDEX=launch.index_type(n * rows.stride(-1), *(n * t.stride(0) for t in (weight, default, map))),
+            INDEX=launch.index_type(m, n, k, n * rows.stride(-1), *(n * t.stride(0) for t in (weight, default, map))),
             **launch.subnetwork(active, *partition),
         )  # fmt: skip
 
@@ -268,7 +268,7 @@ def linear_grad_weight(grad_output: Tensor, x: Tensor, update: int, map: Tensor,
             **x_strides, x_col=x_rows.stride(-1), map=map, map_stride=map.stride(0), update=update,
             BITS=bits_for(count), EVEN=m % GROUP.value == 0 and n % config.down == 0 and k % config.across == 0,
             NESTED=grad_strides["inner"] > 1 or x_strides["inner"] > 1,
-            INDEX=launch.index_type(*(m * lie["outer_stride"] for lie in (grad_strides, x_strides))),
+            INDEX=launch.index_type(m, n, k, *(m * lie["outer_stride"] for lie in (grad_strides, x_strides))),
         )  # fmt: skip
 
     def rebuilt() -> Tensor:

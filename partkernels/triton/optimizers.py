@@ -14,6 +14,7 @@ from partkernels import packed_map
 from partkernels.triton import launch
 from partkernels.triton.arithmetic import round_to
 from partkernels.triton.packed_map import ids
+from partkernels.triton.passes import over, tile_of_pass
 
 _TILE = {"DOWN": 4, "ACROSS": 256, "num_warps": 4}
 
@@ -27,13 +28,14 @@ def _owned(
 
     taps: 1 where the memory is in the order of the map's columns; else the channels come before so many taps.
     """
-    row = tl.program_id(1) * DOWN + tl.arange(0, DOWN)[:, None]
-    lies = tl.program_id(0) * ACROSS + tl.arange(0, ACROSS)[None, :]
+    first_row, first = tile_of_pass(rows, cols, INDEX, DOWN, ACROSS)
+    row = first_row + tl.arange(0, DOWN)[:, None]
+    lies = first + tl.arange(0, ACROSS)[None, :]
     owned = (row < rows) & (lies < cols)
     if BITS > 0:
         column = lies % taps * (cols // taps) + lies // taps
         owned &= ids(map, row, column, map_stride, BITS, owned) == update - 1
-    return row.to(INDEX) * cols + lies, owned
+    return row * cols + lies, owned
 
 
 @triton.jit
@@ -137,11 +139,9 @@ def _step(kernel, tensors: list[Tensor | None], map: Tensor | None, count: int, 
     cols = size // rows
     taps = 1 if map is None or channels_last or parameter.dim() < 3 else cols // parameter.shape[1]
     owners = (None, 0, 0) if map is None else (map, map.stride(0), packed_map.bits_for(count))
+    grid, tiles = over(rows, cols, _TILE)
     with launch.on(parameter):
-        kernel[triton.cdiv(cols, _TILE["ACROSS"]), triton.cdiv(rows, _TILE["DOWN"])](
-            *lie, owners[0], rows, cols, taps, owners[1], update,
-            BITS=owners[2], INDEX=launch.index_type(size), **_TILE, **arguments,
-        )  # fmt: skip
+        kernel[grid](*lie, owners[0], rows, cols, taps, owners[1], update, BITS=owners[2], **tiles, **arguments)
     for tensor, used in zip(tensors, lie, strict=True):
         if tensor is not tensors[1] and tensor is not None and tensor.data_ptr() != used.data_ptr():
             tensor.copy_(used.movedim(-1, 1) if channels_last else used)

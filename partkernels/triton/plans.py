@@ -129,17 +129,17 @@ def default_config(product: Product) -> Config:
 _LEAST_STEPS = 4
 
 
-def schedule(product: Product, config: Config, groups: int = 1) -> tuple[tuple[int, int, int], dict]:
-    """The grid of a fused kernel (tiles, programs that share each sum, groups), and what it is told of its tiles."""
-    tiles = -(-product.down // config.down) * -(-product.across // config.across)
+def schedule(product: Product, config: Config, groups: int = 1) -> tuple[tuple[int, int], dict]:
+    """The grid of a fused kernel (tiles, programs that share each sum), and what it is told of its tiles."""
+    tiles = -(-product.down // config.down) * -(-product.across // config.across) * groups
     total = -(-product.depth // TERMS)
     # So many that every multiprocessor has eight warps: fewer don't hide what they wait for.
     programs = product.gpu.multiprocessors * max(1, 8 // config.warps)
-    wanted = max(1, min(programs // max(1, tiles * groups), total // _LEAST_STEPS))
+    wanted = max(1, min(programs // max(1, tiles), total // _LEAST_STEPS))
     steps = -(-total // wanted)
     precision = "tf32" if product.tf32 and product.dtype == torch.float32 else "ieee"
     tile = {"DOWN": config.down, "ACROSS": config.across, "num_warps": config.warps, "num_stages": config.stages}
-    return (tiles, -(-total // steps), groups), {"steps": steps, "PRECISION": precision, **tile}
+    return (tiles, -(-total // steps)), {"steps": steps, "PRECISION": precision, **tile}
 
 
 _forced: str | Config | None = None

@@ -12,6 +12,7 @@ from torch import Tensor
 from partkernels import outputs, packed_map
 from partkernels.triton import launch
 from partkernels.triton.packed_map import ids
+from partkernels.triton.passes import over, tile_of_pass
 from partkernels.triton.rebuild import GROUP, rebuild
 
 
@@ -27,12 +28,6 @@ def _offsets(row, column, channels, height, width, strides, TAPS: tl.constexpr):
         return offset + (tap // width % height).to(tl.int64) * strides[3] + (tap % width).to(tl.int64) * strides[4]
 
 
-@triton.jit
-def _first_row(DOWN: tl.constexpr):
-    """Of a program's tile: tiles go down along two dimensions of the grid."""
-    return (tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)) * DOWN
-
-
 @triton.jit(do_not_specialize=launch.WORDS)
 def rebuild_kernel(
     weight, stored, out, map, rows, cols, channels, height, width,
@@ -41,11 +36,12 @@ def rebuild_kernel(
     seed_low: tl.uint32, seed_high: tl.uint32, stream_low: tl.uint32, stream_high: tl.uint32,
     first_row: tl.uint32, first_group: tl.uint32,
     TAPS: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr,
-    DOWN: tl.constexpr, ACROSS: tl.constexpr,
+    INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
     """out = w_k."""
-    row = _first_row(DOWN) + tl.arange(0, DOWN)[:, None]
-    column = tl.program_id(0) * ACROSS + tl.arange(0, ACROSS)[None, :]
+    tile_row, tile_column = tile_of_pass(rows, cols, INDEX, DOWN, ACROSS)
+    row = tile_row + tl.arange(0, DOWN)[:, None]
+    column = tile_column + tl.arange(0, ACROSS)[None, :]
     inside = (row < rows) & (column < cols)
     tile = tl.load(weight + _offsets(row, column, channels, height, width, (w0, w1, w2, w3, w4), TAPS), inside)
     default = tile
@@ -53,21 +49,23 @@ def rebuild_kernel(
         default = tl.load(stored + _offsets(row, column, channels, height, width, (s0, s1, s2, s3, s4), TAPS), inside)
     map_rows = map + tl.minimum(row, rows - 1).to(tl.int64)[:, :, None] * map_stride
     tile = rebuild(
-        tile, default, map_rows, row + first_row, tl.program_id(0) * (ACROSS // GROUP), row_bytes, low, addend, below,
+        tile, default, map_rows, row + first_row, tile_column // GROUP, row_bytes, low, addend, below,
         step, seed_low, seed_high, stream_low, stream_high, first_group, BITS, KIND, False, ASM,
     )  # fmt: skip
     tl.store(out + _offsets(row, column, channels, height, width, (o0, o1, o2, o3, o4), TAPS), tile, inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("first", "last"))
 def keep_kernel(
     grad, out, map, rows, cols, channels, height, width,
     g0, g1, g2, g3, g4, o0, o1, o2, o3, o4, map_stride, first, last,
-    TAPS: tl.constexpr, BITS: tl.constexpr, IN_PLACE: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
+    TAPS: tl.constexpr, BITS: tl.constexpr, IN_PLACE: tl.constexpr,
+    INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
     """out = grad at the entries of partitions first..last, 0 elsewhere; in place, only the zeros are written."""
-    row = _first_row(DOWN) + tl.arange(0, DOWN)[:, None]
-    column = tl.program_id(0) * ACROSS + tl.arange(0, ACROSS)[None, :]
+    tile_row, tile_column = tile_of_pass(rows, cols, INDEX, DOWN, ACROSS)
+    row = tile_row + tl.arange(0, DOWN)[:, None]
+    column = tile_column + tl.arange(0, ACROSS)[None, :]
     inside = (row < rows) & (column < cols)
     owner = ids(map, row, column, map_stride, BITS, inside).to(tl.int32)
     kept = (owner >= first - 1) & (owner < last)
@@ -101,27 +99,16 @@ def _up_to_three_taps(tensor: Tensor) -> Tensor:
     return tensor.flatten(4) if tensor.dim() > 5 else tensor
 
 
-TILE = {"DOWN": 64 if launch.INTERPRETED else 16, "ACROSS": 512 if launch.INTERPRETED else 128, "num_warps": 4}
-
-
-# Programs of a grid's second dimension, at most.
-_MOST = 65535
-
-
-def _grid(shape: dict[str, int]) -> tuple[int, int, int]:
-    down = triton.cdiv(shape["rows"], TILE["DOWN"])
-    return triton.cdiv(shape["cols"], TILE["ACROSS"]), min(down, _MOST), triton.cdiv(down, _MOST)
-
-
 def rebuild_into(out: Tensor, weight: Tensor, active: int, map: Tensor, stored: Tensor | None, *rest) -> Tensor:
     """out = the subnetwork's weight."""
     source, default, target = (_up_to_three_taps(t) for t in (weight, weight if stored is None else stored, out))
     shape = _shape(source.shape)
+    grid, tiles = over(shape["rows"], shape["cols"])
     with launch.on(weight):
-        rebuild_kernel[_grid(shape)](
+        rebuild_kernel[grid](
             source, default, target, **shape,
             **_strides(source, "w"), **_strides(default, "s"), **_strides(target, "o"),
-            **launch.subnetwork(active, map, stored, *rest), **TILE,
+            **launch.subnetwork(active, map, stored, *rest), **tiles,
         )  # fmt: skip
     return out
 
@@ -130,11 +117,12 @@ def keep(out: Tensor, grad: Tensor, first: int, last: int, map: Tensor, count: i
     """out = grad at the entries of partitions first..last, 0 elsewhere; out may be grad itself."""
     source, target = _up_to_three_taps(grad), _up_to_three_taps(out)
     shape = _shape(source.shape)
+    grid, tiles = over(shape["rows"], shape["cols"])
     with launch.on(grad):
-        keep_kernel[_grid(shape)](
+        keep_kernel[grid](
             source, target, **shape, **_strides(source, "g"), **_strides(target, "o"),
             map=map, map_stride=map.stride(0), BITS=packed_map.bits_for(count), first=first, last=last,
-            IN_PLACE=out is grad, **TILE,
+            IN_PLACE=out is grad, **tiles,
         )  # fmt: skip
     return out
 

@@ -16,14 +16,25 @@ _TOGETHER = tl.constexpr(8)
 
 
 @triton.jit
-def tile_of(program, rows, cols, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr):
+def tile_of(program, rows, cols, INDEX: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr):
     """The first row and column of a program's tile; _TOGETHER tiles of rows are walked through side by side."""
-    tiles_down = tl.cdiv(rows, BLOCK_ROWS)
-    tiles_across = tl.cdiv(cols, BLOCK_COLS)
+    tiles_down = tl.cdiv(tl.cast(rows, INDEX), BLOCK_ROWS)
+    tiles_across = tl.cdiv(tl.cast(cols, INDEX), BLOCK_COLS)
     band = program // (_TOGETHER * tiles_across)
     down = tl.minimum(tiles_down - band * _TOGETHER, _TOGETHER)
     within = program % (_TOGETHER * tiles_across)
     return (band * _TOGETHER + within % down) * BLOCK_ROWS, within // down * BLOCK_COLS
+
+
+@triton.jit
+def tile_of_group(rows, cols, INDEX: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr):
+    """Of products that are made side by side, which one the program is at; the first row and column of its tile there.
+
+    They follow each other along the grid's first dimension: the others have 65,535 at most.
+    """
+    tiles = tl.cdiv(tl.cast(rows, INDEX), BLOCK_ROWS) * tl.cdiv(tl.cast(cols, INDEX), BLOCK_COLS)
+    row, col = tile_of(tl.program_id(0) % tiles, rows, cols, INDEX, BLOCK_ROWS, BLOCK_COLS)
+    return tl.program_id(0) // tiles, row, col
 
 
 @triton.jit

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tritons import compiling
 
-from benchmarks.triton_kernels import TARGETS, Kernel
+from benchmarks.triton_kernels import Kernel
+from benchmarks.without_gpu import TARGETS
 
 triton = pytest.importorskip("triton")
 ROOT = Path(__file__).parents[2]
@@ -22,13 +21,10 @@ NVIDIA = ("sm_90", "sm_80")
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> tuple[list[Kernel], str]:
-    """The kernels and their table, by a process that is not told to interpret them."""
+    """The kernels and their table."""
     out = tmp_path_factory.mktemp("triton") / "kernels.md"
-    command = [sys.executable, "-m", "benchmarks.triton_kernels", "--json", "--out", str(out)]
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return [Kernel(**kernel) for kernel in json.loads(done.stdout)], out.read_text()
+    found = json.loads(compiling("-m", "benchmarks.triton_kernels", "--json", "--out", out))
+    return [Kernel(**kernel) for kernel in found], out.read_text()
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 import partkernels as pk
 import partkernels.triton
 from partkernels import dispatch
-from partkernels.packed_map import pack
-from partkernels.triton import launch, measured, plans
+from partkernels.packed_map import pack, row_bytes
+from partkernels.triton import launch, measured, plans, tiles
 from partkernels.triton.defaults import UNIFORM_PAIR
 from partkernels.triton.packed_map import SPREAD, threshold
 from partkernels.triton.plans import Config, Product, use_plan
@@ -138,6 +138,72 @@ def test_offsets_beyond_32_bits():
         x.copy_(values)
         with use_plan("fused"):
             assert torch.equal(pk.linear(x, weight, partition, 2), pk.linear(values, weight, partition, 2))
+
+
+@pytest.fixture
+def last_program(monkeypatch) -> list[Tensor]:
+    """Of a long grid only the last program runs, and sums are shared by as many as there may be.
+
+    Returns:
+        the shares of each sum, which are not added up.
+    """
+    if not INTERPRETED:
+        pytest.skip("a GPU runs all")
+    from triton.runtime import interpreter
+
+    shares: list[Tensor] = []
+    monkeypatch.setattr(
+        interpreter,
+        "range",
+        lambda *ends: range(*ends) if ends[0] < 4096 else range(ends[0] - 1, ends[0]),
+        raising=False,
+    )
+    monkeypatch.setattr(launch, "gpu", lambda _: launch.Gpu("endless", 1 << 24, 227 << 10, is_hopper=True))
+    monkeypatch.setattr(tiles, "_add_up", lambda parts, out: shares.append(parts) or out)
+    return shares
+
+
+# So many that a sum of them and a tile's size takes 64 bits.
+NEARLY = (1 << 31) - 3
+
+
+def terms_of_the_last(shares: Tensor, terms: int) -> int:
+    steps = -(-terms // 64)
+    return terms - 64 * (len(shares) - 1) * -(-steps // len(shares))
+
+
+def test_columns_of_a_weight_that_take_64_bits(last_program):
+    cols = (1 << 31) + 70
+    memory = torch.empty(1, cols, dtype=torch.bfloat16, device=DEVICE)
+    map = torch.empty(1, row_bytes(cols, 1), dtype=torch.uint8, device=DEVICE)
+    memory[:, -512:], map[:, -512:] = 1, 0
+    with use_plan("fused"):
+        partkernels.triton.linear(memory, memory, None, 1, None, map, None, 2, "zeros", 0.0, 0, 0, 0, 0)
+    assert last_program[0][-1] == terms_of_the_last(last_program[0], cols)
+
+
+@pytest.mark.parametrize("work", ["linear", "conv2d"])
+def test_sums_over_rows_that_nearly_take_64_bits(work, last_program):
+    partition, weight = layer((1, 1) if work == "linear" else (1, 1, 1, 1), pk.Zeros(), torch.bfloat16)
+    ones = torch.ones_like(weight).expand(NEARLY, *weight.shape[1:])
+    geometry = () if work == "linear" else ((1, 1), (1, 1), (0, 0), (1, 1), 1)
+    grad_weight = getattr(partkernels.triton, f"{work}_grad_weight")
+    with use_plan("fused"):
+        grad_weight(ones, ones, *geometry, int(partition.ids()), partition.map, partition.count)
+    assert last_program[0][-1] == terms_of_the_last(last_program[0], NEARLY)
+
+
+def test_rows_of_a_weight_that_nearly_take_64_bits(last_program):
+    map = torch.zeros(1, 16, dtype=torch.uint8, device=DEVICE).expand(NEARLY, 16)
+    weight = torch.ones(1, 1, dtype=torch.bfloat16, device=DEVICE).expand(NEARLY, 1)
+    assert partkernels.triton.subnetwork_weight_grad(weight, 1, 1, map, 3)[-1] == 1
+
+
+def test_a_step_over_more_entries_than_32_bits_count(last_program):
+    memory = torch.empty((1 << 31) + 70, dtype=torch.bfloat16, device=DEVICE)
+    memory[-70:] = 1
+    partkernels.triton.sgd_step(memory, memory, None, None, 1, 1, 0.5, 0.0, 0.0, False)
+    assert (memory[-70:] == 0.5).all()
 
 
 def test_rows_of_up_to_three_dimensions_are_not_copied():
@@ -356,16 +422,6 @@ def test_large_weights_are_rebuilt_slice_by_slice(monkeypatch):
     assert [len(out) for out in slices[:4]] == [41, 41, 41, 7]
     assert [out.shape[1] for out in slices[4:]] == [64, 64, 64, 8]
     assert len({out.data_ptr() for out in slices[:4]}) == 1, "slices take turns in the same memory"
-
-
-def test_weights_of_more_rows_than_a_grids_second_dimension(monkeypatch):
-    monkeypatch.setattr(subnetwork_weight, "_MOST", 2)
-    partition, weight = layer((5 * subnetwork_weight.TILE["DOWN"] - 3, 5), DRAWN[0], torch.float32)
-    expected = by_reference(weight, partition, 2)
-    weight.requires_grad_()
-    ours = pk.subnetwork_weight(weight, partition, 2)
-    assert torch.equal(ours, expected)
-    assert torch.equal(torch.autograd.grad(ours.sum(), weight)[0], (partition.ids() <= 2).float())
 
 
 @pytest.mark.parametrize("shape", [(7,), (5, 130), (3, 5, 2, 2)])

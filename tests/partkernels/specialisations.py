@@ -1,0 +1,194 @@
+"""Compiles every Triton kernel ahead of time in the specialisations that its launches can ask for.
+
+On a GPU Triton makes a constant of an integer argument of 1, and another kernel for multiples of 16, for integers of 64
+bits, for pointers that are not aligned and for those that are None. Its interpreter does none of this.
+
+usage: python specialisations.py {translate,compile,again}, without TRITON_INTERPRET; prints what is wrong, as JSON
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, combinations
+
+import torch
+import triton
+import triton.language as tl
+from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import JITFunction, create_function_from_signature
+
+import partkernels.triton
+from benchmarks.layer import Layer
+from benchmarks.without_gpu import META, Case, launches
+from partkernels.triton import launch
+
+TARGETS = [GPUTarget("cuda", arch, 32) for arch in (90, 80)]
+# 1, a multiple of 16, neither, and what takes 64 bits.
+INTEGERS = 1, 16, 7, (1 << 31) + 1
+DTYPES = torch.bfloat16, torch.float16, torch.float32, torch.float64
+# What a launch chooses of constants that are not flags. The sizes of tiles stay as they are: small, compiled sooner.
+CONSTANTS = {
+    "BITS": (2, 1, 4, 8),
+    "KIND": ("uniform", "zeros", "normal", "stored"),
+    "INDEX": (tl.int32, tl.int64),
+    "PRECISION": ("tf32", "ieee"),
+}
+TILE = 64, 64, 4, 2
+# What changes from call to call: rows of x, ids, which partitions, and what is drawn.
+CHANGING = {"M", "count", "update", "first", "last", *launch.WORDS}
+# Pointers that may be None, whatever the other arguments are.
+OPTIONAL = "bias", "momentum_buffer"
+
+
+def cases() -> Iterator[Case]:
+    """Calls that launch every kernel between them, in each dtype that it is launched for."""
+    for dtype in DTYPES:
+        linear = Layer((64, 1024), (64, 1024), dtype=dtype, device=META)
+        convolution = Layer((2, 64, 8, 8), (64, 64, 3, 3), padding=1, dtype=dtype, device=META)
+        for layer in linear, convolution:
+            yield from (Case(layer.operator + work, layer, tile=TILE) for work in ("", "_grad_input", "_grad_weight"))
+        yield from (Case(name, linear) for name in ("subnetwork_weight", "subnetwork_weight_grad", "embedding"))
+        yield from (Case(step, linear, bits=bits) for step in ("sgd_step", "adam_step") for bits in (2, 0))
+
+
+def kernels() -> dict[str, JITFunction]:
+    """Every kernel of the backend."""
+    found = {}
+    for module in pkgutil.iter_modules(partkernels.triton.__path__):
+        scope = vars(importlib.import_module(f"partkernels.triton.{module.name}"))
+        found |= {f"{module.name}.{name}": kernel for name, kernel in scope.items() if name.endswith("_kernel")}
+    return found
+
+
+class Specialiser:
+    """What Triton makes of a kernel's arguments, by its own rules."""
+
+    def __init__(self, kernel: JITFunction, target: GPUTarget) -> None:
+        self.kernel, self.target, self.backend = kernel, target, make_backend(target)
+        self._bind = create_function_from_signature(kernel.signature, kernel.params, self.backend)
+
+    def key(self, arguments: dict) -> list:
+        """What tells compiled kernels apart, argument by argument."""
+        return self._bind(**arguments)[1]
+
+    def compile(self, arguments: dict) -> None:
+        source, options = self._source(arguments)
+        triton.compile(source, target=self.target, options=options.__dict__)
+
+    def translate(self, arguments: dict) -> None:
+        """Compiles as far as most mistakes show, which takes milliseconds: to Triton's own code, simplified."""
+        source, options = self._source(arguments)
+        context, stages = ir.context(), {}
+        ir.load_dialects(context)
+        self.backend.load_dialects(context)
+        generators, modules = self.backend.get_codegen_implementation(options), self.backend.get_module_map()
+        self.backend.add_stages(stages, options, source.language)
+        module = source.make_ir(self.target, options, generators, modules, context)
+        stages["ttir"](module, {"target": self.target, **options.__dict__})
+
+    def _source(self, arguments: dict) -> tuple:
+        bound, key, options = self._bind(**arguments)
+        options, signature, constants, attributes = self.kernel._pack_args(self.backend, options, bound, key, options)
+        return ASTSource(self.kernel, signature, constants, attributes), options
+
+
+def factors(kernel: JITFunction, examples: Sequence[dict]) -> dict[str, Sequence]:
+    """What changes from launch to launch: which target and example, and arguments; of pointers, where they lie."""
+    found = {"target": TARGETS, "example": range(len(examples))}
+    specialiser, example = Specialiser(kernel, TARGETS[0]), examples[0]
+    for parameter in kernel.params:
+        name, value = parameter.name, example[parameter.name]
+        if name in CONSTANTS:
+            found[name] = CONSTANTS[name]
+        elif isinstance(value, bool) and name != "ASM":
+            found[name] = value, not value
+        elif name in OPTIONAL:
+            found[name] = 0, 1, None
+        elif isinstance(value, torch.Tensor):
+            found[name] = 0, 1
+        elif isinstance(value, int) and not parameter.is_constexpr:
+            kinds = {specialiser.key(example | {name: n})[parameter.num]: n for n in INTEGERS}
+            found[name] = tuple(kinds.values())
+    return found
+
+
+def arguments(example: dict, row: dict) -> dict:
+    """An example's, but for what a row of factors changes."""
+    made = dict(example)
+    for name in row.keys() & example.keys():
+        value, level = example[name], row[name]
+        if isinstance(value, torch.Tensor) or name in OPTIONAL:
+            like = example["x"] if value is None else value
+            made[name] = None if level is None else like.new_empty(2)[level:]
+        elif value is not None and not isinstance(value, float) and not (name == "BITS" and value == 0):
+            made[name] = level
+    return made
+
+
+def covering(factors: dict[str, Sequence]) -> Iterator[dict]:
+    """Rows in which every two levels of every two factors meet; greedily few."""
+    names, levels = list(factors), [range(len(levels)) for levels in factors.values()]
+    pairs = list(combinations(range(len(names)), 2))
+    left = {((i, a), (j, b)) for i, j in pairs for a in levels[i] for b in levels[j]}
+    while left:
+        wanted = Counter(chain.from_iterable(left))
+        row: dict[int, int] = {}
+        for i in sorted(range(len(names)), key=lambda i: -sum(wanted[i, a] for a in levels[i])):
+            # What meets most that it has not met, then what has most left to meet.
+            met = {a: sum(tuple(sorted(((i, a), other))) in left for other in row.items()) for a in levels[i]}
+            row[i] = max(levels[i], key=lambda a: (met[a], wanted[i, a]))
+        left -= {((i, row[i]), (j, row[j])) for i, j in pairs}
+        yield {name: factors[name][row[i]] for i, name in enumerate(names)}
+
+
+def corners(factors: dict[str, Sequence]) -> Iterator[dict]:
+    """Rows in which all integers are alike; whatever else changes takes turns."""
+    for turn, integer in enumerate(INTEGERS):
+        row = {name: levels[turn % len(levels)] for name, levels in factors.items()}
+        yield row | {name: integer for name, levels in factors.items() if levels[-1] == INTEGERS[-1]}
+
+
+def examples() -> list[tuple[str, JITFunction, list[dict]]]:
+    """Of every kernel its name and the arguments of some launches."""
+    found: dict[str, list[dict]] = {name: [] for name in kernels()}
+    for one in chain.from_iterable(map(launches, cases())):
+        found[one.name].append(one.arguments)
+    return [(name, kernel, found[name]) for name, kernel in kernels().items()]
+
+
+def failures(rows: Callable[[dict], Iterator[dict]], compile: Callable[[Specialiser, dict], None]) -> list[str]:
+    """What is wrong with each kernel, and in how many of its rows."""
+    found: dict[str, list[dict]] = {}
+    for name, kernel, launched in examples():
+        for row in rows(factors(kernel, launched)):
+            try:
+                compile(Specialiser(kernel, row["target"]), arguments(launched[row["example"]], row))
+            except Exception as error:
+                found.setdefault(f"{name}: {str(error)[-300:]}", []).append(row)
+    return [f"{what}\nin {len(rows)} rows, the first of them {rows[0]}" for what, rows in found.items()]
+
+
+def compiled_again() -> list[str]:
+    """What changes from call to call and yet has a kernel compiled again for some of its values."""
+    return [
+        f"{name}: {argument}"
+        for name, kernel, launched in examples()
+        for argument in CHANGING & set(kernel.arg_names)
+        if len({str(Specialiser(kernel, TARGETS[0]).key(launched[0] | {argument: n})) for n in INTEGERS[:3]}) > 1
+    ]
+
+
+if __name__ == "__main__":
+    works = {
+        "translate": lambda: failures(covering, Specialiser.translate),
+        "compile": lambda: failures(corners, Specialiser.compile),
+        "again": compiled_again,
+    }
+    json.dump(works[sys.argv[1]](), sys.stdout)

@@ -1,0 +1,30 @@
+"""What no interpreter shows of launches on a GPU: each compiles, few compile again, and none has too large a grid."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tritons import compiling
+
+pytest.importorskip("triton")
+HERE = Path(__file__).parent
+# Programs that CUDA launches along each dimension, at most.
+MOST = (1 << 31) - 1, 65535, 65535
+
+
+@pytest.mark.parametrize("work", ["translate", "compile"])
+def test_every_kernel_compiles_in_every_specialisation(work):
+    failures = json.loads(compiling(HERE / "specialisations.py", work))
+    assert not failures, "\n".join(failures)
+
+
+def test_what_changes_from_call_to_call_compiles_no_kernel_again():
+    assert json.loads(compiling(HERE / "specialisations.py", "again")) == []
+
+
+def test_huge_weights_and_batches_have_grids_that_cuda_launches():
+    launches = json.loads(compiling(HERE / "grids.py"))
+    too_large = [launch for launch in launches if any(n > most for n, most in zip(launch[-1], MOST, strict=False))]
+    assert launches and not too_large, "\n".join(map(str, too_large))
