@@ -209,7 +209,8 @@ class BuildBackends(build_ext):
             "-c",
         ]
         common += [] if 90 in asked else ["-DPARTKERNELS_WITHOUT_HOPPER"]
-        binding = ["-Icsrc/include", f"-I{TORCH / 'include'}", "-fPIC", "-c", "csrc/torch/cuda.cpp"]
+        # USE_CUDA: without it PyTorch's headers do not declare what they have for streams.
+        binding = ["-Icsrc/include", f"-I{TORCH / 'include'}", "-DUSE_CUDA", "-fPIC", "-c", "csrc/torch/cuda.cpp"]
         commands = [[compiler(), *FLAGS, *binding, "-o", str(objects / "binding.o")]]
         sources = sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
         sources.sort(key=lambda source: source.stem != "mma_products")  # takes longest, and begins first
