@@ -35,6 +35,9 @@ FLAGS = ["-std=c++20", "-O3", "-g0", "-fvisibility=hidden", "-DTORCH_TARGET_VERS
 FLAGS += ["-fno-wrapv"]
 # A loop becomes vectors only if its square roots need not set errno.
 FLAGS += ["-fno-math-errno"]
+# Before 2.13 PyTorch has it by the second name alone.
+if "STABLE_TORCH_ERROR_CODE_CHECK" not in (TORCH / "include/torch/csrc/stable/macros.h").read_text():
+    FLAGS += ["-DSTABLE_TORCH_ERROR_CODE_CHECK=TORCH_ERROR_CODE_CHECK"]
 SOURCES = [
     *sorted((ROOT / "csrc" / "cpu").glob("*.cpp")),
     *(ROOT / "csrc" / "torch" / f for f in ("convolution.cpp", "cpu.cpp")),
