@@ -16,8 +16,6 @@ OUT ?= out
 # Of the paper's experiments: QUICK=--quick takes minutes instead of hours.
 EXPERIMENTS ?= input-selection input-mask augmentation validation extractor sensitivity retraining
 QUICK ?=
-# Of the CUDA kernels on a GPU.
-SANITIZER ?= compute-sanitizer
 
 # Threads that wait should sleep: spinning ones made training 2.5 times slower beside another program on two cores.
 export OMP_WAIT_POLICY ?= passive
@@ -47,25 +45,11 @@ paper: $(VENV)/paper
 	for each in $(EXPERIMENTS); do $(BIN)/python -m benchmarks.paper $$each $(QUICK) --out $(OUT)/paper; done
 
 # On a machine with a GPU, in its own Python, which has PyTorch with CUDA, pytest and what [bench] names: nothing is
-# installed and nothing fetched. Builds, tests, tunes and measures; a step that fails keeps no other one from running.
-gpu: PRESET := gpu
+# installed and nothing fetched. Builds, tests, tunes and measures in ten minutes; whatever fails or hangs keeps nothing
+# else from running, and $(OUT)/summary.md says how far all is: see docs/first-gpu.md.
 gpu: export PYTHONPATH := .:python_api
 gpu:
-	@mkdir -p $(OUT); failed=; \
-	step() { name=$$1; shift; echo "== $$name: $$*"; "$$@" || failed="$$failed $$name,"; }; \
-	xdist=$$($(PYTHON) -c 'import xdist; print("-n auto")' 2>/dev/null); \
-	step build env PARTKERNELS_BUILD=cuda $(PYTHON) setup.py -q build_ext --inplace; \
-	step explain $(PYTHON) -m partkernels; \
-	step tests $(PYTHON) -m pytest -q $$xdist tests/partkernels tests/partnets; \
-	for tool in memcheck racecheck; do step $$tool $(SANITIZER) --tool $$tool --error-exitcode 1 \
-	  $(PYTHON) -m pytest -q tests/partkernels/test_operators.py -k "cuda and linear and bfloat16 and not triton"; done; \
-	step kernels $(PYTHON) -m benchmarks.triton_kernels --out $(OUT)/triton-kernels.md; \
-	step tune $(PYTHON) -m benchmarks.tune --preset $(PRESET) --out $(OUT)/measured; \
-	step suites env -u OMP_WAIT_POLICY PARTKERNELS_CACHE=$(OUT)/measured \
-	  $(PYTHON) -m benchmarks all --preset $(PRESET) --out $(OUT)/gpu.json; \
-	step bars $(PYTHON) -m benchmarks bars $(OUT)/gpu.json; \
-	step report $(PYTHON) -m benchmarks report $(OUT)/gpu.json --out $(OUT)/gpu.html; \
-	test -z "$$failed" || { echo "failed:$${failed%,}"; exit 1; }
+	$(PYTHON) -m benchmarks.gpu --out $(OUT)
 
 lint: $(VENV)/test
 	$(BIN)/ruff check .

@@ -35,6 +35,9 @@ FLAGS = ["-std=c++20", "-O3", "-g0", "-fvisibility=hidden", "-DTORCH_TARGET_VERS
 FLAGS += ["-fno-wrapv"]
 # A loop becomes vectors only if its square roots need not set errno.
 FLAGS += ["-fno-math-errno"]
+# Before 2.13 PyTorch has it by the second name alone.
+if "STABLE_TORCH_ERROR_CODE_CHECK" not in (TORCH / "include/torch/csrc/stable/macros.h").read_text():
+    FLAGS += ["-DSTABLE_TORCH_ERROR_CODE_CHECK=TORCH_ERROR_CODE_CHECK"]
 SOURCES = [
     *sorted((ROOT / "csrc" / "cpu").glob("*.cpp")),
     *(ROOT / "csrc" / "torch" / f for f in ("convolution.cpp", "cpu.cpp")),
@@ -209,7 +212,8 @@ class BuildBackends(build_ext):
             "-c",
         ]
         common += [] if 90 in asked else ["-DPARTKERNELS_WITHOUT_HOPPER"]
-        binding = ["-Icsrc/include", f"-I{TORCH / 'include'}", "-fPIC", "-c", "csrc/torch/cuda.cpp"]
+        # USE_CUDA: without it PyTorch's headers do not declare what they have for streams.
+        binding = ["-Icsrc/include", f"-I{TORCH / 'include'}", "-DUSE_CUDA", "-fPIC", "-c", "csrc/torch/cuda.cpp"]
         commands = [[compiler(), *FLAGS, *binding, "-o", str(objects / "binding.o")]]
         sources = sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
         sources.sort(key=lambda source: source.stem != "mma_products")  # takes longest, and begins first

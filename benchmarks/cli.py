@@ -73,6 +73,7 @@ def _add_measuring(parser: argparse.ArgumentParser, suite: str) -> None:
     add = parser.add_argument
     add("--preset", choices=PRESETS, default="quick", help=f"what to measure, and how long. {presets}")
     add("--out", type=Path, help="the results; by default out/SUITE.json")
+    add("--add", action="store_true", help="keep the other figures that are in there, of the same circumstances")
     add("--device", help="cpu or cuda; by default the preset's")
     add("--threads", type=_count, default=torch.get_num_threads(), help="of the CPU's operators")
     add(
@@ -95,6 +96,7 @@ def _add_measuring(parser: argparse.ArgumentParser, suite: str) -> None:
         metavar="X,WEIGHT[,name=value]",
         help="as in 200x20x14x14,50x20x5x5,padding=2; also stride, dilation, groups",
     )
+    group.add_argument("--operator", choices=("linear", "conv2d"), help="of the preset's layers, these alone")
     group.add_argument("--dtypes", type=_some_of(DTYPES), help="as in float32,bfloat16")
     group.add_argument("--active", type=_ints, help="live subnetworks, as in 1,2,3")
     group.add_argument("--works", type=_some_of(WORKS), help=f"of {','.join(WORKS)}")
@@ -175,6 +177,8 @@ def options(given: argparse.Namespace) -> Options:
         changed["compiled"] = COMPILED if given.compiled else ()
     if given.linear or given.conv2d:
         changed |= {"linear": tuple(given.linear or ()), "conv2d": tuple(given.conv2d or ())}
+    elif given.operator:
+        changed |= {"linear": (), "conv2d": ()} | {given.operator: getattr(preset, given.operator)}
     if given.model:
         changed |= {
             "memory": tuple((name, given.batch) for name in given.model),
@@ -247,10 +251,14 @@ def _measure(given: argparse.Namespace) -> int:
         rooflines=rooflines(chosen.device, chosen.preset.dtypes, kernel_clock(chosen), scale=chosen.preset.scale),
     )
     out = given.out or Path("out") / f"{given.suite}.json"
+    kept = [Results.load(out)] if given.add and out.exists() else []
 
     def save(records: list[Record]) -> None:
         results.records = records
-        results.save(out)
+        runs = merged([*kept, results])
+        if len(runs) > 1:
+            raise ValueError(f"{out} has some of these figures, or others of other circumstances; pass another --out.")
+        runs[0].save(out)
 
     save(measure(names, chosen, save=save))
     problems = [record for record in results.records if record.refused or record.missing.startswith("failed")]

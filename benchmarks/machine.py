@@ -9,7 +9,6 @@ import re
 import subprocess
 from pathlib import Path
 
-import cpuinfo
 import psutil
 import torch
 
@@ -21,9 +20,8 @@ ROOT = Path(__file__).parents[1]
 
 def machine(device: torch.device) -> dict[str, str | int | float]:
     """Names and values of the hardware."""
-    processor = cpuinfo.get_cpu_info()
     facts = {
-        "processor": processor.get("brand_raw", platform.processor()),
+        "processor": _processor(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "cores": psutil.cpu_count(logical=False) or os.cpu_count(),
         "memory [GiB]": round(psutil.virtual_memory().total / 2**30, 1),
@@ -38,6 +36,13 @@ def machine(device: torch.device) -> dict[str, str | int | float]:
             "gpu L2 [MiB]": round(gpu.L2_cache_size / 2**20, 1),
         }
     return facts
+
+
+def _processor() -> str:
+    """As Linux names it; elsewhere as the platform does."""
+    path = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*: (.*)$", path.read_text(), re.MULTILINE) if path.exists() else None
+    return found[1] if found else platform.processor()
 
 
 def versions() -> dict[str, str]:

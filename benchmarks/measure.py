@@ -12,6 +12,9 @@ from tqdm import tqdm
 from benchmarks.clock import Call, EventClock, WallClock
 from benchmarks.results import Record
 
+# How often what was measured is saved, in seconds: all that a run that is killed can lose.
+SAVING = 5.0
+
 
 class Missing(Exception):
     """A peer cannot run here; the message says why."""
@@ -76,9 +79,7 @@ class Batch:
     plan: Plan
 
 
-def measure(
-    batches: Sequence[Batch], *, after_pass: Callable[[list[Record]], None] = lambda records: None
-) -> list[Record]:
+def measure(batches: Sequence[Batch], *, save: Callable[[list[Record]], None] = lambda records: None) -> list[Record]:
     """A record for each workload and peer, in their order.
 
     A pass goes over all batches, so that the passes of each case are as far apart as they can be: a shared machine was
@@ -86,7 +87,7 @@ def measure(
 
     Args:
         batches: what to time.
-        after_pass: is given the records as they are, so that they can be saved.
+        save: is given the records that there are, after each pass and every few seconds.
     """
     numbered = list(enumerate((batch, workload) for batch in batches for workload in batch.workloads))
     records = {
@@ -94,7 +95,7 @@ def measure(
         for index, (_, workload) in numbered
         for peer in workload.peers
     }
-    spent = dict.fromkeys(batches, 0.0)
+    spent, saved = dict.fromkeys(batches, 0.0), time.monotonic()
     passes = max((batch.plan.passes for batch in batches), default=0)
     total = sum(batch.plan.passes * len(batch.workloads) for batch in batches)
     with tqdm(total=total, disable=None, unit="case", leave=False) as progress:
@@ -108,7 +109,10 @@ def measure(
                 _measure_once(workload, {p: records[index, p] for p in workload.peers}, batch, number)
                 spent[batch] += time.monotonic() - start
                 progress.update()
-            after_pass(list(records.values()))
+                if time.monotonic() > saved + SAVING:
+                    save([record for record in records.values() if record.samples or record.refused or record.missing])
+                    saved = time.monotonic()
+            save(list(records.values()))
     return list(records.values())
 
 

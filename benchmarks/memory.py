@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from tqdm import tqdm
@@ -27,6 +27,7 @@ def measure(
     arithmetic: Sequence[Job] = (),
     processes: bool = True,
     fused: Sequence[str] = (),
+    save: Callable[[list[Record]], None] = lambda records: None,
 ) -> list[Record]:
     """Records of bytes: for each job, peer and figure.
 
@@ -38,6 +39,7 @@ def measure(
         arithmetic: jobs whose models are too large to make, for Footprint's figures alone.
         processes: whether to measure processes too, where that is possible: on the CPU, under Linux.
         fused: names of models that are measured by Triton's fused plan as well, if that is among the backends.
+        save: is given the records that there are, after each job.
     """
     processes = processes and sys.platform == "linux"
     peers = {scheme: {"scheme": scheme} for scheme in SCHEMES}
@@ -63,6 +65,7 @@ def measure(
             if "dense" in figures:
                 figures["floor"] = _floor(job, figures["dense"])
             records += _records(job, figures, facts)
+            save(records)
         for job in arithmetic:
             progress.update()
             figures = {name: _computed(job, peer["scheme"]) for name, peer in peers.items()}

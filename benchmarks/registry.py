@@ -50,23 +50,26 @@ class Suite:
     Attributes:
         about: one line for --help.
         batch: what it times. The batches of several suites are timed together.
-        records: what it measures by other means.
+        records: what it measures by other means; calls what it is given with the records that there are.
     """
 
     about: str
     batch: Callable[[Options], Batch] | None = None
-    records: Callable[[Options], list[Record]] | None = None
+    records: Callable[[Options, Callable[[list[Record]], None]], list[Record]] | None = None
 
 
 def measure(
     names: Sequence[str], options: Options, *, save: Callable[[list[Record]], None] = lambda records: None
 ) -> list[Record]:
     """The records of the suites of these names; `save` is given what there is from time to time."""
-    suites = [SUITES[name] for name in names]
-    others = [record for suite in suites if suite.records for record in suite.records(options)]
+    suites, others = [SUITES[name] for name in names], []
+    for suite in suites:
+        if suite.records:
+            before = list(others)
+            others += suite.records(options, lambda records, before=before: save(before + records))
     save(others)
     batches = [suite.batch(options) for suite in suites if suite.batch]
-    return others + timing.measure(batches, after_pass=lambda records: save(others + records))
+    return others + timing.measure(batches, save=lambda records: save(others + records))
 
 
 def default_backends(device: torch.device) -> tuple[str, ...]:
@@ -142,9 +145,9 @@ def memory_jobs(options: Options) -> list[Job]:
     return [_job(options, name, batch) for name, batch in options.preset.memory]
 
 
-def _memory(options: Options) -> list[Record]:
+def _memory(options: Options, save: Callable[[list[Record]], None]) -> list[Record]:
     arithmetic = [_job(options, name, 1) for name in options.preset.arithmetic]
-    how = {"processes": options.preset.processes, "fused": options.preset.fused}
+    how = {"processes": options.preset.processes, "fused": options.preset.fused, "save": save}
     return memory.measure(memory_jobs(options), options.backends, arithmetic=arithmetic, **how)
 
 

@@ -1,11 +1,9 @@
 // The CUDA operators for PyTorch.
 #include <torch/csrc/stable/accelerator.h>
 
+#include "cuda_stream.h"
 #include "operators.h"
 #include "partkernels/kernels.h"
-
-// A PyTorch without CUDA lacks it: there the library loads all the same, and says through Python that no GPU is served.
-extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device, void** stream);
 
 namespace {
 
@@ -15,11 +13,10 @@ using namespace partkernels::binding;
 // The tensors' own device, and the stream that PyTorch uses there.
 class Cuda {
  public:
-  explicit Cuda(const Tensor& tensor) : guard_(tensor.get_device_index()), like_(tensor) {
-    void* stream = nullptr;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream));
-    stream_ = static_cast<cuda::Stream>(stream);
-  }
+  explicit Cuda(const Tensor& tensor)
+      : guard_(tensor.get_device_index()),
+        like_(tensor),
+        stream_(static_cast<cuda::Stream>(current_stream(tensor.get_device_index()))) {}
 
   template <class Use>
   static void with_type(ScalarType dtype, const Use& use) {

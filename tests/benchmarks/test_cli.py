@@ -166,3 +166,16 @@ def test_presets_promise_their_confidence():
     for name, preset in PRESETS.items():
         if name != "tiny":
             assert Estimate.of(range(min(preset.plan.passes, preset.step_plan.passes))).confidence >= CONFIDENCE
+
+
+def test_figures_are_added_to_a_file_of_the_same_circumstances_and_never_replaced(tmp_path, capsys):
+    out, command = tmp_path / "some.json", [*TINY, "--add", "--operator", "linear", "--works", "forward"]
+    assert main(["optim", *TINY, "--out", str(out)]) == 0
+    assert main(["speed", *command, "--out", str(out)]) == 0
+    both = Results.load(out)
+    assert {record.suite for record in both.records} == {"optim", "speed"}
+    assert {record.case["operator"] for record in both.records if record.suite == "speed"} == {"linear"}
+    with pytest.raises(SystemExit):
+        main(["speed", *command, "--out", str(out)])
+    assert "has some of these figures" in capsys.readouterr().err
+    assert Results.load(out) == both

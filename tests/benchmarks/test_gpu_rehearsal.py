@@ -1,13 +1,10 @@
-"""What `make gpu` runs on a GPU, rehearsed interpreted: plans as peers, tuning, and the steps of the Makefile."""
+"""What the suites do on a GPU, rehearsed interpreted: plans as peers, and tuning."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import json
-import os
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -25,7 +22,6 @@ from benchmarks.report import page
 from benchmarks.results import Results
 from partkernels.dispatch import READY, backends, noting, triton_device
 
-ROOT = Path(__file__).parents[2]
 PEERS = {"partkernels triton fused", "partkernels triton rebuild"}
 interpreted = pytest.mark.skipif(
     backends()["triton"] != READY or triton_device() != "cpu", reason="no interpreter of Triton here"
@@ -162,7 +158,9 @@ def test_peaks_are_measured_by_the_fused_plan_where_the_preset_says(monkeypatch)
     monkeypatch.setattr(memory, "_measured", lambda job, processes: seen.append(job) or {})
     monkeypatch.setattr(memory, "unavailable", dict)
     jobs = [Job("mnist-cnn"), Job("linear-8192-bfloat16")]
-    memory.measure(jobs, ["triton"], fused=("linear-8192-bfloat16",))
+    saved = []
+    memory.measure(jobs, ["triton"], fused=("linear-8192-bfloat16",), save=lambda records: saved.append(len(records)))
+    assert len(saved) == 2 and saved[0] < saved[1], "after each job"
     plans = [(job.model, job.backend, job.plan) for job in seen if job.scheme == "partkernels"]
     assert plans == [
         ("mnist-cnn", "triton", ""),
@@ -184,25 +182,3 @@ def test_the_fused_plan_rebuilds_nothing_in_memory_of_its_own(monkeypatch):
     monkeypatch.setattr(plans, "choose", lambda product: chosen.append(choose(product)) or chosen[-1])
     assert set(by_allocator(Job("small", "partkernels", "triton", plan="fused", batch=2))) >= {"forward", "backward"}
     assert chosen and all(plan.config for plan in chosen)
-
-
-SANITIZED = ("memcheck", "racecheck")
-STEPS = ("setup.py", "partkernels", "pytest", *SANITIZED, "triton_kernels", "tune", "all", "bars", "report")
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
-@pytest.mark.parametrize("failing", ["", "pytest", "tune"])
-def test_make_gpu_goes_on_after_a_step_that_failed_and_fails(failing, tmp_path):
-    log, python = tmp_path / "log", tmp_path / "python"
-    fails = f'case "$*" in *{failing}*) exit 3;; esac' if failing else ""
-    python.write_text(f'#!/bin/sh\necho "$* $PARTKERNELS_CACHE" >>{log}\n{fails}\n')
-    python.chmod(0o755)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    command = ["make", "gpu", f"PYTHON={python}", f"SANITIZER={python}", f"OUT={tmp_path / 'out'}"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert (done.returncode != 0) == bool(failing), done.stderr
-    assert not failing or "failed: " in done.stdout
-    lines = [line for line in log.read_text().splitlines() if not line.startswith("-c")]
-    assert len(lines) == len(STEPS) and all(step in line for step, line in zip(STEPS, lines, strict=True))
-    cache = f"{tmp_path / 'out'}/measured"
-    assert f"--out {cache}" in lines[STEPS.index("tune")] and lines[STEPS.index("all")].endswith(f" {cache}")

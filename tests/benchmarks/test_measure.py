@@ -10,6 +10,7 @@ from simulated import SimulatedClock, results, workload
 
 import partkernels.cpu
 import partnets
+from benchmarks import measure as timing
 from benchmarks import optim, speed, step
 from benchmarks.cli import main
 from benchmarks.compare import changes
@@ -44,6 +45,14 @@ def test_every_pass_draws_fresh_data():
 def test_no_pass_but_the_first_begins_after_the_minutes_that_were_given():
     (record,) = measure([Batch([workload(a=1.0)], SimulatedClock(0), Plan(passes=6, rounds=2, minutes=0))])
     assert len(record.samples) == 1
+
+
+def test_what_is_measured_is_saved_before_the_first_pass_ends(monkeypatch):
+    monkeypatch.setattr(timing, "SAVING", -1.0)
+    saved, both = [], [workload(case={"number": n}, a=1.0, b=2.0) for n in (1, 2)]
+    measure([Batch(both, SimulatedClock(0), Plan(passes=1, rounds=2))], save=saved.append)
+    assert [len(records) for records in saved] == [2, 4, 4]
+    assert all(record.samples for records in saved for record in records)
 
 
 def test_a_peer_that_is_missing_fails_or_is_wrong_loses_its_figure_and_no_other_does():

@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
 triton = pytest.importorskip("triton", reason="its package has the disassembler that this looks with")
 
@@ -123,3 +124,26 @@ except RuntimeError as error:
     status, error = result.stdout.strip().split("\n")
     assert status == "built for sm_80, PTX 80, sm_90a; no GPU, or PyTorch was built without CUDA"
     assert error.startswith("The backend 'cuda' cannot run this: built for sm_80") and "Ready here: " in error
+
+
+def _symbols(library: Path, which: str) -> set[tuple[str, str]]:
+    """Kind and name, without its version, of the dynamic symbols that a library defines, or leaves undefined."""
+    listing = subprocess.run(
+        ["nm", "-D", f"--{which}-only", library], capture_output=True, text=True, check=True
+    ).stdout
+    return {(kind, name.partition("@")[0]) for *_, kind, name in map(str.split, listing.splitlines())}
+
+
+@pytest.mark.parametrize("name", ["_cpu.so", "_cuda.so"])
+def test_every_undefined_symbol_is_found_in_the_libraries_that_a_backend_needs(unpacked, name):
+    library = unpacked / "partkernels" / name
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(Path(torch.__file__).parent / "lib")}
+    loaded = subprocess.run(["ldd", library], capture_output=True, text=True, check=True, env=environment).stdout
+    paths = {path.name: path for path in map(Path, re.findall(r"(/\S+) \(0x", loaded))}
+    dynamic = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
+    needed = re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic)
+    found = {name for each in needed for _, name in _symbols(paths[each], "defined")}
+    missing = {(kind, symbol) for kind, symbol in _symbols(library, "undefined") if symbol not in found}
+    # The toolchain's own, which no library has; a weak one of ours would be null where it is called.
+    own = {"_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable", "__gmon_start__"}
+    assert missing == {("w", symbol) for symbol in own}

@@ -1,0 +1,75 @@
+"""steps: what runs on a machine with a GPU, in which order, and for how long at most."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+PRESET = "gpu"
+# Where the CUDA backend does not compile, all others are built, and the step has failed all the same.
+BUILD = """PARTKERNELS_BUILD=cuda "$0" "$@" || { PARTKERNELS_BUILD= "$0" "$@"; exit 1; }"""
+# Of the files that there are.
+REPORT = """exec "$0" -m benchmarks report "$1"/gpu-*.json --out "$1"/gpu.html"""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step.
+
+    Attributes:
+        name: one or two words.
+        command: what runs, in the root of the checkout.
+        seconds: what it may take.
+        shown: how the lines of its output begin that the summary shows; "" for none.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    seconds: float
+    shown: str = ""
+
+
+def steps(out: Path) -> list[Step]:
+    """Correctness first, then speed; what one finds, none of the others needs. Together they take under ten minutes."""
+    python, triton, cuda = sys.executable, str(out / "gpu-triton.json"), str(out / "gpu-cuda.json")
+    measured = str(out / "measured")
+    workers = ("-n", "auto") if find_spec("xdist") else ()
+    # Another PyTorch warns of other things. Of the tests, those of a GPU's kernels; all others ran without one.
+    tests = (python, "-m", "pytest", "-v", "--tb=short", "-W", "default", *workers, "tests/partkernels")
+    tests += ("--ignore=tests/partkernels/test_cuda_library.py", "--ignore=tests/partkernels/test_cuda_stream.py", "-k")
+    # Without PyTorch's own cache of memory the tool sees where each tensor ends.
+    sanitizer = ("env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", "compute-sanitizer", "--error-exitcode", "1", "--tool")
+    smoke = (python, "-m", "benchmarks.gpu.smoke")
+    suites = ("env", "-u", "OMP_WAIT_POLICY", f"PARTKERNELS_CACHE={measured}")
+
+    def suite(name: str, backend: str, *options: str, minutes: float = 1.0) -> tuple[str, ...]:
+        options += ("--preset", PRESET, "--no-compiled", "--minutes", str(minutes), "--backends", backend, "--add")
+        environment = (f"PARTKERNELS_BACKEND={backend}",) if name == "optim" else ()
+        out = triton if backend == "triton" else cuda
+        return (*suites, *environment, python, "-m", "benchmarks", name, *options, "--out", out)
+
+    linear, convolutions = (
+        (f"--operator={operator}", "--works=forward,grad_input,grad_weight") for operator in ("linear", "conv2d")
+    )
+    return [
+        Step("build", ("sh", "-c", BUILD, python, "setup.py", "-q", "build_ext", "--inplace"), 75),
+        Step("explain", (python, "-m", "partkernels"), 15, shown="  "),
+        Step("smoke", smoke, 55, shown="|"),
+        Step("tests of cuda", (*tests, "cuda and not triton and not reference"), 30),
+        Step("tests of triton", (*tests, "triton"), 40),
+        Step("memcheck", (*sanitizer, "memcheck", *smoke, "cuda"), 25),
+        Step("racecheck", (*sanitizer, "racecheck", *smoke, "cuda"), 25),
+        Step("kernels", (python, "-m", "benchmarks.triton_kernels", "--out", str(out / "triton-kernels.md")), 35),
+        Step("tune", (python, "-m", "benchmarks.tune", f"--preset={PRESET}", "--out", measured, "--minutes=0.7"), 50),
+        Step("speed of cuda", suite("speed", "cuda", *linear, minutes=0.5), 40),
+        Step("speed of triton", suite("speed", "triton", *linear, minutes=0.5), 45),
+        Step("convolutions", suite("speed", "triton", *convolutions, minutes=0.3), 30),
+        Step("training", suite("step", "triton", minutes=0.3), 25),
+        Step("memory", suite("memory", "triton"), 25),
+        Step("optim of cuda", suite("optim", "cuda", minutes=0.1), 15),
+        Step("optim of triton", suite("optim", "triton", minutes=0.1), 15),
+        Step("bars", (python, "-m", "benchmarks", "bars", triton), 10, shown="|"),
+        Step("report", ("sh", "-c", REPORT, python, str(out)), 10),
+    ]

@@ -1,0 +1,184 @@
+"""`make gpu`, rehearsed with a Python that plays every step: what fails, hangs or is killed loses nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from simulated import results, workload
+
+from benchmarks.gpu import __main__, running, summary
+from benchmarks.gpu.running import Outcome
+from benchmarks.gpu.steps import Step, steps
+
+ROOT = Path(__file__).parents[2]
+NAMES = [step.name for step in steps(Path("out"))]
+# What comes back from such a machine.
+FILES, BYTES = 8, 16 << 20
+
+
+@pytest.fixture
+def played(tmp_path, monkeypatch) -> Callable[..., int]:
+    """Runs all steps in a second each at most, played by `true`, but for one that does something else."""
+
+    def play(fault: str = "", program: str = "exit 3") -> int:
+        def planned(out: Path) -> list[Step]:
+            plays = {fault: ("sh", "-c", program)}
+            return [
+                dataclasses.replace(step, command=plays.get(step.name, ("true",)), seconds=0.5) for step in steps(out)
+            ]
+
+        monkeypatch.setattr(__main__, "steps", planned)
+        monkeypatch.setattr(running, "FAREWELL", 0.2)
+        monkeypatch.setattr(signal, "signal", lambda *_: None)
+        return __main__.main(["--out", str(tmp_path)])
+
+    return play
+
+
+def states(out: Path) -> dict[str, str]:
+    """What the summary says of each step."""
+    lines = (out / "summary.md").read_text().splitlines()
+    assert len(lines) <= summary.LINES
+    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
+    return {row[0]: row[3] for row in rows if row[0] in NAMES}
+
+
+def living(group: int) -> list[str]:
+    """What /proc says of the processes of a group, but for those that are dead and not yet buried."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            name, _, rest = path.read_text().rpartition(")")
+            state, _, its_group, *_ = rest.split()
+            if int(its_group) == group and state != "Z":
+                found.append(name)
+    return found
+
+
+def test_all_steps_take_less_than_ten_minutes_and_no_two_have_a_name():
+    assert sum(step.seconds for step in steps(Path("out"))) <= 570
+    assert len(set(NAMES)) == len(NAMES)
+
+
+def test_nothing_imports_pytorch_that_runs_the_steps():
+    program = "import sys, benchmarks.gpu.__main__; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+
+
+def test_all_steps_run_in_their_order_and_make_gpu_succeeds(played, tmp_path):
+    assert played() == 0
+    assert states(tmp_path) == dict.fromkeys(NAMES, "ok")
+    log = (tmp_path / "log.txt").read_text()
+    assert sorted(NAMES, key=lambda name: log.index(f"\n== {name}: ")) == NAMES
+
+
+@pytest.mark.parametrize("fault", NAMES)
+def test_a_step_that_fails_keeps_no_other_from_running_and_the_summary_says_why(fault, played, tmp_path):
+    assert played(fault, "echo all is well; echo; echo RuntimeError: no such luck; exit 3") == 1
+    assert states(tmp_path) == {name: "**failed**" if name == fault else "ok" for name in NAMES}
+    text = (tmp_path / "summary.md").read_text()
+    assert f"{fault}: RuntimeError: no such luck" in text and "all is well" not in text
+
+
+DIES, STAYS = "sleep 60", "trap '' INT; while true; do sleep 60; done"
+
+
+@pytest.mark.parametrize(("hangs", "fault"), [*((STAYS, name) for name in NAMES), (DIES, "smoke")])
+def test_a_step_that_hangs_is_killed_with_its_children_and_all_others_run(hangs, fault, played, tmp_path):
+    assert played(fault, f"echo $$ > {tmp_path / 'pid'}; echo so far; {hangs}") == 1
+    assert states(tmp_path) == {name: "**out of time**" if name == fault else "ok" for name in NAMES}
+    assert f"{fault}: so far" in (tmp_path / "summary.md").read_text()
+    assert not living(group=int((tmp_path / "pid").read_text()))
+
+
+def test_a_program_that_there_is_not_is_a_failed_step(played, tmp_path, monkeypatch):
+    step = Step("memcheck", ("no-such-sanitizer",), 5)
+    outcome = running.run(step, tmp_path / "log.txt")
+    assert outcome.state == "failed" and "no-such-sanitizer" in outcome.output
+
+
+@pytest.mark.parametrize(("end", "last"), [*((signal.SIGKILL, name) for name in NAMES), (signal.SIGTERM, "smoke")])
+def test_a_run_that_is_killed_leaves_what_it_found_and_a_summary_that_says_how_far_it_came(end, last, tmp_path):
+    program = f"""
+import dataclasses, sys
+from benchmarks.gpu import __main__
+def planned(out):
+    return [
+        dataclasses.replace(step, command=("sleep", "60") if step.name == {last!r} else ("echo", "7 of 7 passed"))
+        for step in steps(out)
+    ]
+steps, __main__.steps = __main__.steps, planned
+sys.exit(__main__.main(["--out", {str(tmp_path)!r}]))
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.DEVNULL)
+    before = NAMES[: NAMES.index(last)]
+    try:
+        for _ in range(600):
+            if (tmp_path / "summary.md").exists() and states(tmp_path).get(last) == "running":
+                break
+            time.sleep(0.05)
+    finally:
+        process.send_signal(end)
+        process.wait()
+    assert states(tmp_path) == {**dict.fromkeys(before, "ok: 7 of 7 passed"), last: "running"}
+    assert (tmp_path / "log.txt").read_text().count("7 of 7 passed\n") == len(before)
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_what_comes_back_is_few_files_of_bounded_size(played, tmp_path):
+    played("smoke", f"yes {'x' * 999} | head -c {4 * running.KEPT}")
+    assert (tmp_path / "log.txt").stat().st_size < (len(NAMES) * 2 * running.KEPT) + BYTES // 4 < BYTES
+    assert "... left out ..." in (tmp_path / "log.txt").read_text()
+    # Beside these, one file of a GPU's plans, and one more that is being written.
+    assert len(__main__.FILES) + 2 <= FILES
+
+
+def test_a_summary_has_its_hundred_lines_whatever_was_said(tmp_path):
+    said = "\n".join(["| a | b |"] * 300 + ["RuntimeError: " + 300 * "long "] * 300 + ["  indented"] * 300)
+    planned = steps(tmp_path)
+    for state in ("ok", "failed"):
+        lines = summary.page(planned, [Outcome(step, state, 1.0, said) for step in planned], [])
+        assert len(lines) <= summary.LINES and max(map(len, lines)) <= summary.WIDTH
+        assert all(any(f"| {name} |" in line for line in lines) for name in NAMES)
+
+
+def test_ratios_are_in_the_summary_as_soon_as_there_are_any(tmp_path):
+    case = {"operator": "linear", "work": "forward", "defaults": "uniform", "shape": "16×8×4"}
+    for backend, seconds in {"cuda": 3.0, "triton": 4.0}.items():
+        found = results(*(workload(case={**case, "active": n}, dense=2.0) for n in (1, 2)), noise=0)
+        ours = results(
+            *(
+                workload(case={**case, "active": n}, **{"dense": 2.0, f"partkernels {backend}": n * seconds})
+                for n in (1, 2)
+            ),
+            noise=0,
+        )
+        found.records = ours.records
+        found.save(tmp_path / f"gpu-{backend}.json")
+    (tmp_path / "damaged.json").write_text("{")
+    files = [tmp_path / f"gpu-{backend}.json" for backend in ("cuda", "triton", "none")]
+    lines = summary.page(steps(tmp_path), [], files)
+    assert "| linear forward, uniform, 16×8×4 | 3.00 | 4.00 |" in lines
+    assert any("No ratios" in line for line in summary.page(steps(tmp_path), [], [tmp_path / "damaged.json"]))
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+def test_make_gpu_runs_them(tmp_path):
+    python, log = tmp_path / "python", tmp_path / "log"
+    python.write_text(f'#!/bin/sh\necho "$* $PYTHONPATH" >{log}\nexit 3\n')
+    python.chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    command = ["make", "gpu", f"PYTHON={python}", f"OUT={tmp_path / 'out'}"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert log.read_text() == f"-m benchmarks.gpu --out {tmp_path / 'out'} .:python_api\n"

@@ -1,0 +1,89 @@
+"""The current stream: found where Python has loaded libtorch_cuda, which no symbol of ours can be linked to."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+COMPILER = shutil.which("g++") or shutil.which("c++")
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")
+
+# Each plays a library of PyTorch, or ours; a stream is 1000 and its device's number.
+LIBTORCH_CPU = 'extern "C" void torch_cpu() {}'
+LIBTORCH_CUDA = """
+#include <cstdint>
+extern "C" int32_t aoti_torch_get_current_cuda_stream(int32_t device, void** stream) {
+  *stream = reinterpret_cast<void*>(static_cast<intptr_t>(1000 + device));
+  return device < 8 ? 0 : 1;
+}
+"""
+OURS = """
+#include <stdexcept>
+#include "cuda_stream.h"
+extern "C" intptr_t stream(int32_t device) try {
+  return reinterpret_cast<intptr_t>(partkernels::binding::current_stream(device));
+} catch (const std::runtime_error&) {
+  return -1;
+}
+"""
+WEAK = """
+#include <cstdint>
+extern "C" __attribute__((weak)) int32_t aoti_torch_get_current_cuda_stream(int32_t device, void** stream);
+extern "C" intptr_t stream(int32_t) { return aoti_torch_get_current_cuda_stream == nullptr ? 0 : 1; }
+"""
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory) -> Path:
+    """A folder of them; ours, as the real one, are linked with libtorch_cpu alone."""
+    folder = tmp_path_factory.mktemp("libraries")
+    includes = [f"-I{ROOT / 'csrc' / 'torch'}", f"-I{Path(torch.__file__).parent / 'include'}"]
+    options = ["-std=c++20", "-shared", "-fPIC", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000"]
+    for name, source in {"torch_cpu": LIBTORCH_CPU, "torch_cuda": LIBTORCH_CUDA, "ours": OURS, "weak": WEAK}.items():
+        code = folder / f"{name}.cpp"
+        code.write_text(source)
+        library = folder / f"lib{name}.so"
+        links = [f"-Wl,-soname,{library.name}"]
+        if name in ("ours", "weak"):
+            links += [f"-L{folder}", f"-Wl,-rpath,{folder}", "-Wl,--no-as-needed", "-ltorch_cpu", "-ldl"]
+        command = [COMPILER, *options, *includes, str(code), "-o", str(library), *links]
+        subprocess.run(command, check=True)
+    return folder
+
+
+def streams(libraries: Path, ours: str, *, cuda: str, devices: tuple[int, ...] = (0,)) -> list[int]:
+    """What a new process gets from ours, after it loaded what plays libtorch_cuda in a mode of ctypes', or not."""
+    program = f"""
+import ctypes
+ctypes.CDLL("{libraries}/libtorch_cpu.so")
+if "{cuda}":
+    ctypes.CDLL("{libraries}/libtorch_cuda.so", mode=getattr(ctypes, "{cuda}", 0))
+ours = ctypes.CDLL("{libraries}/lib{ours}.so")
+ours.stream.restype = ctypes.c_ssize_t
+print(*(ours.stream(device) for device in {devices}))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return [int(number) for number in done.stdout.split()]
+
+
+def test_a_weak_symbol_is_null_though_libtorch_cuda_is_loaded(libraries):
+    assert streams(libraries, "weak", cuda="RTLD_LOCAL") == [0]
+
+
+@pytest.mark.parametrize("cuda", ["RTLD_LOCAL", "RTLD_GLOBAL"])
+def test_the_stream_is_found_however_libtorch_cuda_was_loaded(libraries, cuda):
+    assert streams(libraries, "ours", cuda=cuda, devices=(0, 3)) == [1000, 1003]
+
+
+def test_a_pytorch_without_cuda_is_an_error_and_no_crash(libraries):
+    assert streams(libraries, "ours", cuda="") == [-1]
+
+
+def test_what_pytorch_refuses_is_an_error(libraries):
+    assert streams(libraries, "ours", cuda="RTLD_LOCAL", devices=(9, 1)) == [-1, 1001]
