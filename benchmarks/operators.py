@@ -22,11 +22,12 @@ from benchmarks.layer import Layer, Tensors
 from benchmarks.measure import Missing, Run
 from partkernels.dispatch import READY, backends, noting
 from partkernels.operators import calls
+from partkernels.plan import NAMES, use_plan
 from partkernels.testing import Yardstick
 
 WORKS = ("forward", "grad_input", "grad_weight")
-# Of the Triton backend: one kernel, or a rebuilt weight and the vendor's.
-PLANS = ("fused", "rebuild")
+# Of a GPU's backends: one kernel, or a rebuilt weight and the vendor's.
+PLANS = NAMES
 # PyTorch chooses among algorithms by memory format: its convolutions were seen to err 3.2 times as much on a
 # channels_last weight, which torch.compile makes.
 PEERS_SLACK = 4.0
@@ -131,12 +132,8 @@ def ours(tensors: Tensors, work: str, active: int, backend: str) -> Callable[[],
 
 
 def under_plan(plan: str) -> AbstractContextManager:
-    """Inside, Triton computes every product by one of PLANS; by the one that it chooses if plan is empty."""
-    if not plan:
-        return nullcontext()
-    from partkernels.triton import use_plan  # Triton may not be installed
-
-    return use_plan(plan)
+    """Inside, a GPU backend computes every product by one of PLANS; by the one that it chooses if plan is empty."""
+    return use_plan(plan) if plan else nullcontext()
 
 
 def _planned(call: Callable[[], Tensor], plan: str) -> Callable[[], Tensor]:

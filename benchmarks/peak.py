@@ -38,7 +38,7 @@ ROOT = Path(__file__).parents[1]
 class Job:
     """Whose peak is asked for: a model of benchmarks.models under a scheme, on a backend of ours.
 
-    plan: of operators.PLANS, for the Triton backend; empty for the one that it chooses.
+    plan: of operators.PLANS, for a GPU's backend; empty for the one that it chooses.
     """
 
     model: str

@@ -57,8 +57,9 @@ def _peers(
     if work == "training":
         return training.peers(names, active)
     # Where all partitions are live there is nothing to rebuild: PyTorch's operator runs, whatever the plan.
-    if "triton" in backends and (active < count or work == "grad_weight"):
-        names += tuple(f"partkernels triton {plan}" for plan in operators.PLANS)
+    planned = {"triton"} if work == "grad_weight" else {"cuda", "triton"} if active < count else set()
+    for backend in sorted(planned & set(backends)):
+        names += tuple(f"partkernels {backend} {plan}" for plan in operators.PLANS)
     return operators.peers(names, work, active)
 
 

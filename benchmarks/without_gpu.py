@@ -67,7 +67,8 @@ class Case:
 
 def call(case: Case, plan: str = "fused") -> None:
     from partkernels import triton as backend
-    from partkernels.triton.plans import Config, use_plan
+    from partkernels.plan import use_plan
+    from partkernels.triton.plans import Config
 
     layer, count = case.layer, COUNTS[case.bits]
     memory = torch.channels_last if layer.operator == "conv2d" else torch.contiguous_format

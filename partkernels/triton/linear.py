@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from partkernels import outputs
+from partkernels import outputs, rebuilt
 from partkernels.bias import live_bias
 from partkernels.packed_map import bits_for
 from partkernels.triton import launch, plans
@@ -19,7 +19,7 @@ from partkernels.triton.arithmetic import add_product
 from partkernels.triton.packed_map import ids
 from partkernels.triton.plans import Config, Product
 from partkernels.triton.rebuild import GROUP, rebuild
-from partkernels.triton.subnetwork_weight import keep, slices
+from partkernels.triton.subnetwork_weight import keep, rebuild_into
 from partkernels.triton.tiles import compute, store_tile, tile_of
 
 
@@ -207,16 +207,7 @@ def linear(
             **launch.subnetwork(active, *partition),
         )  # fmt: skip
 
-    def rebuilt() -> Tensor:
-        y, flat = out.view(m, n), x.reshape(m, k)
-        for here, part in slices(plans.WORKSPACE, True, weight, active, *partition):
-            if bias is None:
-                torch.mm(flat, part.t(), out=y[:, here])
-            else:
-                torch.addmm(bias[here], flat, part.t(), out=y[:, here])
-        return out
-
-    return plans.run(product, fused, rebuilt)
+    return plans.run(product, fused, lambda: rebuilt.linear(rebuild_into, out, x, weight, bias, active, *partition))
 
 
 def linear_grad_input(
@@ -243,13 +234,9 @@ def linear_grad_input(
             **launch.subnetwork(active, *partition),
         )  # fmt: skip
 
-    def rebuilt() -> Tensor:
-        grad, flat = out.view(m, k), grad_output.reshape(m, n)
-        for here, part in slices(plans.WORKSPACE, False, weight, active, *partition):
-            torch.mm(flat, part, out=grad[:, here])
-        return out
-
-    return plans.run(product, fused, rebuilt)
+    return plans.run(
+        product, fused, lambda: rebuilt.linear_grad_input(rebuild_into, out, grad_output, weight, active, *partition)
+    )
 
 
 def linear_grad_weight(grad_output: Tensor, x: Tensor, update: int, map: Tensor, count: int) -> Tensor:
@@ -271,8 +258,4 @@ def linear_grad_weight(grad_output: Tensor, x: Tensor, update: int, map: Tensor,
             INDEX=launch.index_type(m, n, k, *(m * lie["outer_stride"] for lie in (grad_strides, x_strides))),
         )  # fmt: skip
 
-    def rebuilt() -> Tensor:
-        torch.mm(grad_output.reshape(m, n).t(), x.reshape(m, k), out=out)
-        return keep(out, out, update, update, map, count)
-
-    return plans.run(product, fused, rebuilt)
+    return plans.run(product, fused, lambda: rebuilt.linear_grad_weight(keep, out, grad_output, x, update, map, count))

@@ -14,14 +14,12 @@ import torch
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from partkernels import dispatch
+from partkernels import dispatch, plan
 from partkernels.triton import measured
 from partkernels.triton.launch import Gpu
 
 # Terms of a sum that a fused kernel adds in one step.
 TERMS = 64
-# Bytes of a rebuilt slice: it and what it meets stay in an H100's second-level cache of 50 MB.
-WORKSPACE = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -142,33 +140,17 @@ def schedule(product: Product, config: Config, groups: int = 1) -> tuple[tuple[i
     return (tiles, -(-total // steps)), {"steps": steps, "PRECISION": precision, **tile}
 
 
-_forced: str | Config | None = None
 _tuning = False
-
-
-@contextmanager
-def use_plan(plan: str | Config) -> Iterator[None]:
-    """Inside, every product is computed by one plan: 'fused', 'rebuild', or the fused kernel with these tiles."""
-    if plan not in ("fused", "rebuild") and not isinstance(plan, Config):
-        raise ValueError(f"there is no plan {plan!r}; pass 'fused', 'rebuild' or a Config.")
-    global _forced
-    previous, _forced = _forced, plan
-    try:
-        yield
-    finally:
-        _forced = previous
 
 
 def choose(product: Product) -> Plan:
     """The plan that is asked for, else the one that was measured, else the one that is estimated to be faster."""
     if product.dtype == torch.float64:
         return Plan(None, "the fused kernels have no float64")
-    if isinstance(_forced, Config):
-        return Plan(_forced, "asked for")
-    if _forced == "fused":
-        return Plan(default_config(product), "asked for")
-    if _forced == "rebuild":
-        return Plan(None, "asked for")
+    forced = plan.forced()
+    if forced is not None:
+        configs = {"fused": default_config(product), "rebuild": None}
+        return Plan(configs[forced] if isinstance(forced, str) else forced, "asked for")
     if found := measured.nearest(product):
         return Plan(Config(*found.config) if found.config else None, found.reason)
     if product.operator.startswith("conv2d"):
@@ -239,14 +221,14 @@ def tuning() -> Iterator[None]:
 def run(product: Product, fused: Callable[[Config], Tensor] | None, rebuild: Callable[[], Tensor]) -> Tensor:
     """Computes a product by the plan that was chosen for it; fused is None where no fused kernel serves it."""
     if fused is None:
-        plan = Plan(None, "the fused kernel takes multiples of 64 channels a group")
+        chosen = Plan(None, "the fused kernel takes multiples of 64 channels a group")
     else:
-        may_tune = _tuning and _forced is None and product.dtype != torch.float64
+        may_tune = _tuning and plan.forced() is None and product.dtype != torch.float64
         if may_tune and not is_capturing() and not measured.is_known(product):
             _tune(product, fused, rebuild)
-        plan = choose(product)
-    dispatch.note_plan(str(plan))
-    return rebuild() if plan.config is None else fused(plan.config)
+        chosen = choose(product)
+    dispatch.note_plan(str(chosen))
+    return rebuild() if chosen.config is None else fused(chosen.config)
 
 
 def is_capturing() -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 import triton
 import triton.language as tl
@@ -135,33 +133,3 @@ def subnetwork_weight(weight: Tensor, active: int, map: Tensor, stored: Tensor |
 
 def subnetwork_weight_grad(grad: Tensor, first: int, last: int, map: Tensor, count: int) -> Tensor:
     return keep(outputs.subnetwork_weight_grad(grad), grad, first, last, map, count)
-
-
-def slices(
-    workspace: int, by_rows: bool, weight: Tensor, active: int, map: Tensor, stored: Tensor | None, count: int,
-    kind: str, step: float, seed: int, stream: int, row: int, col: int,
-) -> Iterator[tuple[slice, Tensor]]:  # fmt: skip
-    """A linear weight's subnetwork, rows by rows or columns by columns, each slice in the same `workspace` bytes.
-
-    Yields:
-        which rows or columns, and their entries: valid until the next ones.
-    """
-    rows, cols = weight.shape
-    length, width = (rows, cols) if by_rows else (cols, rows)
-    most = max(1, workspace // (width * weight.element_size()))
-    if not by_rows:
-        most = max(GROUP.value, most // GROUP.value * GROUP.value)
-    memory = weight.new_empty(min(most, length) * width)
-    for start in range(0, length, most):
-        here = slice(start, min(start + most, length))
-        size = here.stop - start
-        if by_rows:
-            index, shape, place = (here, slice(None)), (size, cols), (row + start, col)
-            part = map[here]
-        else:
-            index, shape, place = (slice(None), here), (rows, size), (row, col + start)
-            part = map[:, start * packed_map.bits_for(count) // 8 :]
-        out = memory[: size * width].view(shape)
-        part_stored = None if stored is None else stored[index]
-        draw = kind, step, seed, stream, *place
-        yield here, rebuild_into(out, weight[index], active, part, part_stored, count, *draw)

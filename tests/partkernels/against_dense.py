@@ -12,8 +12,8 @@ from torch import Tensor
 import partkernels as pk
 from partkernels import dispatch
 from partkernels.dispatch import READY
+from partkernels.plan import NAMES, use_plan
 from partkernels.testing import Yardstick
-from partkernels.triton.plans import use_plan
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,10 @@ BACKENDS = [name for name in _READY if name == "cpu"]
 # Everything that is held against dense PyTorch: also, where there is a GPU, whatever runs there.
 TARGETS = [Target(name, "cpu") for name in BACKENDS]
 if torch.cuda.is_available():
-    TARGETS += [Target(name, "cuda") for name in _READY if name not in ("cpu", "triton")]
+    TARGETS += [Target(name, "cuda") for name in _READY if name == "reference"]
+    TARGETS += [Target(name, "cuda", plan) for plan in NAMES for name in _READY if name == "cuda"]
 # Without a GPU its kernels are interpreted.
-TRITON = [Target("triton", dispatch.triton_device(), plan) for plan in ("fused", "rebuild") if "triton" in _READY]
+TRITON = [Target("triton", dispatch.triton_device(), plan) for plan in NAMES if "triton" in _READY]
 TARGETS += TRITON
 # Where there is but one way: not by each plan again.
 BY_ONE_PLAN = [target for target in TARGETS if target.plan != "rebuild"]

@@ -15,16 +15,17 @@ from torch.utils.checkpoint import checkpoint
 
 import partkernels as pk
 import partkernels.triton
-from partkernels import dispatch
+from partkernels import dispatch, rebuilt
 from partkernels.packed_map import pack, row_bytes
+from partkernels.plan import use_plan
 from partkernels.triton import launch, measured, plans, tiles
 from partkernels.triton.defaults import UNIFORM_PAIR
 from partkernels.triton.packed_map import SPREAD, threshold
-from partkernels.triton.plans import Config, Product, use_plan
+from partkernels.triton.plans import Config, Product
 from partkernels.triton.rebuild import SELECT
 
 # Its package offers the operator under the module's name.
-subnetwork_weight = sys.modules["partkernels.triton.subnetwork_weight"]
+linear = sys.modules["partkernels.triton.linear"]
 pytestmark = pytest.mark.skipif(not TRITON, reason="neither a GPU nor Triton's interpreter")
 DEVICE = TRITON[0].device if TRITON else "cpu"
 DRAWN = [pk.Uniform(0.3, seed=2**40 + 7, stream=5), pk.Normal(0.3, seed=9)]
@@ -409,11 +410,9 @@ def test_all_partitions_live_is_the_dense_operator_and_reads_no_map(monkeypatch)
 def test_large_weights_are_rebuilt_slice_by_slice(monkeypatch):
     partition, weight = layer((130, 200), pk.Uniform(0.1, 0), torch.float32)
     expected = by_reference(weight, partition, 2)
-    monkeypatch.setattr(plans, "WORKSPACE", 64 * 130 * 4)  # 41 rows, or 64 columns
-    slices, rebuild_into = [], subnetwork_weight.rebuild_into
-    monkeypatch.setattr(
-        subnetwork_weight, "rebuild_into", lambda out, *args, **kw: slices.append(out) or rebuild_into(out, *args, **kw)
-    )
+    monkeypatch.setattr(rebuilt, "SLICE", 64 * 130 * 4)  # 41 rows, or 64 columns
+    slices, rebuild_into = [], linear.rebuild_into
+    monkeypatch.setattr(linear, "rebuild_into", lambda out, *rest: slices.append(out) or rebuild_into(out, *rest))
     x = torch.eye(200, device=DEVICE, requires_grad=True)
     with use_plan("rebuild"):
         y = pk.linear(x, weight, partition, 2, bias=torch.zeros(130, device=DEVICE))
