@@ -173,12 +173,26 @@ void sums_are_shared_where_there_are_few_tiles() {
   for (const int multiprocessors : {8, 132}) {
     cuda::emulated::options.multiprocessors = multiprocessors;
     size_t bytes = 0;
-    CHECK(cuda::linear_workspace(60, 128, 1080, &bytes) && bytes >= 2 * 60 * 128 * sizeof(float));
+    CHECK(cuda::linear_workspace(60, 128, 1592, &bytes) && bytes >= 2 * 60 * 128 * sizeof(float));
     for (const bool has_bias : {false, true}) {
       the_products_are_those_of_the_definition<bfloat16>(
-          {60, 128, 1080, 3, 2, DefaultKind::uniform, has_bias, 8, false});
-      the_products_are_those_of_the_definition<float16>({60, 1080, 128, 3, 1, DefaultKind::stored, has_bias, 3, true});
+          {60, 128, 1592, 3, 2, DefaultKind::uniform, has_bias, 8, false});
+      the_products_are_those_of_the_definition<float16>({60, 1592, 128, 3, 1, DefaultKind::stored, has_bias, 3, true});
     }
+  }
+  cuda::emulated::options.multiprocessors = before;
+}
+
+// Sums of many more terms than there are stages, and tiles that follow one another: whatever is released too early is
+// overwritten, early or late.
+void stages_are_used_again() {
+  const int before = cuda::emulated::options.multiprocessors;
+  cuda::emulated::options.multiprocessors = 1;
+  for (int i = 0; i < 4; ++i) {
+    ++cuda::emulated::options.seed;
+    the_products_are_those_of_the_definition<bfloat16>({136, 136, 1000, 3, 2, DefaultKind::uniform, true, 8, false});
+    the_products_are_those_of_the_definition<bfloat16>({136, 1000, 136, 3, 2, DefaultKind::stored, false, 8, false});
+    the_products_are_those_of_the_definition<bfloat16>({16, 72, 3000, 3, 2, DefaultKind::uniform, true, 8, false});
   }
   cuda::emulated::options.multiprocessors = before;
 }
@@ -241,6 +255,7 @@ int main(int count, char** arguments) {
     random_cases<float16>();
     rows_may_overlap_or_be_one();
     sums_are_shared_where_there_are_few_tiles();
+    stages_are_used_again();
     return 0;
   }
   // Without the copy engine, and with less shared memory.
@@ -249,6 +264,7 @@ int main(int count, char** arguments) {
   random_cases<bfloat16>();
   random_cases<float16>();
   sums_are_shared_where_there_are_few_tiles();
+  stages_are_used_again();
   sizes_of_zero();
   a_gpu_that_is_too_old_is_refused();
 }

@@ -136,6 +136,10 @@ void block_until(const char* what, std::function<bool()> may_run) {
   swapcontext(&now->context, &machine->scheduler);
 }
 
+// Half of the runs do all asynchronous work as late as possible, the others some of it as soon as it is begun.
+bool is_early() { return options.seed % 2 != 0; }
+bool is_done_at_once() { return is_early() && machine->random() % 2 == 0; }
+
 bool run_something_pending() {
   if (machine->pending.empty()) return false;
   const size_t i = machine->random() % machine->pending.size();
@@ -156,23 +160,31 @@ bool run_something_pending() {
   std::exit(1);
 }
 
+// Early runs let a warp, or a warpgroup, go as far as it comes before another one may: who is not waited for is far
+// behind.
 void run_threads() {
-  // Half of the runs do all asynchronous work as late as possible, the others some of it early.
-  const bool is_early = options.seed % 2 != 0;
   std::vector<Thread*> order;
   for (const auto& thread : machine->threads) order.push_back(thread.get());
+  const int crew = !is_early() ? machine->thread_count : options.seed % 4 == 1 ? kWarp : kWarpgroup;
+  const int crews = divide_up(machine->thread_count, crew);
+  int favourite = 0, without_progress = 0;
   for (size_t done = 0; done < order.size();) {
     bool progress = false;
     std::shuffle(order.begin(), order.end(), machine->random);
     for (Thread* thread : order) {
-      if (thread->is_done || !thread->may_run()) continue;
+      if (thread->index / crew != favourite || thread->is_done || !thread->may_run()) continue;
       progress = true;
       now = thread;
       swapcontext(&machine->scheduler, &thread->context);
       if (thread->is_done) ++done;
-      if (is_early && machine->random() % 64 == 0) run_something_pending();
+      if (is_early() && machine->random() % 64 == 0) run_something_pending();
     }
-    if (!progress && !run_something_pending()) report_deadlock();
+    without_progress = progress ? 0 : without_progress + 1;
+    if (progress) continue;
+    favourite = (favourite + 1) % crews;
+    if (without_progress < crews) continue;
+    if (!run_something_pending()) report_deadlock();
+    without_progress = 0;
   }
   while (run_something_pending()) {
   }
@@ -273,7 +285,10 @@ void exchange(Group group, int size, const void* own, void* all, int bytes) {
 
 void later(Work work) { machine->pending.push_back(std::move(work)); }
 void at_wait_for_copies(Work work) { now->copies.open.push_back(std::move(work)); }
-void commit_copies() { now->copies.commit(); }
+void commit_copies() {
+  now->copies.commit();
+  if (is_done_at_once()) now->copies.run_all_but(0);
+}
 void wait_for_copies(int pending) { now->copies.run_all_but(pending); }
 
 void at_wait_for_products(Work work) {
@@ -281,7 +296,11 @@ void at_wait_for_products(Work work) {
 }
 void commit_products() {
   meet(Group::warpgroup, now->index / kWarpgroup, kWarpgroup);
-  if (now->index % kWarpgroup == 0) machine->block.products[now->index / kWarpgroup].commit();
+  if (now->index % kWarpgroup == 0) {
+    Queue& products = machine->block.products[now->index / kWarpgroup];
+    products.commit();
+    if (is_done_at_once()) products.run_all_but(0);
+  }
 }
 void wait_for_products(int pending) {
   const int warpgroup = now->index / kWarpgroup;
