@@ -3,7 +3,9 @@
 On a GPU Triton makes a constant of an integer argument of 1, and another kernel for multiples of 16, for integers of 64
 bits, for pointers that are not aligned and for those that are None. Its interpreter does none of this.
 
-usage: python specialisations.py {translate,compile,again}, without TRITON_INTERPRET; prints what is wrong, as JSON
+usage: python specialisations.py {translate,corners,compile,again}, without TRITON_INTERPRET
+
+Prints what is wrong, as JSON.
 """
 
 from __future__ import annotations
@@ -188,6 +190,7 @@ def compiled_again() -> list[str]:
 if __name__ == "__main__":
     works = {
         "translate": lambda: failures(covering, Specialiser.translate),
+        "corners": lambda: failures(corners, Specialiser.translate),
         "compile": lambda: failures(corners, Specialiser.compile),
         "again": compiled_again,
     }
