@@ -44,7 +44,7 @@ CONSTANTS = {
 }
 TILE = 64, 64, 4, 2
 # What changes from call to call: rows of x, ids, which partitions, and what is drawn.
-CHANGING = {"M", "count", "update", "first", "last", *launch.WORDS}
+CHANGING = {"M", "steps", "count", "update", "first", "last", *launch.WORDS}
 # Pointers that may be None, whatever the other arguments are.
 OPTIONAL = "bias", "momentum_buffer"
 
