@@ -4,6 +4,8 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 # The tests' own: the table of compiled kernels is this version's. PyTorch for CUDA brings the one that it needs.
 TRITON ?= triton==3.7.1
+# The oldest that is supported: PyTorch 2.11's. Kernels are compiled by it too.
+OLDEST_TRITON ?= triton==3.6.0
 # laplace-torch and what it imports, without torchvision, of which there is no CPU build to match.
 LAPLACE ?= laplace-torch asdfghjkl backpack-for-pytorch curvlinops-for-pytorch einconv einops jaxtyping linear_operator \
   lightning-utilities opt_einsum torchmetrics unfoldNd wadler-lindig
@@ -66,7 +68,7 @@ build/cmake/tested: $(VENV)/test $(PACKAGE) $(CPP)
 	$(BIN)/ctest --test-dir build/cmake --output-on-failure --parallel 2
 	touch $@
 
-unit: $(VENV)/test
+unit: $(VENV)/test build/triton-3.6
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
 
 # The wheel, with CUDA if its compiler is there, in an empty environment, as a user gets it.
@@ -102,3 +104,8 @@ $(VENV)/test: $(VENV)/torch $(SOURCES)
 	$(INSTALL) '.[test]' $(TRITON)
 	$(BIN)/python -m pip install --quiet --no-deps $(LAPLACE)
 	touch $@
+
+build/triton-3.6: | $(VENV)/torch
+	rm -rf $@.partly
+	$(BIN)/python -m pip install --quiet --no-deps --target $@.partly $(OLDEST_TRITON)
+	mv $@.partly $@

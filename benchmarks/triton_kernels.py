@@ -229,10 +229,11 @@ def _row(kernel: Kernel) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.triton_kernels", description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="the table, in Markdown")
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS), help="by default all")
     parser.add_argument("--json", action="store_true", help="write the kernels to standard output as well")
     given = parser.parse_args()
-    with ProcessPoolExecutor(len(TARGETS), mp_context=get_context("spawn")) as pool:
-        kernels = [kernel for compiled in pool.map(compiled_for, TARGETS) for kernel in compiled]
+    with ProcessPoolExecutor(len(given.targets), mp_context=get_context("spawn")) as pool:
+        kernels = [kernel for compiled in pool.map(compiled_for, given.targets) for kernel in compiled]
     given.out.write_text(table(kernels))
     if given.json:
         json.dump([asdict(kernel) for kernel in kernels], sys.stdout)

@@ -1,4 +1,4 @@
-"""Processes that compile Triton's kernels ahead of time, by this Triton."""
+"""Processes that compile Triton's kernels ahead of time, by this Triton or by the oldest that is supported."""
 
 from __future__ import annotations
 
@@ -7,13 +7,24 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
+OLDEST = ROOT / "build" / "triton-3.6"
+needs_oldest = pytest.mark.skipif(
+    not OLDEST.exists(), reason="Triton 3.6 is not there; make build/triton-3.6 fetches it"
+)
 
 
-def compiling(*command: str | Path) -> str:
-    """What Python writes to standard output; its kernels are not interpreted."""
+def compiling(*command: str | Path, triton: Path | None = None) -> str:
+    """What Python writes to standard output; its kernels are not interpreted.
+
+    Args:
+        triton: the folder of another Triton than this environment's.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "python_api")])
+    folders = [*([triton] if triton else []), ROOT, ROOT / "python_api"]
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, folders))
     done = subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout

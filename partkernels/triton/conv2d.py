@@ -17,7 +17,7 @@ from partkernels.outputs import memory_format
 from partkernels.packed_map import bits_for
 from partkernels.triton import launch, plans
 from partkernels.triton.arithmetic import add_product
-from partkernels.triton.packed_map import ids
+from partkernels.triton.packed_map import tile_ids
 from partkernels.triton.plans import Config, Product
 from partkernels.triton.rebuild import GROUP, rebuild
 from partkernels.triton.subnetwork_weight import keep, rebuild_into
@@ -208,8 +208,8 @@ def grad_weight_kernel(
         seen &= (pixel < pixels)[:, None] & (column < cols)[None, :]
         x_at = _at(image, tl.zeros_like(image), out_y * stride_y, out_x * stride_x, (x0, x1, x2, x3), INDEX)[:, None]
         total = add_product(total, grad_tile, tl.load(x + (x_at + tap_at), seen, 0), PRECISION)
-    inside = (within < outputs)[:, None] & (column < cols)[None, :]
-    owner = ids(map, output[:, None], column[None, :], map_stride, BITS, inside)
+    map += (part * outputs).to(tl.int64) * map_stride
+    owner = tile_ids(map, within[:, None], first_column, outputs, cols, map_stride, BITS, ACROSS)
     total = tl.where(owner == update - 1, total, 0)
     column_at = _at(tl.zeros_like(tap), channel, tap_y, tap_x, (o0, o1, o2, o3), INDEX)
     store_tile(total, None, out, within, column, outputs, cols, output.to(INDEX) * o0, column_at, share)

@@ -24,6 +24,7 @@ ASM = torch.version.hip is None and not INTERPRETED
 # Entries beyond a tensor's last that a program may still count, of its tile.
 _BEYOND = 1024
 # Words of a partition's draws and of its threshold: specialising them would compile a kernel again for every seed.
+# So it is with rows of x, ids and partitions, which kernels name beside them.
 WORDS = (
     "low", "addend", "below", "step", "seed_low", "seed_high", "stream_low", "stream_high", "first_row", "first_group"
 )  # fmt: skip

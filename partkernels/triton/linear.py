@@ -16,7 +16,7 @@ from partkernels.bias import live_bias
 from partkernels.packed_map import bits_for
 from partkernels.triton import launch, plans
 from partkernels.triton.arithmetic import add_product
-from partkernels.triton.packed_map import ids
+from partkernels.triton.packed_map import tile_ids
 from partkernels.triton.plans import Config, Product
 from partkernels.triton.rebuild import GROUP, rebuild
 from partkernels.triton.subnetwork_weight import keep, rebuild_into
@@ -168,7 +168,7 @@ def grad_weight_kernel(
             grad_tile = tl.load(grad_rows + grad_at, (n < N)[:, None] & (m < M)[None, :], 0)
             x_tile = tl.load(x_rows + x_at, (m < M)[:, None] & (k < K)[None, :], 0)
         total = add_product(total, grad_tile, x_tile, PRECISION)
-    owner = ids(map, n[:, None], k[None, :], map_stride, BITS, (n < N)[:, None] & (k < K)[None, :])
+    owner = tile_ids(map, n[:, None], k0, N, K, map_stride, BITS, ACROSS)
     total = tl.where(owner == update - 1, total, 0)
     store_tile(total, None, out, n, k, N, K, n.to(tl.int64) * K, k, tl.cast(N, tl.int64) * K)
 

@@ -84,7 +84,24 @@ def dead_pairs(map, first, width, low, addend, below, BITS: tl.constexpr, EVEN: 
 
 
 @triton.jit
+def tile_ids(map, row, first, rows, cols, width, BITS: tl.constexpr, ACROSS: tl.constexpr):
+    """partition - 1 of ACROSS neighbours from a whole byte on, [rows, 1] of them: a byte is read once for all in it.
+
+    Args:
+        row: [rows, 1].
+        first: the column of the first of them.
+        rows, cols: of the weight; entries beyond have any partition.
+        width: from a row of the map to the next, in bytes.
+    """
+    EACH: tl.constexpr = 8 // BITS
+    at = first // EACH + tl.arange(0, ACROSS // EACH)[None, :]
+    bytes = tl.load(map + row.to(tl.int64) * width + at, (row < rows) & (at * EACH < cols), 0)
+    shift = (tl.arange(0, EACH) * BITS).to(tl.uint8)
+    return ((bytes[:, :, None] >> shift[None, None, :]) & ((1 << BITS) - 1)).reshape(row.shape[0], ACROSS)
+
+
+@triton.jit
 def ids(map, row, column, width, BITS: tl.constexpr, mask):
-    """partition - 1 of any entries: row and column broadcast; width is a row's, in bytes. Not for inner loops."""
+    """partition - 1 of any entries: row and column broadcast; width as in tile_ids."""
     byte = tl.load(map + row.to(tl.int64) * width + column // (8 // BITS), mask, 0)
     return (byte >> (column % (8 // BITS) * BITS).to(tl.uint8)) & ((1 << BITS) - 1)

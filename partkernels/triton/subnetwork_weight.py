@@ -9,7 +9,7 @@ from torch import Tensor
 
 from partkernels import outputs, packed_map
 from partkernels.triton import launch
-from partkernels.triton.packed_map import ids
+from partkernels.triton.packed_map import tile_ids
 from partkernels.triton.passes import over, tile_of_pass
 from partkernels.triton.rebuild import GROUP, rebuild
 
@@ -65,7 +65,7 @@ def keep_kernel(
     row = tile_row + tl.arange(0, DOWN)[:, None]
     column = tile_column + tl.arange(0, ACROSS)[None, :]
     inside = (row < rows) & (column < cols)
-    owner = ids(map, row, column, map_stride, BITS, inside).to(tl.int32)
+    owner = tile_ids(map, row, tile_column, rows, cols, map_stride, BITS, ACROSS).to(tl.int32)
     kept = (owner >= first - 1) & (owner < last)
     at = _offsets(row, column, channels, height, width, (o0, o1, o2, o3, o4), TAPS)
     if IN_PLACE:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tritons import compiling
+from tritons import OLDEST, compiling, needs_oldest
 
 from benchmarks.triton_kernels import Kernel
 from benchmarks.without_gpu import TARGETS
@@ -19,12 +19,15 @@ COMMITTED = ROOT / "benchmarks" / "results" / "triton-kernels.md"
 NVIDIA = ("sm_90", "sm_80")
 
 
+def kernels_and_table(folder: Path, *arguments: str, triton: Path | None = None) -> tuple[list[Kernel], str]:
+    out = folder / "kernels.md"
+    command = "-m", "benchmarks.triton_kernels", "--json", "--out", out, *arguments
+    return [Kernel(**kernel) for kernel in json.loads(compiling(*command, triton=triton))], out.read_text()
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> tuple[list[Kernel], str]:
-    """The kernels and their table."""
-    out = tmp_path_factory.mktemp("triton") / "kernels.md"
-    found = json.loads(compiling("-m", "benchmarks.triton_kernels", "--json", "--out", out))
-    return [Kernel(**kernel) for kernel in found], out.read_text()
+    return kernels_and_table(tmp_path_factory.mktemp("triton"))
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +70,14 @@ def test_every_kernel_of_the_backend_is_in_some_case(kernels, target):
 @pytest.mark.parametrize("target", NVIDIA)
 def test_no_kernel_spills_registers(kernels, target):
     none(kernels[target], lambda kernel: kernel.spilled)
+
+
+@needs_oldest
+def test_by_the_oldest_triton_every_case_compiles_and_none_spills(tmp_path):
+    none(
+        kernels_and_table(tmp_path, "--targets", *NVIDIA, triton=OLDEST)[0],
+        lambda kernel: kernel.error or kernel.spilled,
+    )
 
 
 @pytest.mark.parametrize("target", TARGETS)

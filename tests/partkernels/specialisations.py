@@ -3,7 +3,9 @@
 On a GPU Triton makes a constant of an integer argument of 1, and another kernel for multiples of 16, for integers of 64
 bits, for pointers that are not aligned and for those that are None. Its interpreter does none of this.
 
-usage: python specialisations.py {translate,compile,again}, without TRITON_INTERPRET; prints what is wrong, as JSON
+usage: python specialisations.py {translate,corners,compile,again}, without TRITON_INTERPRET
+
+Prints what is wrong, as JSON.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ CONSTANTS = {
 }
 TILE = 64, 64, 4, 2
 # What changes from call to call: rows of x, ids, which partitions, and what is drawn.
-CHANGING = {"M", "count", "update", "first", "last", *launch.WORDS}
+CHANGING = {"M", "steps", "count", "update", "first", "last", *launch.WORDS}
 # Pointers that may be None, whatever the other arguments are.
 OPTIONAL = "bias", "momentum_buffer"
 
@@ -188,6 +190,7 @@ def compiled_again() -> list[str]:
 if __name__ == "__main__":
     works = {
         "translate": lambda: failures(covering, Specialiser.translate),
+        "corners": lambda: failures(corners, Specialiser.translate),
         "compile": lambda: failures(corners, Specialiser.compile),
         "again": compiled_again,
     }

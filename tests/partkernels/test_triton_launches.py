@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tritons import compiling
+from tritons import OLDEST, compiling, needs_oldest
 
 pytest.importorskip("triton")
 HERE = Path(__file__).parent
@@ -17,6 +17,12 @@ MOST = (1 << 31) - 1, 65535, 65535
 @pytest.mark.parametrize("work", ["translate", "compile"])
 def test_every_kernel_compiles_in_every_specialisation(work):
     failures = json.loads(compiling(HERE / "specialisations.py", work))
+    assert not failures, "\n".join(failures)
+
+
+@needs_oldest
+def test_the_oldest_triton_takes_every_kernel():
+    failures = json.loads(compiling(HERE / "specialisations.py", "corners", triton=OLDEST))
     assert not failures, "\n".join(failures)
 
 
