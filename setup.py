@@ -17,6 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
+from threading import Lock
 
 import torch
 from setuptools import Extension, setup
@@ -149,14 +150,24 @@ class BuildBackends(build_ext):
         if ASKED == "cuda":
             check_cuda()  # before anything is compiled
         facts = {"torch": torch.__version__, "flags": " ".join(FLAGS), "compiler": compiler_version()}
-        facts["cpu"] = self.build_cpu(facts["compiler"])
         folders = [Path(self.build_lib)] + ([ROOT] if self.inplace else [])
-        facts["cuda"] = self.build_cuda(folders[-1] / "partkernels" / "_cuda.so")
+        library, lock = folders[-1] / "partkernels" / "_cuda.so", Lock()
+
+        def record(backend: str, said: str) -> None:
+            """As soon as it is known: a build that is interrupted leaves what it finished."""
+            with lock:
+                facts[backend] = said
+                for folder in folders:
+                    (folder / "partkernels").mkdir(parents=True, exist_ok=True)
+                    (folder / "partkernels" / "build_info.json").write_text(json.dumps(facts, indent=1) + "\n")
+
+        # At once: on many processors each takes as long as its longest file.
+        with ThreadPoolExecutor(1) as pool:
+            cuda = pool.submit(lambda: record("cuda", self.build_cuda(library)))
+            record("cpu", self.build_cpu(facts["compiler"]))
+            cuda.result()
         if not facts["cuda"].startswith("built"):
-            (folders[-1] / "partkernels" / "_cuda.so").unlink(missing_ok=True)
-        for folder in folders:
-            (folder / "partkernels").mkdir(parents=True, exist_ok=True)
-            (folder / "partkernels" / "build_info.json").write_text(json.dumps(facts, indent=1) + "\n")
+            library.unlink(missing_ok=True)
 
     def build_cpu(self, compiler: str) -> str:
         """Builds the C++ backend; returns 'built', or why not and the cure."""

@@ -17,6 +17,8 @@ def facts() -> dict[str, str]:
 
 
 def library(backend: str) -> Path | None:
-    """The compiled library of a backend, or None."""
+    """The compiled library of a backend, or None. One of which nothing is known is what an interrupted build left."""
+    if not facts().get(backend, "").startswith("built"):
+        return None
     found = sorted(FOLDER.glob(f"_{backend}.*"))
     return found[0] if found else None

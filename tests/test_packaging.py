@@ -53,6 +53,17 @@ def test_a_build_that_was_asked_for_and_fails_is_an_error(environment, message, 
     assert message in done.stderr
 
 
+def test_a_backend_that_is_built_is_known_before_another_one_fails(tmp_path):
+    makes_a_file = 'while test $# -gt 0; do test "$1" = -o && : > "$2"; shift; done; exit 0'
+    for name, program in {"c++": makes_a_file, "nvcc": "exit 1"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{program}\n")
+        (tmp_path / name).chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = build(tmp_path, PARTKERNELS_BUILD="cuda", CXX=str(tmp_path / "c++"), CUDA_HOME="", PATH=path)
+    assert done.returncode != 0
+    assert facts(tmp_path)["cpu"] == "built" and "cuda" not in facts(tmp_path)
+
+
 def test_no_backend_is_built_when_none_is_asked_for(tmp_path):
     assert build(tmp_path, PARTKERNELS_BUILD="none").returncode == 0
     assert "PARTKERNELS_BUILD=none" in facts(tmp_path)["cpu"]

@@ -16,10 +16,10 @@ from benchmarks.results import Results
 LINES, SHOWN, RATIOS = 100, 36, 18
 # Of all that failed, and of a line.
 ERRORS, WIDTH = 18, 160
-# Lines that say what went wrong: an exception, a compiler, a test, a sanitizer, make.
 # The last of these lines says what a step came to.
 _CAME_TO = re.compile(r"\d+ (passed|failed)|\d+ figures|\d+ of \d+ ")
-_WRONG = re.compile(r"\b(error|Error|Exception|FAILED|cannot|Killed|fault|hazard|died|hangs)\b|Error:|\*\*\*")
+# Lines that say what went wrong: of an exception, a compiler, a test, a sanitizer.
+_WRONG = re.compile(r"\b(error|Error|Exception|FAILED|cannot|Killed|fault|hazard|died|hangs)\b|Error:")
 
 
 def write(path: Path, steps: Sequence[Step], outcomes: Sequence[Outcome], results: Sequence[Path]) -> None:
@@ -45,8 +45,7 @@ def page(steps: Sequence[Step], outcomes: Sequence[Outcome], results: Sequence[P
     if left := [step.name for step in steps[len(outcomes) :]]:
         lines += ["", f"Not run yet: {', '.join(left)}."]
     lines += _errors([outcome for outcome in outcomes if outcome.state not in ("ok", "running")])
-    room = LINES - len(lines)
-    ratios = _ratios(results)[: max(0, room)]
+    ratios = _ratios(results)
     for outcome in outcomes:
         if outcome.step.shown:
             lines += _shown(outcome, min(SHOWN, LINES - len(ratios) - len(lines) - 3))

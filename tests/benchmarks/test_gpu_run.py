@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 from simulated import results, workload
 
+from benchmarks.cli import _parser
 from benchmarks.gpu import __main__, running, summary
 from benchmarks.gpu.running import Outcome
-from benchmarks.gpu.steps import Step, steps
+from benchmarks.gpu.steps import BUILD, Step, steps
 
 ROOT = Path(__file__).parents[2]
 NAMES = [step.name for step in steps(Path("out"))]
@@ -66,13 +67,34 @@ def living(group: int) -> list[str]:
 
 
 def test_all_steps_take_less_than_ten_minutes_and_no_two_have_a_name():
-    assert sum(step.seconds for step in steps(Path("out"))) <= 570
+    assert sum(step.seconds for step in steps(Path("out"))) <= 580
     assert len(set(NAMES)) == len(NAMES)
 
 
 def test_nothing_imports_pytorch_that_runs_the_steps():
     program = "import sys, benchmarks.gpu.__main__; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+
+
+def test_the_suites_command_lines_are_understood():
+    commands = [step.command for step in steps(Path("out")) if "benchmarks" in step.command]
+    assert len(commands) == 8
+    for command in commands:
+        _parser().parse_args(command[command.index("benchmarks") + 1 :])
+
+
+@pytest.mark.parametrize(("capability", "asked"), [("9.0\n9.0", "9.0"), ("No devices were found", "")])
+def test_the_build_is_for_this_gpu_and_where_cuda_fails_the_rest_is_built(capability, asked, tmp_path):
+    program = '#!/bin/sh\necho "$PARTKERNELS_BUILD|$TORCH_CUDA_ARCH_LIST|$*"\ntest "$PARTKERNELS_BUILD" != cuda\n'
+    for name, text in {"python": program, "nvidia-smi": f"#!/bin/sh\necho '{capability}'\n"}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if name != "TORCH_CUDA_ARCH_LIST"}
+    environment["PATH"] = f"{tmp_path}:{environment['PATH']}"
+    command = ["sh", "-c", BUILD, str(tmp_path / "python"), "setup.py"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == [f"cuda|{asked}|setup.py", f"|{asked}|setup.py"]
 
 
 def test_all_steps_run_in_their_order_and_make_gpu_succeeds(played, tmp_path):
@@ -111,6 +133,7 @@ def test_a_program_that_there_is_not_is_a_failed_step(played, tmp_path, monkeypa
 def test_a_run_that_is_killed_leaves_what_it_found_and_a_summary_that_says_how_far_it_came(end, last, tmp_path):
     program = f"""
 import dataclasses, sys
+from benchmarks.cli import _parser
 from benchmarks.gpu import __main__
 def planned(out):
     return [

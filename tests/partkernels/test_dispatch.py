@@ -39,6 +39,21 @@ def test_the_cpp_backend_was_built():
     assert build_info.facts()["cpu"] == "built"
 
 
+@pytest.mark.parametrize("facts", [None, '{"torch": "2.13.0"}'])
+def test_what_an_interrupted_build_left_is_not_loaded_and_hinders_no_other_backend(facts, without_library):
+    for backend in ("cpu", "cuda"):
+        (without_library / f"_{backend}.so").write_text("half a library")
+    if facts is not None:
+        (without_library / "build_info.json").write_text(facts)
+    dispatch._cuda_status.cache_clear()
+    try:
+        found = pk.backends()
+    finally:
+        dispatch._cuda_status.cache_clear()
+    assert found["reference"] == "ready"
+    assert found["cpu"].startswith("not built") and found["cuda"].startswith("not built")
+
+
 def test_auto_takes_cpp_on_a_cpu_and_the_reference_for_a_dtype_that_it_lacks():
     assert dispatch.choose("auto", torch.device("cpu"), torch.float32) is cpu
     dispatch._warn_of_reference.cache_clear()
@@ -123,6 +138,7 @@ def test_without_a_library_auto_says_once_that_it_runs_the_reference(without_lib
 
 def test_a_library_that_does_not_load_is_explained(without_library):
     (without_library / "_cpu.so").write_text("not a library")
+    (without_library / "build_info.json").write_text('{"cpu": "built"}')
     assert "does not load" in pk.backends()["cpu"]
     assert "reinstall partkernels" in pk.backends()["cpu"]
 
