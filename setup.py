@@ -229,6 +229,14 @@ class BuildBackends(build_ext):
         subprocess.run([nvcc(), "-shared", *linked, *runtime, "-o", str(library)], cwd=ROOT, check=True)
 
 
+class BuildCuda(BuildBackends):
+    """Compiles the CUDA backend alone, for those who look at its code."""
+
+    def run(self):
+        check_cuda()
+        self.compile_cuda(Path(self.build_temp) / "_cuda.so")
+
+
 class AnyPythonWheel(bdist_wheel):
     """The library is compiled for a platform, not for a version of Python."""
 
@@ -249,5 +257,5 @@ setup(
             extra_compile_args=FLAGS,
         )
     ],
-    cmdclass={"build_ext": BuildBackends, "bdist_wheel": AnyPythonWheel},
+    cmdclass={"build_ext": BuildBackends, "build_cuda": BuildCuda, "bdist_wheel": AnyPythonWheel},
 )
