@@ -59,7 +59,7 @@ gpu:
 	step tests $(PYTHON) -m pytest -q $$xdist tests/partkernels tests/partnets; \
 	for tool in memcheck racecheck; do step $$tool $(SANITIZER) --tool $$tool --error-exitcode 1 \
 	  $(PYTHON) -m pytest -q tests/partkernels/test_operators.py -k "cuda and linear and bfloat16 and not triton"; done; \
-	step kernels $(PYTHON) -m benchmarks.triton_kernels --out $(OUT)/triton-kernels.md; \
+	step kernels $(PYTHON) -m benchmarks.compiled_kernels --out $(OUT)/compiled-kernels.md; \
 	step tune $(PYTHON) -m benchmarks.tune --preset $(PRESET) --out $(OUT)/measured; \
 	step suites env -u OMP_WAIT_POLICY PARTKERNELS_CACHE=$(OUT)/measured \
 	  $(PYTHON) -m benchmarks all --preset $(PRESET) --out $(OUT)/gpu.json; \

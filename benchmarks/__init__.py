@@ -14,6 +14,7 @@ From the bottom up:
     compare, report, readme two files side by side; a page; the README's tables
     bars                    what the kernels for CPUs and for GPUs are held to
     overhead                what a call of a small layer costs beyond torch's own: Python and dispatch
+    compiled_kernels        the kernels for GPUs as they are compiled, without one, and what they should reach by that
     tune                    which of Triton's plans is the fastest for the layers that speed measures
 
 A new kernel needs no line here: as a backend that is ready, it is measured in every case and checked against the

@@ -187,7 +187,7 @@ def test_the_fused_plan_rebuilds_nothing_in_memory_of_its_own(monkeypatch):
 
 
 SANITIZED = ("memcheck", "racecheck")
-STEPS = ("setup.py", "partkernels", "pytest", *SANITIZED, "triton_kernels", "tune", "all", "bars", "report")
+STEPS = ("setup.py", "partkernels", "pytest", *SANITIZED, "compiled_kernels", "tune", "all", "bars", "report")
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
