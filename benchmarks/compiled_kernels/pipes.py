@@ -6,10 +6,10 @@ Native Arithmetic Instructions", in results a clock of a multiprocessor: 16 are 
 are 2, and 128 are 1. Which instruction is on which pipe: Nsight Compute's Kernel Profiling Guide ("Pipelines"), and for
 compute capability 8.0 and 9.0 https://forums.developer.nvidia.com/t/separate-cuda-core-pipeline-for-fp16-and-fp32/302018
 
-What no document says is taken to be slow: IMAD.WIDE and IMAD.HI, of 64-bit results, at half the rate of IMAD; uniform
-instructions at half the rate of issue; every thread's bytes as different ones, at the 128 a clock of shared memory and
-the first-level cache, through which go asynchronous copies and wgmma's operands too. Not counted: conflicts of banks,
-misses of caches, and what waits for a result.
+An opcode that no document names is on the pipe of its kind. What none says is taken to be slow: IMAD.WIDE and IMAD.HI,
+of 64-bit results, at half the rate of IMAD; uniform instructions at half the rate of issue; every thread's bytes as
+different ones, at the 128 a clock of shared memory and the first-level cache, through which go asynchronous copies and
+wgmma's operands too. Not counted: conflicts of banks, misses of caches, and what waits for a result.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from benchmarks.compiled_kernels.sass import Instruction, Loop
 
 QUARTERS, LANES = 4, 32
-# What a multiprocessor does at its best: multiply-adds of 16-bit numbers a clock, by wgmma on 9.0. A warp's mma has
-# half of that there: 62 % were measured (https://arxiv.org/abs/2402.13499, table of mma against wgmma).
+# What a multiprocessor does at its best: multiply-adds of 16-bit numbers a clock, by wgmma on 9.0. A warp's mma is
+# taken to have half of that there, as on 8.0: no document says.
 WGMMA, MMA = 2048, 1024
 # Bytes that its shared memory moves in a clock.
 SHARED_BYTES = 128

@@ -88,7 +88,7 @@ _FUSED_OVERHEAD = {
     "linear_grad_input": {"zeros": 0.8, "uniform": 1.1, "normal": 4.5, "stored": 1.2},
     "linear_grad_weight": {"none": 0.15},
 }
-# At least, of float32 as TF32, whose loop loads its operands from shared memory in single words.
+# At least, of float32 as TF32: there masks and defaults pass from thread to thread by way of shared memory.
 _TF32_OVERHEAD = 2.3
 # Uses of an entry at which rebuilding it costs as much as multiplying with it, of the same prediction: 4.25 bytes moved
 # at 4.3 TB/s, 6.25 if defaults are stored, or its instructions; 2 operations at 790 Tflop/s, half of it in TF32.
@@ -122,7 +122,7 @@ def default_config(product: Product) -> Config:
     if work == "grad_input":  # [rows of x, columns of the weight], these by whole groups
         down = _power_of_two(product.down, 16, 128 if is_hopper else 64)
         if is_hopper and down < 128:
-            # 32 columns a warp: with fewer, the map's words took four times as many loads.
+            # 32 columns a warp: with 16, masks and defaults passed from thread to thread by way of shared memory.
             across, warps = 128, 4
         else:
             most = 64 if down < 64 else 128 if down < 128 or product.kind == "normal" else widest
