@@ -36,9 +36,6 @@ FLAGS = ["-std=c++20", "-O3", "-g0", "-fvisibility=hidden", "-DTORCH_TARGET_VERS
 FLAGS += ["-fno-wrapv"]
 # A loop becomes vectors only if its square roots need not set errno.
 FLAGS += ["-fno-math-errno"]
-# Before 2.13 PyTorch has it by the second name alone.
-if "STABLE_TORCH_ERROR_CODE_CHECK" not in (TORCH / "include/torch/csrc/stable/macros.h").read_text():
-    FLAGS += ["-DSTABLE_TORCH_ERROR_CODE_CHECK=TORCH_ERROR_CODE_CHECK"]
 SOURCES = [
     *sorted((ROOT / "csrc" / "cpu").glob("*.cpp")),
     *(ROOT / "csrc" / "torch" / f for f in ("convolution.cpp", "cpu.cpp")),
@@ -244,6 +241,14 @@ class BuildBackends(build_ext):
         subprocess.run([nvcc(), "-shared", *linked, *runtime, "-o", str(library)], cwd=ROOT, check=True)
 
 
+class BuildCuda(BuildBackends):
+    """Compiles the CUDA backend alone, for those who look at its code."""
+
+    def run(self):
+        check_cuda()
+        self.compile_cuda(Path(self.build_temp) / "_cuda.so")
+
+
 class AnyPythonWheel(bdist_wheel):
     """The library is compiled for a platform, not for a version of Python."""
 
@@ -264,5 +269,5 @@ setup(
             extra_compile_args=FLAGS,
         )
     ],
-    cmdclass={"build_ext": BuildBackends, "bdist_wheel": AnyPythonWheel},
+    cmdclass={"build_ext": BuildBackends, "build_cuda": BuildCuda, "bdist_wheel": AnyPythonWheel},
 )

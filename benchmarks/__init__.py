@@ -15,6 +15,7 @@ From the bottom up:
     bars                    what the kernels for CPUs and for GPUs are held to
     overhead                what a call of a small layer costs beyond torch's own: Python and dispatch
     gpu                     what `make gpu` does: steps, a smoke of every operator, a page on all
+    compiled_kernels        the kernels for GPUs as they are compiled, without one, and what they should reach by that
     tune                    which of Triton's plans is the fastest for the layers that speed measures
 
 A new kernel needs no line here: as a backend that is ready, it is measured in every case and checked against the

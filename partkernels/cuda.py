@@ -27,14 +27,14 @@ __all__ = [
 _cuda = torch.ops.partkernels_cuda
 Pair = tuple[int, int]
 
-# What a fused product takes beyond the dense one on compute capability 9.0, as a fraction, by kind of defaults: from
-# the issue slots of an entry, benchmarks/results/compiled-kernels.md. Not measured.
-_FUSED_OVERHEAD = {"zeros": 0.05, "stored": 0.1, "uniform": 0.1, "normal": 1.2}
+# What a fused product takes beyond the dense one on compute capability 9.0, as a fraction, by kind of defaults:
+# benchmarks/results/predictions.md, at 512 to 4096 rows. Not measured.
+_FUSED_OVERHEAD = {
+    "linear": {"zeros": 0.2, "uniform": 0.2, "normal": 1.3, "stored": 0.45},
+    "linear_grad_input": {"zeros": 0.3, "uniform": 0.9, "normal": 1.1, "stored": 0.6},
+}
 # The same on other GPUs, whose kernels wait for their products one after the other.
-_FUSED_OVERHEAD_BEFORE_HOPPER = {"zeros": 0.4, "stored": 0.4, "uniform": 0.5, "normal": 2.0}
-# Uses of an entry at which rebuilding it costs as much as multiplying with it: 6 bytes moved at 4 TB/s, 2 operations at
-# 800 Tflop/s. On an A100 the quotient is about the same.
-_REBUILD_USES = 580
+_FUSED_OVERHEAD_BEFORE_HOPPER = {"zeros": 0.5, "uniform": 0.9, "normal": 2.0, "stored": 0.5}
 
 
 def __getattr__(name: str) -> Callable:
@@ -44,18 +44,22 @@ def __getattr__(name: str) -> Callable:
     return operator
 
 
-def _is_fused(x: Tensor, weight: Tensor, kind: str) -> bool:
+def is_estimated_faster(operator: str, kind: str, uses: int, is_hopper: bool) -> bool:
+    """Whether the fused kernel is taken to be faster than rebuilding, for so many rows of x."""
+    overhead = _FUSED_OVERHEAD[operator][kind] if is_hopper else _FUSED_OVERHEAD_BEFORE_HOPPER[kind]
+    return overhead <= rebuilt.USES[kind] / uses
+
+
+def _is_fused(operator: str, x: Tensor, weight: Tensor, kind: str) -> bool:
     """Whether the fused kernel computes a product of x's rows; notes why."""
-    obstacle = _obstacle(weight)
-    if obstacle is None and plan.forced() is not None:
-        is_fused, reason = plan.forced() != "rebuild", "asked for"
-    elif obstacle is None:
-        overhead = (_FUSED_OVERHEAD if _is_hopper(x.device) else _FUSED_OVERHEAD_BEFORE_HOPPER)[kind]
-        uses = max(1, x.numel() // x.shape[-1])
-        is_fused = overhead <= _REBUILD_USES / uses
-        reason = f"estimated, not measured: {overhead:.0%} beyond the dense product against {_REBUILD_USES / uses:.0%}"
-    else:
+    if (obstacle := _obstacle(weight)) is not None:
         is_fused, reason = False, obstacle
+    elif plan.forced() is not None:
+        is_fused, reason = plan.forced() != "rebuild", "asked for"
+    else:
+        uses = max(1, x.numel() // x.shape[-1])
+        is_fused = is_estimated_faster(operator, kind, uses, _is_hopper(x.device))
+        reason = f"estimated, not measured, for {uses} uses of each weight"
     dispatch.note_plan(f"fused ({reason})" if is_fused else f"rebuild, then cuBLAS ({reason})")
     return is_fused
 
@@ -95,7 +99,7 @@ def linear(
     if active == count:
         return F.linear(x, weight, live_bias(bias, active))
     partition = map, stored, count, kind, *draw
-    if _is_fused(x, weight, kind):
+    if _is_fused("linear", x, weight, kind):
         return _cuda.linear(_fitted(x), weight, bias, active, update, *partition)
     out = outputs.linear(x, weight)
     return rebuilt.linear(_rebuild_into, out, x, weight, live_bias(bias, active), active, *partition)
@@ -108,7 +112,7 @@ def linear_grad_input(
     if active == count:
         return grad_output @ weight
     partition = map, stored, count, kind, *draw
-    if _is_fused(grad_output, weight, kind):
+    if _is_fused("linear_grad_input", grad_output, weight, kind):
         return _cuda.linear_grad_input(_fitted(grad_output), weight, active, update, *partition)
     out = outputs.linear_grad_input(grad_output, weight)
     return rebuilt.linear_grad_input(_rebuild_into, out, grad_output, weight, active, *partition)

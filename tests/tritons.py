@@ -16,13 +16,15 @@ needs_oldest = pytest.mark.skipif(
 )
 
 
-def compiling(*command: str | Path, triton: Path | None = None) -> str:
+def compiling(*command: str | Path, triton: Path | None = None, **settings: str) -> str:
     """What Python writes to standard output; its kernels are not interpreted.
 
     Args:
         triton: the folder of another Triton than this environment's.
+        settings: of the environment.
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= settings
     folders = [*([triton] if triton else []), ROOT, ROOT / "python_api"]
     environment["PYTHONPATH"] = os.pathsep.join(map(str, folders))
     done = subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True)

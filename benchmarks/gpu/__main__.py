@@ -12,7 +12,7 @@ from benchmarks.gpu.running import Outcome
 from benchmarks.gpu.steps import steps
 
 # What an earlier run left. Its measurements of Triton's plans may stay.
-FILES = ("summary.md", "log.txt", "gpu-cuda.json", "gpu-triton.json", "triton-kernels.md", "gpu.html")
+FILES = ("summary.md", "log.txt", "gpu-cuda.json", "gpu-triton.json", "gpu.html")
 
 
 def main(arguments: list[str] | None = None) -> int:

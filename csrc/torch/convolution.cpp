@@ -107,7 +107,7 @@ constexpr std::array<int64_t, 2> kNoOutputPadding = {0, 0};
 Tensor torch_convolution(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const Geometry& geometry) {
   const NoGrad no_grad;
   AtenTensorHandle y, bias_handle = bias ? bias->get() : nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_convolution(
+  TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_convolution(
       x.get(), weight.get(), bias ? &bias_handle : nullptr, geometry.stride.data(), 2, geometry.padding.data(), 2,
       geometry.dilation.data(), 2, false, kNoOutputPadding.data(), 2, geometry.groups, &y));
   return Tensor(y);
@@ -120,7 +120,7 @@ Tensor torch_convolution_backward(const Tensor& grad_y, const Tensor& x, const T
   const NoGrad no_grad;
   const std::array<int32_t, 3> mask = {which == Gradient::input, which == Gradient::weight, false};
   AtenTensorHandle handles[3];
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_convolution_backward(
+  TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_convolution_backward(
       grad_y.get(), x.get(), weight.get(), nullptr, 0, geometry.stride.data(), 2, geometry.padding.data(), 2,
       geometry.dilation.data(), 2, false, kNoOutputPadding.data(), 2, geometry.groups, mask.data(), 3, &handles[0],
       &handles[1], &handles[2]));

@@ -3,6 +3,7 @@
 
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/util/shim_utils.h>
 
 #include <optional>
 #include <string>
@@ -42,13 +43,13 @@ inline Sizes sizes_of(const Tensor& tensor) { return {tensor.sizes().begin(), te
 
 inline int32_t dtype_of(const Tensor& tensor) {
   int32_t dtype;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
   return dtype;
 }
 
 inline int32_t device_type_of(const Tensor& tensor) {
   int32_t type;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &type));
   return type;
 }
 
@@ -65,18 +66,18 @@ inline Sizes dense_strides(const Sizes& sizes, bool channels_last = false) {
 inline Tensor empty(const Sizes& sizes, const Tensor& like, bool channels_last = false) {
   const Sizes strides = dense_strides(sizes, channels_last);
   AtenTensorHandle handle;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(),
-                                                         strides.data(), dtype_of(like), device_type_of(like),
-                                                         like.get_device_index(), &handle));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
+                                                  dtype_of(like), device_type_of(like), like.get_device_index(),
+                                                  &handle));
   return Tensor(handle);
 }
 
 // Memory that somebody else owns, as a tensor of the dtype and on the device of another one.
 inline Tensor borrowed(void* data, const Sizes& sizes, const Sizes& strides, const Tensor& like) {
   AtenTensorHandle handle;
-  STABLE_TORCH_ERROR_CODE_CHECK(
-      aoti_torch_create_tensor_from_blob(data, static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), 0,
-                                         dtype_of(like), device_type_of(like), like.get_device_index(), &handle));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_create_tensor_from_blob(data, static_cast<int64_t>(sizes.size()), sizes.data(),
+                                                            strides.data(), 0, dtype_of(like), device_type_of(like),
+                                                            like.get_device_index(), &handle));
   return Tensor(handle);
 }
 

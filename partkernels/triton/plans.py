@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from partkernels import dispatch, plan
+from partkernels import dispatch, plan, rebuilt
 from partkernels.triton import measured
 from partkernels.triton.launch import Gpu
 
@@ -78,12 +78,16 @@ class Plan:
         return f"fused, tiles of {self.config.down}x{self.config.across} ({self.reason})"
 
 
-# What a fused kernel's products take beyond the vendor's, as a fraction, by kind of defaults. Not measured: from the
-# issue slots of an entry (benchmarks/results/triton-kernels.md) and DESIGN's budget.
-_FUSED_OVERHEAD = {"none": 0.1, "zeros": 0.2, "stored": 0.25, "uniform": 0.45, "normal": 1.5}
-# Uses of an entry at which rebuilding it costs as much as multiplying with it: 6 bytes moved at 4 TB/s, 2 operations at
-# 800 Tflop/s.
-_REBUILD_USES = {"none": 220, "zeros": 580, "stored": 700, "uniform": 580, "normal": 580}
+# What a fused kernel's products take beyond the vendor's, as a fraction, by kind of defaults. Not measured: predicted
+# for an H200 from the compiled kernels (benchmarks/results/predictions.md, 4096 rows of x).
+_FUSED_OVERHEAD = {
+    "linear": {"zeros": 0.25, "uniform": 0.27, "normal": 1.5, "stored": 0.5},
+    # Waits for each product before it rebuilds the next rows of the weight, which are in shared memory.
+    "linear_grad_input": {"zeros": 0.8, "uniform": 1.1, "normal": 4.5, "stored": 1.2},
+    "linear_grad_weight": {"none": 0.15},
+}
+# At least, of float32 as TF32: there masks and defaults pass from thread to thread by way of shared memory.
+_TF32_OVERHEAD = 2.3
 # Few rows of x: the time is that of reading the weight, once or three times.
 _FEW_USES = 64
 
@@ -112,9 +116,13 @@ def default_config(product: Product) -> Config:
     widest = 256 if is_hopper and product.dtype.itemsize == 2 and product.operator.startswith("linear") else 128
     if work == "grad_input":  # [rows of x, columns of the weight], these by whole groups
         down = _power_of_two(product.down, 16, 128 if is_hopper else 64)
-        most = 64 if down < 64 else 128 if down < 128 or product.kind == "normal" else widest
-        across = _power_of_two(product.across, 64, most)
-        warps = 8 if down * across >= 64 * 128 else 4
+        if is_hopper and down < 128:
+            # 32 columns a warp: with 16, masks and defaults passed from thread to thread by way of shared memory.
+            across, warps = 128, 4
+        else:
+            most = 64 if down < 64 else 128 if down < 128 or product.kind == "normal" else widest
+            across = _power_of_two(product.across, 64, most)
+            warps = 8 if down * across >= 64 * 128 else 4
     else:  # [rows of the weight, ...]; before Hopper every warp holds its whole share of the other operand
         across = _power_of_two(product.across, 16, widest if is_hopper or work else 64)
         # 16 rows a warp: then the map's words are fetched by the threads that need them (see packed_map).
@@ -162,7 +170,9 @@ def choose(product: Product) -> Plan:
         return Plan(default_config(product), f"each weight is used {product.uses} times: reading it takes longest")
     if without_cores:
         return Plan(None, "float32 without TF32 has no tensor cores")
-    fused, rebuild = _FUSED_OVERHEAD[product.kind], _REBUILD_USES[product.kind] / product.uses
+    fused, rebuild = _FUSED_OVERHEAD[product.operator][product.kind], rebuilt.USES[product.kind] / product.uses
+    if product.dtype == torch.float32:
+        fused = max(fused, _TF32_OVERHEAD)
     reason = f"estimated, not measured: {fused:.0%} beyond the dense product against {rebuild:.0%} for rebuilding"
     return Plan(default_config(product) if fused <= rebuild else None, reason)
 

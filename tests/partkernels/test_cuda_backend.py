@@ -130,9 +130,9 @@ def explained(*arguments) -> str:
 @pytest.mark.parametrize(
     ("defaults", "rows", "dtype", "is_fused", "reason"),
     [
-        (pk.Uniform(0.1, 0), 8, torch.bfloat16, True, "estimated, not measured: 10% beyond the dense product"),
+        (pk.Uniform(0.1, 0), 8, torch.bfloat16, True, "estimated, not measured, for 8 uses"),
         (pk.Uniform(0.1, 0), 8192, torch.bfloat16, False, "estimated, not measured"),
-        (pk.Zeros(), 8192, torch.bfloat16, True, "estimated, not measured"),
+        (pk.Zeros(), 1024, torch.bfloat16, True, "estimated, not measured"),
         (pk.Normal(0.1, 0), 100, torch.float16, True, "estimated, not measured"),
         (pk.Normal(0.1, 0), 1024, torch.float16, False, "estimated, not measured"),
         (pk.Zeros(), 8, torch.float32, False, "they have no float32"),

@@ -311,6 +311,9 @@ def own_measurements(tmp_path, monkeypatch):
         ({"operator": "conv2d", "across": 49, "uses": 49}, False, "small beside its images"),
         ({"across": 65536, "uses": 65536}, False, "estimated, not measured"),
         ({"kind": "normal", "across": 2048, "uses": 2048}, False, "estimated, not measured"),
+        ({"operator": "linear_grad_input", "down": 256, "uses": 256}, True, "estimated, not measured"),
+        ({"operator": "linear_grad_input", "down": 512, "uses": 512}, False, "estimated, not measured"),
+        ({"dtype": torch.float32, "tf32": True, "across": 512, "uses": 512}, False, "estimated, not measured"),
     ],
 )
 def test_a_plan_and_its_reason(changes, is_fused, reason, own_measurements):
@@ -319,9 +322,11 @@ def test_a_plan_and_its_reason(changes, is_fused, reason, own_measurements):
 
 
 def test_estimates_change_once_from_fused_to_rebuilding(own_measurements):
-    for kind in ("none", "zeros", "stored", "uniform", "normal"):
+    kinds = itertools.product(("linear", "linear_grad_input"), ("zeros", "stored", "uniform", "normal"))
+    for operator, kind in (*kinds, ("linear_grad_weight", "none")):
         fused = [
-            plans.choose(product(kind=kind, across=n, uses=n)).config is not None for n in (2**i for i in range(4, 20))
+            plans.choose(product(operator=operator, kind=kind, across=n, uses=n)).config is not None
+            for n in (2**i for i in range(4, 20))
         ]
         assert fused[0] and not fused[-1] and all(a >= b for a, b in itertools.pairwise(fused))
 

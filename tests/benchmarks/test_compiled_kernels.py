@@ -1,0 +1,153 @@
+"""The kernels as they are compiled for GPUs that are not there: what can be told of them without one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tritons import OLDEST, compiling, needs_oldest
+
+triton = pytest.importorskip("triton")
+
+from benchmarks.compiled_kernels.kernels import Kernel  # noqa: E402
+from benchmarks.without_gpu import TARGETS  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+COMMITTED = ROOT / "benchmarks" / "results" / "compiled-kernels.md"
+NVIDIA = ("sm_90", "sm_80")
+
+
+Made = tuple[dict[str, list[Kernel]], str, str]
+
+
+def kernels_and_pages(folder: Path, *arguments: str, triton: Path | None = None) -> Made:
+    """The kernels of both backends, their table and the predictions.
+
+    The CUDA library's are read if it is built, as `make wheel` builds it.
+    """
+    out = folder / "kernels.md"
+    command = "-m", "benchmarks.compiled_kernels", "--built", "--json", "--out", out, *arguments
+    # What this machine has measured is no prediction.
+    found = json.loads(compiling(*command, triton=triton, PARTKERNELS_CACHE=str(folder)))
+    kernels = {backend: [Kernel(**kernel) for kernel in those] for backend, those in found.items()}
+    return kernels, out.read_text(), out.with_name("predictions.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Made:
+    return kernels_and_pages(tmp_path_factory.mktemp("compiled"))
+
+
+@pytest.fixture(scope="module")
+def library(made) -> list[Kernel]:
+    """The CUDA library's kernels for Hopper that multiply matrices."""
+    if not made[0]["cuda"]:
+        pytest.skip("the CUDA library is not built of these sources: `make wheel` builds it, with nvcc")
+    return [kernel for kernel in made[0]["cuda"] if kernel.target == "sm_90" and kernel.products]
+
+
+@pytest.fixture(scope="module")
+def kernels(made) -> dict[str, list[Kernel]]:
+    """Those of each target that it compiles."""
+    return {
+        target: [kernel for kernel in made[0]["triton"] if kernel.target == target and not kernel.error]
+        for target in TARGETS
+    }
+
+
+@pytest.fixture(scope="module")
+def products(kernels) -> list[Kernel]:
+    """Those for Hopper that multiply matrices."""
+    return [kernel for kernel in kernels["sm_90"] if kernel.products]
+
+
+def none(kernels: list[Kernel], is_bad: Callable[[Kernel], object]) -> None:
+    """Fails if there are no kernels, or if is_bad finds something in one of them."""
+    assert kernels
+    found = [(kernel, is_bad(kernel)) for kernel in kernels if is_bad(kernel)]
+    if found:
+        lines = (f"{bad}: {k.case}: {k.name}, {k.tile}, {k.warps} warps, {k.stages} stages" for k, bad in found)
+        pytest.fail("\n".join(lines), pytrace=False)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_case_compiles(made, target):
+    none([kernel for kernel in made[0]["triton"] if kernel.target == target], lambda kernel: kernel.error)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_kernel_of_the_backend_is_in_some_case(kernels, target):
+    files = (ROOT / "partkernels" / "triton").glob("*.py")
+    names = {
+        f"{file.stem}.{name}" for file in files for name in re.findall(r"(?m)^def (\w+_kernel)\(", file.read_text())
+    }
+    assert names == {kernel.name for kernel in kernels[target]}
+
+
+@pytest.mark.parametrize("target", NVIDIA)
+def test_no_kernel_spills_registers(kernels, target):
+    none(kernels[target], lambda kernel: kernel.spilled)
+
+
+@needs_oldest
+def test_by_the_oldest_triton_every_case_compiles_and_none_spills(tmp_path):
+    kernels = kernels_and_pages(tmp_path, "--targets", *NVIDIA, triton=OLDEST)[0]["triton"]
+    none(kernels, lambda kernel: kernel.error or kernel.spilled)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_shared_memory_is_within_a_blocks(kernels, target):
+    none(kernels[target], lambda kernel: max(0, kernel.shared - TARGETS[target].shared_memory))
+
+
+def test_hopper_multiplies_by_wgmma(products):
+    # Which takes 64 rows at least.
+    none([kernel for kernel in products if kernel.tile[0] >= 64], lambda kernel: kernel.products != "wgmma")
+
+
+def test_no_wgmma_waits_for_another(products):
+    none(products, lambda kernel: kernel.serialized)
+
+
+@pytest.mark.parametrize(("defaults", "most"), [("zeros", 6), ("uniform", 14)])
+def test_slots_of_the_forward_pass_are_few(products, defaults, most):
+    case = f"bfloat16, 2-bit map, {defaults}"
+    forward = [k for k in products if k.name.endswith("forward_kernel") and k.case.endswith(case)]
+    none(forward, lambda kernel: kernel.slots if kernel.slots > most else 0)
+
+
+def test_every_instruction_of_a_main_loop_is_on_a_known_pipe(made):
+    none([*made[0]["triton"], *made[0]["cuda"]], lambda kernel: kernel.unknown)
+
+
+def test_every_kernel_of_the_library_that_rebuilds_a_weight_has_its_slots_counted(library):
+    none(library, lambda kernel: kernel.slots is None)
+
+
+def test_no_kernel_of_the_library_for_bfloat16_spills_registers(made, library):
+    none(made[0]["cuda"], lambda kernel: kernel.spilled)
+
+
+def test_auto_takes_no_plan_that_is_predicted_to_be_slower(made):
+    assert "| rebuild |" in made[2] and "| fused |" in made[2]
+    assert "| **" not in made[2]
+
+
+def sections(table: str) -> dict[str, str]:
+    """By their headings, which name a version of a compiler."""
+    return dict(re.findall(r"(?ms)^## (.*?)\n(.*?)(?=^## |\Z)", table))
+
+
+def test_the_committed_table_is_what_is_made(made):
+    committed, found = sections(COMMITTED.read_text()), sections(made[1])
+    same = {heading: rest for heading, rest in found.items() if heading in committed}
+    if not same:
+        pytest.skip(f"the table is of other compilers: {', '.join(committed)}")
+    command = f"python -m benchmarks.compiled_kernels --out {COMMITTED.relative_to(ROOT)}"
+    for heading, rest in same.items():
+        assert rest.strip() == committed[heading].strip(), f"run {command}"
+    if len(same) == len(committed):
+        assert made[2] == COMMITTED.with_name("predictions.md").read_text(), f"run {command}"
