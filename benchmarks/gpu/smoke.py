@@ -27,7 +27,7 @@ from benchmarks.gpu.cases import CASES
 from benchmarks.operators import obstacles
 from partkernels.dispatch import triton_device
 
-TARGETS = ("cuda", "triton fused", "triton rebuild", "reference")
+TARGETS = ("cuda fused", "cuda rebuild", "triton fused", "triton rebuild", "reference")
 # Of a target: Triton compiles as long as it computes.
 PROCESSES = 3
 # What a case may take until it is taken to hang: Triton compiles it first.

@@ -64,8 +64,8 @@ def steps(out: Path) -> list[Step]:
         Step("smoke", smoke, 55, shown="|"),
         Step("tests of cuda", (*tests, "[cuda or -cuda"), 30),  # the backend, not "reference on cuda"
         Step("tests of triton", (*tests, "triton"), 40),
-        Step("memcheck", (*sanitizer, "memcheck", *smoke, "--limit=30", "cuda"), 30),
-        Step("racecheck", (*sanitizer, "racecheck", *smoke, "--limit=30", "cuda"), 25),
+        Step("memcheck", (*sanitizer, "memcheck", *smoke, "--limit=30", "cuda fused"), 30),
+        Step("racecheck", (*sanitizer, "racecheck", *smoke, "--limit=30", "cuda fused"), 25),
         Step("tune", (python, "-m", "benchmarks.tune", f"--preset={PRESET}", "--out", measured, "--minutes=0.6"), 45),
         Step("speed of cuda", suite("speed", "cuda", *linear, minutes=0.5), 40),
         Step("speed of triton", suite("speed", "triton", *linear, minutes=0.5), 45),

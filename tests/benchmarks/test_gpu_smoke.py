@@ -77,7 +77,7 @@ def test_a_crash_a_hang_and_a_lost_gpu_cost_one_case_each(processes, tmp_path, m
     (tmp_path / "worker.py").write_text(WORKER)
     monkeypatch.setattr(smoke, "PROCESSES", processes)
     worker = (sys.executable, str(tmp_path / "worker.py"))
-    said = smoke.run(["cuda"], range(12), seconds=60, limit=2, worker=worker)
+    said = smoke.run(["cuda fused"], range(12), seconds=60, limit=2, worker=worker)
     wrong = {number: text for (number, _), text in said.items() if text != "ok 0"}
     assert len(said) == 12
     assert wrong == {
@@ -90,16 +90,18 @@ def test_a_crash_a_hang_and_a_lost_gpu_cost_one_case_each(processes, tmp_path, m
 def test_a_process_that_cannot_start_and_time_that_is_over_are_told(tmp_path):
     (tmp_path / "worker.py").write_text("raise ImportError('no such module')")
     worker = (sys.executable, str(tmp_path / "worker.py"))
-    assert set(smoke.run(["cuda"], range(2), seconds=60, worker=worker).values()) == {
+    assert set(smoke.run(["cuda fused"], range(2), seconds=60, worker=worker).values()) == {
         "died of exit 1: ImportError: no such module"
     }
-    assert set(smoke.run(["cuda"], range(2), seconds=0, worker=worker).values()) == {"not run: out of time"}
+    assert set(smoke.run(["cuda fused"], range(2), seconds=0, worker=worker).values()) == {"not run: out of time"}
 
 
 def test_the_table_has_a_row_for_each_case_and_marks_what_is_wrong():
-    table = smoke.table({(0, "cuda"): "ok 1.0e-03", (0, "triton fused"): "off by 1|2", (1, "cuda"): "ok 2.0e-03"})
+    table = smoke.table(
+        {(0, "cuda fused"): "ok 1.0e-03", (0, "triton fused"): "off by 1|2", (1, "cuda fused"): "ok 2.0e-03"}
+    )
     assert table.splitlines() == [
-        "| largest error | cuda | triton fused |",
+        "| largest error | cuda fused | triton fused |",
         "| --- | --- | --- |",
         f"| {CASES[0]} | 1.0e-03 | **off by 1/2** |",
         f"| {CASES[1]} | 2.0e-03 |  |",
