@@ -227,7 +227,9 @@ def _trips(body: Sequence[Instruction]) -> int | None:
     additions = {}
     for each in body:
         numbers = [int(name, 16) for name in each.operands[1:] if re.fullmatch(r"0x[0-9a-f]+", name)]
-        if _ADD.match(each.name) and len(numbers) == 1 and not each.guard:
+        # By a register it goes on by what can't be told: IMAD.IADD's number is a factor of 1 then.
+        registers = [name for name in each.operands[1:] if re.match(r"U?R\d", name)]
+        if _ADD.match(each.name) and len(numbers) == len(registers) == 1 and not each.guard:
             sources = {name.removesuffix(".reuse") for name in each.operands[1:]}
             additions[each.operands[0]] = sources, numbers[0]
     # What is compared may be a constant ahead of what is counted.

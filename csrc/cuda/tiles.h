@@ -32,15 +32,10 @@ PARTKERNELS_DEVICE void copy_tile(SharedAddress tile, const Operand<T>& from, in
   const int first = crew.index / To::kParts, part = crew.index % To::kParts;
   const T* there = from.data + (row + first) * from.row_stride + col + 8 * part;
   const int64_t step = kStep * from.row_stride;
-  if (row + kRows <= from.rows && col + kCols <= from.cols) {
-    PARTKERNELS_UNROLL
-    for (int r = 0; r < kRows; r += kStep, there += step) copy_async(tile + To::offset(first + r, part), there, 16);
-    return;
-  }
-  const int entries = max_of(0, min_of(8, from.cols - (col + 8 * part)));
+  const int rows = from.rows - (row + first), bytes = 2 * max_of(0, min_of(8, from.cols - (col + 8 * part)));
+  PARTKERNELS_UNROLL
   for (int r = 0; r < kRows; r += kStep, there += step) {
-    const bool is_there = entries > 0 && row + first + r < from.rows;
-    copy_async(tile + To::offset(first + r, part), is_there ? there : from.data, is_there ? 2 * entries : 0);
+    copy_async(tile + To::offset(first + r, part), there, r < rows ? bytes : 0);
   }
 }
 
@@ -70,7 +65,7 @@ PARTKERNELS_DEVICE void copy_map(SharedAddress to, const Rebuilt<T>& w, int row,
   const int rows = byte < w.row_bytes ? w.weight.rows - row : 0;
   const uint8_t* there = w.map + (row + first) * w.row_bytes + byte;
   for (int r = first; r < kRows; r += step, there += step * w.row_bytes) {
-    copy_async(to + r * bytes + 16 * part, r < rows ? there : w.map, r < rows ? 16 : 0);
+    copy_async(to + r * bytes + 16 * part, there, r < rows ? 16 : 0);
   }
 }
 

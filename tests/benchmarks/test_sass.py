@@ -158,9 +158,16 @@ def test_a_part_that_may_be_skipped_is_counted():
     assert "SHF.L.U32" in names(loop)
 
 
-@pytest.mark.parametrize(("test", "times", "unknown"), [("R9, 0x40", 4, 0), ("R9, R8", 1, 1)])
-def test_a_loop_inside_counts_as_often_as_it_runs_if_that_can_be_told(test, times, unknown):
-    lines = PRODUCT, "LDS R1, [R2]", "VIADD R9, R9, 0x10", f"ISETP.GE.AND P0, PT, {test}, PT", "@!P0 BRA 0x10"
+@pytest.mark.parametrize(
+    ("add", "test", "times", "unknown"),
+    [
+        ("VIADD R9, R9, 0x10", "R9, 0x40", 4, 0),
+        ("VIADD R9, R9, 0x10", "R9, R8", 1, 1),
+        ("IMAD.IADD R9, R7, 0x1, R9", "R9, 0x40", 1, 1),
+    ],
+)
+def test_a_loop_inside_counts_as_often_as_it_runs_if_that_can_be_told(add, test, times, unknown):
+    lines = PRODUCT, "LDS R1, [R2]", add, f"ISETP.GE.AND P0, PT, {test}, PT", "@!P0 BRA 0x10"
     loop = main_loop(code(*lines, "@P1 BRA 0x0"))
     assert [count for each, count in loop.steps if each.opcode == "LDS"] == [times]
     assert loop.unknown == unknown

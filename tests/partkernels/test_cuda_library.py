@@ -101,6 +101,11 @@ def test_products_run_on_tensor_cores_from_asynchronous_copies(machine_code, arc
     assert any(copy in body for body in bodies)
 
 
+def test_no_wait_empties_the_first_level_cache(machine_code):
+    hopper = [body for (_, name), body in machine_code.items() if "hopper" in name]
+    assert hopper and all("SYNCS" in body and "CCTL" not in body for body in hopper)
+
+
 def test_no_local_memory_is_touched(machine_code):
     assert machine_code
     assert not [name for name, body in machine_code.items() if re.search(r"\b(LDL|STL)\b", body)]
