@@ -1,10 +1,11 @@
 """What instructions cost: how long a warp's keep each pipe of its quarter of a multiprocessor busy.
 
 A quarter issues one instruction a cycle. Most pipes take longer to accept one, so a loop takes as long as the busiest
-pipe, or as issuing it if that is more. Throughputs are those of the CUDA C++ Programming Guide's table "Throughput of
-Native Arithmetic Instructions", in results a clock of a multiprocessor: 16 are 8 cycles of a warp in its quarter, 64
-are 2, and 128 are 1. Which instruction is on which pipe: Nsight Compute's Kernel Profiling Guide ("Pipelines"), and for
-compute capability 8.0 and 9.0 https://forums.developer.nvidia.com/t/separate-cuda-core-pipeline-for-fp16-and-fp32/302018
+pipe, or as issuing it if that is more. Throughputs are in results a clock of a multiprocessor: 16 are 8 cycles of a
+warp in its quarter, 64 are 2, and 128 are 1. For compute capability 8.0 and 9.0 the pipes of floating point are from
+https://forums.developer.nvidia.com/t/separate-cuda-core-pipeline-for-fp16-and-fp32/302018; the other figures were
+written down without a source at hand. Hold them against "Throughput of Native Arithmetic Instructions" in the CUDA C++
+Programming Guide and "Pipelines" in Nsight Compute's Kernel Profiling Guide, or better, against a measurement.
 
 An opcode that no document names is on the pipe of its kind. What none says is taken to be slow: IMAD.WIDE and IMAD.HI,
 of 64-bit results, at half the rate of IMAD; uniform instructions at half the rate of issue; every thread's bytes as
