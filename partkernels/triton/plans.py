@@ -15,27 +15,12 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from partkernels import dispatch, plan, rebuilt
+from partkernels.plan import Config
 from partkernels.triton import measured
 from partkernels.triton.launch import Gpu
 
 # Terms of a sum that a fused kernel adds in one step.
 TERMS = 64
-
-
-@dataclass(frozen=True)
-class Config:
-    """A fused kernel's tile and its schedule.
-
-    Attributes:
-        down, across: the tile's sizes.
-        warps: of a program.
-        stages: of the pipeline of loads.
-    """
-
-    down: int
-    across: int
-    warps: int
-    stages: int
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 
 import numpy as np
@@ -331,11 +332,10 @@ def test_estimates_change_once_from_fused_to_rebuilding(own_measurements):
         assert fused[0] and not fused[-1] and all(a >= b for a, b in itertools.pairwise(fused))
 
 
-def test_an_unknown_plan_is_refused():
-    with (
-        pytest.raises(ValueError, match="there is no plan 'fast'; pass 'fused', 'rebuild' or a Config"),
-        use_plan("fast"),
-    ):
+@pytest.mark.parametrize("unknown", ["fast", 3, None, (64, 64, 4, 3)])
+def test_an_unknown_plan_is_refused(unknown):
+    message = re.escape(f"there is no plan {unknown!r}; pass 'fused', 'rebuild' or a Config")
+    with pytest.raises(ValueError, match=message), use_plan(unknown):
         pass
 
 
