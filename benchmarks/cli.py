@@ -23,7 +23,7 @@ from benchmarks.report import comparison, page
 from benchmarks.results import Record, Results, merged
 from benchmarks.rooflines import rooflines
 from benchmarks.speed import COMPILED, WORKS
-from partkernels.dispatch import backends
+from partkernels.backends.dispatch import backends
 from partkernels.partition import sizes
 
 # The C of --bits, which fills that many bits but for 8, where a byte a weight must hold the peers' ids too.

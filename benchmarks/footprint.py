@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from benchmarks.layer import Division
 from benchmarks.schemes import Where
 from benchmarks.train_step import TrainStep
-from partkernels import packed_map
-from partnets.partition import find
-from partnets.partitioned import partitioned_layers
+from partkernels.formats import packed_map
+from partnets.convert.partitioning import find
+from partnets.nn.partitioned import partitioned_layers
 
 MOMENTS = {"adam": 2, "sgd": 1}
 

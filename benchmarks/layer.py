@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import partkernels as pk
 import partnets
-from partnets.partitioned_layer import PartitionedLayer
+from partnets.nn.layer import PartitionedLayer
 
 T = TypeVar("T")
 DEFAULTS = ("zeros", "uniform", "normal", "stored")

@@ -14,7 +14,7 @@ from benchmarks.footprint import Footprint, mapped
 from benchmarks.operators import obstacles as unavailable
 from benchmarks.peak import Job
 from benchmarks.results import Record
-from partnets.partition import find
+from partnets.convert.partitioning import find
 
 FIGURES = tuple(field.name for field in dataclasses.fields(Footprint))
 SCHEMES = ("dense", "paper")

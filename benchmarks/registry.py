@@ -15,7 +15,7 @@ from benchmarks.measure import Batch
 from benchmarks.peak import Job
 from benchmarks.presets import Preset
 from benchmarks.results import Record
-from partkernels.dispatch import READY, backends
+from partkernels.backends.dispatch import READY, backends
 
 
 @dataclass(frozen=True)

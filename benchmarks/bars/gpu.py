@@ -15,7 +15,7 @@ from benchmarks.estimates import Estimate
 from benchmarks.figures import Figure, by_case
 from benchmarks.operators import PLANS
 from benchmarks.results import Record, Results
-from partkernels import packed_map
+from partkernels.formats import packed_map
 
 OURS = "partkernels triton"
 BEST = (OURS, *(f"{OURS} {plan}" for plan in PLANS))

@@ -16,7 +16,7 @@ from benchmarks.models import NAMED, linear
 from benchmarks.peak import Job
 from benchmarks.presets import PRESETS
 from benchmarks.summary import memory as rows
-from partkernels.dispatch import READY, backends
+from partkernels.backends.dispatch import READY, backends
 
 MIB = 1 << 20
 BACKEND = "cpu" if backends()["cpu"] == READY else "reference"
