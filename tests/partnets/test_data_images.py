@@ -13,8 +13,6 @@ from PIL import Image
 
 from partnets.data import cifar10, load, mnist, tiny_imagenet
 
-pytestmark = pytest.mark.filterwarnings("ignore:Failed to load image Python extension")
-
 
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch):
