@@ -215,6 +215,15 @@ def test_without_torchvision_the_cure_is_named(name, tmp_path, monkeypatch):
         load(name, tmp_path)
 
 
+def test_a_torchvision_of_another_pytorch_is_told(tmp_path, monkeypatch):
+    def import_module(name):
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr("partnets.data.images.import_module", import_module)
+    with pytest.raises(ImportError, match=r"\(operator .* does not exist\); .* belongs to PyTorch \d"):
+        cifar10(tmp_path)
+
+
 def test_torchvision_is_imported_only_when_files_are_read():
     code = "import sys, partnets.data; print(*{'torchvision', 'PIL', 'sklearn'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

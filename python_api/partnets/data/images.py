@@ -107,10 +107,13 @@ def cifar10(root: str | PathLike) -> Data:
         path = _find(folder, [name], PICKLE)
         if not datasets.utils.check_integrity(path, md5):
             raise _damaged(path, f"has another MD5 than {md5}", PICKLE)
-    parts = [Files(folder, train=train) for train in (True, False)]
-    images = [torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous() for part in parts]
-    labels = [torch.tensor(part.targets, device="cpu") for part in parts]
-    return Data("cifar10", *zip(images, labels, strict=True), 10, MEAN, STD)
+
+    def part(train: bool) -> tuple[Tensor, Tensor]:
+        files = Files(folder, train=train)
+        images = torch.from_numpy(files.data).permute(0, 3, 1, 2)  # torchvision's are [n, 32, 32, 3]
+        return images.contiguous(), torch.tensor(files.targets, device="cpu")
+
+    return Data("cifar10", part(train=True), part(train=False), 10, MEAN, STD)
 
 
 def tiny_imagenet(root: str | PathLike) -> Data:
@@ -124,8 +127,7 @@ def tiny_imagenet(root: str | PathLike) -> Data:
             train/<wnid>/images/*.JPEG, val/val_annotations.txt and val/images/*.JPEG.
 
     Returns:
-        Images uint8 [n, 3, 64, 64], red, green and blue; label i is line i + 1 of wnids.txt. As many images and classes
-        as there are.
+        Images uint8 [n, 3, 64, 64], red, green and blue, as many as there are; label i is line i + 1 of wnids.txt.
 
     Raises:
         ImportError: torchvision is not installed.
@@ -183,11 +185,9 @@ def _validation_files(folder: Path, labels: dict[str, int]) -> list[tuple[Path, 
 def _torchvision(module: str):
     try:
         return import_module(f"torchvision.{module}")
-    except ImportError as error:
-        raise ImportError(
-            "torchvision reads these files; pip install partkernels[data], with the torchvision that belongs to the"
-            f" installed PyTorch ({torch.__version__})."
-        ) from error
+    except (ImportError, RuntimeError) as error:  # the latter where it was built for another PyTorch
+        cure = f"pip install partkernels[data], with the torchvision that belongs to PyTorch {torch.__version__}"
+        raise ImportError(f"torchvision, which reads these files, cannot be imported ({error}); {cure}.") from error
 
 
 def _find(root: str | PathLike, names: Sequence[str], expected: str) -> Path:
