@@ -224,7 +224,7 @@ class BuildBackends(build_ext):
         binding = ["-Icsrc/include", f"-I{TORCH / 'include'}", "-DUSE_CUDA", "-fPIC", "-c", "csrc/torch/cuda.cpp"]
         commands = [[compiler(), *FLAGS, *binding, "-o", str(objects / "binding.o")]]
         sources = sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
-        sources.sort(key=lambda source: source.stem != "mma_products")  # takes longest, and begins first
+        sources.sort(key=lambda source: source.stem != "mma_matmul")  # takes longest, and begins first
         for source in sources:
             # These are of instructions that only 9.0a has.
             is_hopper = source.stem.startswith("hopper")

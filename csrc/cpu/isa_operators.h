@@ -2,8 +2,8 @@
 #pragma once
 
 #include "conv2d.h"
+#include "conv2d_few_channels.h"
 #include "embedding.h"
-#include "few_channels.h"
 #include "linear.h"
 #include "optimizers.h"
 #include "random_map.h"

@@ -1,9 +1,10 @@
 // The CUDA operators for PyTorch.
+#include "partkernels/cuda.h"
+
 #include <torch/csrc/stable/accelerator.h>
 
 #include "cuda_stream.h"
 #include "operators.h"
-#include "partkernels/kernels.h"
 
 namespace {
 

@@ -5,9 +5,9 @@
 #include <random>
 
 #include "check.h"
-#include "emulated_machine.h"
+#include "emulated_gpu.h"
 #include "numbers.h"
-#include "partkernels/kernels.h"
+#include "partkernels/cuda.h"
 #include "partkernels/packed_map.h"
 
 namespace {
