@@ -82,7 +82,7 @@ def test_no_kernel_spills_or_was_compiled_with_a_warning(wheel):
         assert "warning" not in output.lower(), f"{name}: {output}"
         frames = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", output)
         assert all(frame == ("0", "0", "0") for frame in frames), name
-        assert name in ("binding", "launch", "linear") or frames, f"{name} has no kernel"
+        assert name.startswith("binding") or name in ("launch", "linear") or frames, f"{name} has no kernel"
 
 
 @pytest.mark.parametrize(
