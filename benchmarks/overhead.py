@@ -14,12 +14,12 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
-from benchmarks import schemes
-from benchmarks.clock import WallClock
-from benchmarks.estimates import Estimate, passes
-from benchmarks.layer import CPU, Layer, Tensors
-from benchmarks.layer import THREE as DIVISION
-from benchmarks.measure import Batch, Plan, Run, Workload, measure
+from benchmarks.measuring.clock import WallClock
+from benchmarks.measuring.estimates import Estimate, passes
+from benchmarks.measuring.timing import Batch, Plan, Run, Workload, measure
+from benchmarks.peers import schemes
+from benchmarks.peers.layer import CPU, Layer, Tensors
+from benchmarks.peers.layer import THREE as DIVISION
 from benchmarks.results import Record
 
 LINEAR = Layer((1, 64), (64, 64))

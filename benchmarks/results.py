@@ -46,6 +46,13 @@ class Record:
         """The same in a line."""
         return f"{' '.join(map(str, (self.suite, *self.case.values())))}, {self.peer}"
 
+    @property
+    def problem(self) -> str:
+        """Why there is no figure, in a word: refused, failed or missing; empty if there is one."""
+        if self.refused or self.missing.startswith("failed"):
+            return "refused" if self.refused else "failed"
+        return "" if self.samples else "missing"
+
 
 @dataclass
 class Results:
@@ -70,6 +77,16 @@ class Results:
     rooflines: dict[str, float] = field(default_factory=dict)
     records: list[Record] = field(default_factory=list)
     format: int = FORMAT
+
+    @property
+    def device(self) -> str:
+        """The hardware that did the work."""
+        return str(self.machine.get("gpu") or self.machine["processor"])
+
+    @property
+    def version(self) -> str:
+        """The commit, with a '+' if files differed from it."""
+        return self.commit[:9] + "+" * self.modified
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes a file, whole or not at all."""

@@ -24,7 +24,7 @@ from threading import Timer
 import torch
 
 from benchmarks.gpu.cases import CASES
-from benchmarks.operators import obstacles
+from benchmarks.peers.operators import obstacles
 from partkernels.dispatch import triton_device
 
 TARGETS = ("cuda fused", "cuda rebuild", "triton fused", "triton rebuild", "reference")

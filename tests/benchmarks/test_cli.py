@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import readme
 from benchmarks.cli import main
-from benchmarks.estimates import CONFIDENCE, Estimate
+from benchmarks.measuring.estimates import CONFIDENCE, Estimate
 from benchmarks.presets import PRESETS
-from benchmarks.registry import SUITES
+from benchmarks.report import readme
 from benchmarks.results import Results
+from benchmarks.suites import SUITES
 
 ROOT = Path(__file__).parents[2]
 TINY = ["--preset", "tiny"]
@@ -146,6 +146,7 @@ def test_a_readme_without_its_markers_stays_as_it_is(tmp_path, measured):
     assert "| linear forward, float32, 2-bit map" in text
 
 
+@pytest.mark.full
 def test_pytest_benchmark_runs_the_same_suites(tmp_path):
     path = tmp_path / "pytest.json"
     command = [sys.executable, "-m", "pytest", "-q", "benchmarks/under_pytest.py", "--preset", "tiny"]

@@ -13,7 +13,10 @@ from tritons import OLDEST, compiling, needs_oldest
 triton = pytest.importorskip("triton")
 
 from benchmarks.compiled_kernels.kernels import Kernel  # noqa: E402
-from benchmarks.without_gpu import TARGETS  # noqa: E402
+from benchmarks.compiled_kernels.without_gpu import TARGETS  # noqa: E402
+
+# Compiling takes two minutes.
+pytestmark = pytest.mark.full
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / "benchmarks" / "results" / "compiled-kernels.md"

@@ -3,8 +3,8 @@
 import pytest
 
 from benchmarks import overhead
-from benchmarks.estimates import Estimate
-from benchmarks.measure import Plan
+from benchmarks.measuring.estimates import Estimate
+from benchmarks.measuring.timing import Plan
 from benchmarks.results import Record
 
 ONCE = Plan(passes=1, rounds=2, sample=0, seconds=0)

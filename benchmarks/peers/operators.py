@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 import partkernels as pk
-from benchmarks.layer import Layer, Tensors
-from benchmarks.measure import Missing, Run
+from benchmarks.measuring.timing import Missing, Run
+from benchmarks.peers.layer import Layer, Tensors
 from partkernels.dispatch import READY, backends, noting
 from partkernels.operators import calls
 from partkernels.plan import NAMES, use_plan

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import partkernels as pk
-from benchmarks import schemes
-from benchmarks.layer import Layer, Tensors
-from benchmarks.measure import Missing, Run
-from benchmarks.operators import compiled, obstacles, slack
+from benchmarks.measuring.timing import Missing, Run
+from benchmarks.peers import schemes
+from benchmarks.peers.layer import Layer, Tensors
+from benchmarks.peers.operators import compiled, obstacles, slack
 from partkernels.testing import Yardstick
 
 

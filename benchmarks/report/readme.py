@@ -7,7 +7,10 @@ import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import pandas as pd
+
 from benchmarks import summary
+from benchmarks.figures import markdown
 from benchmarks.results import Record, Results
 
 BEGIN, END = "<!-- benchmarks: made by `python -m benchmarks report`; edits are lost -->", "<!-- end of benchmarks -->"
@@ -35,8 +38,9 @@ def tables(results: Sequence[Results]) -> str:
 
 
 def _how(results: Results) -> str:
-    device = results.machine.get("gpu") or f"{results.machine['processor']}, {results.settings['threads']} threads"
-    instructions = "" if results.machine.get("gpu") else f", {results.machine['instructions']}"
+    is_gpu = bool(results.machine.get("gpu"))
+    device = results.device if is_gpu else f"{results.device}, {results.settings['threads']} threads"
+    instructions = "" if is_gpu else f", {results.machine['instructions']}"
     commit = results.commit[:9] + (" with changes" if results.modified else "")
     return (
         f"**{device}{instructions}**, torch {results.versions['torch']}, commit {commit}, {results.date[:10]}:"
@@ -45,36 +49,34 @@ def _how(results: Results) -> str:
 
 
 def _tables(results: Results) -> Iterable[str]:
-    records = results.records
-    if rows := summary.speed(records):
-        several = len({row.defaults for row in rows}) > 1
-        yield _table(
-            ("layer, worst live subnetwork", "time over dense", "least to greatest", "faster than `torch.where`"),
-            [
-                (
-                    f"{row.operator} {row.work}, {row.dtype}, {row.bits}-bit map, "
-                    f"{f'{row.defaults}, ' * several}`{row.peer}`, {row.shapes} shapes",
-                    f"{row.dense[0]:.2f}",
-                    f"{row.dense[1]:.2f} to {row.dense[2]:.2f}",
-                    "" if math.isnan(row.where) else f"{row.where:.2f}×",
-                )
-                for row in rows
-            ],
-        )
-    if rows := _steps(records):
+    rows = summary.speed(results.records)
+    if len(rows):
+        several = rows.defaults.nunique() > 1
+        head = ("layer, worst live subnetwork", "time over dense", "least to greatest", "faster than `torch.where`")
+        yield markdown(head, [_speed(row, several) for _, row in rows.iterrows()])
+    if rows := _steps(results.records):
         yield rows
-    if rows := [row for row in summary.memory(records) if row.model in SHOWN and row.peer != "dense"]:
-        yield _table(
+    rows = summary.memory(results.records)
+    rows = rows[rows.model.isin(SHOWN) & (rows.peer != "dense")] if len(rows) else rows
+    if len(rows):
+        yield markdown(
             ("bytes a parameter", "parameters", "map", "defaults", "optimiser", "peak over dense"),
             [
                 (
                     f"{row.model}, {_scheme(row.peer)}",
-                    *(f"{row.bytes[name]:.3g}" for name in ("parameters", "map", "defaults", "state")),
-                    ", ".join(f"{ratio:.3f} by {how}" for how, ratio in row.peak_of_dense.items()),
+                    *(f"{row[name]:.3g}" for name in summary.KEPT),
+                    ", ".join(f"{ratio:.3f} by {how}" for how, ratio in row.peak.items()),
                 )
-                for row in rows
+                for _, row in rows.iterrows()
             ],
         )
+
+
+def _speed(row: pd.Series, several: bool) -> tuple[str, ...]:
+    defaults = f"{row.defaults}, " * several
+    what = f"{row.operator} {row.work}, {row['dtype']}, {row.bits}-bit map, {defaults}`{row.peer}`, {row.shapes} shapes"
+    where = "" if math.isnan(row["where"]) else f"{row['where']:.2f}×"
+    return what, f"{row['mean']:.2f}", f"{row.low:.2f} to {row.high:.2f}", where
 
 
 def steps(results: Results) -> str:
@@ -83,28 +85,15 @@ def steps(results: Results) -> str:
 
 
 def _steps(records: Sequence[Record]) -> str:
-    rows = [row for row in summary.step(records) if "series" not in row.case]
-    if not rows:
-        return ""
-    return _table(
-        ("training step over a dense one (Table 8)", "weights", "ψ", "the paper's on its GPU"),
-        [
-            (
-                f"{row.case['model']}, batch {row.case['batch']}, {row.case['samples']} sample"
-                f"{'s' * (row.case['samples'] > 1)}, {_scheme(row.scheme)}",
-                f"{row.parameters.value:.2f}" if row.parameters else "",
-                f"{row.hyperparameters.value:.2f}" if row.hyperparameters else "",
-                f"{row.paper[0]}, {row.paper[1]}" if row.paper and row.scheme != "paper" else "",
-            )
-            for row in rows
-        ],
-    )
+    rows, lines = summary.step(records), []
+    for row in rows[rows.series == ""].itertuples() if len(rows) else ():
+        samples = f"{row.samples} sample{'s' * (row.samples > 1)}"
+        costs = [f"{cost.value:.2f}" if cost else "" for cost in (row.parameters, row.hyperparameters)]
+        paper = f"{row.paper[0]}, {row.paper[1]}" if row.paper and row.scheme != "paper" else ""
+        lines.append((f"{row.model}, batch {row.batch}, {samples}, {_scheme(row.scheme)}", *costs, paper))
+    head = ("training step over a dense one (Table 8)", "weights", "ψ", "the paper's on its GPU")
+    return markdown(head, lines) if lines else ""
 
 
 def _scheme(name: str) -> str:
     return {"paper": "the paper's scheme", "floor": "the floor"}.get(name, f"`{name}`")
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import partnets
-from benchmarks.schemes import under
+from benchmarks.peers.schemes import under
 from partnets.hyper import hyperparameters
 from partnets.partitioned import partitioned_layers
 from partnets.trainer import frozen
@@ -28,7 +28,7 @@ class TrainStep:
     the same gradients. (The method forbids that, since they would learn from every chunk; here their cost counts.)
 
     Args:
-        scheme: of benchmarks.schemes.
+        scheme: of benchmarks.peers.schemes.
         model: partitioned; it stays as it is.
         x, y: examples and their labels.
         active, update: the live subnetwork and the partition that learns; update=None trains ψ alone.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from tqdm import tqdm
 
-from benchmarks.clock import Call, EventClock, WallClock
+from benchmarks.measuring.clock import Call, EventClock, WallClock
 from benchmarks.results import Record
 
 # How often what was measured is saved, in seconds: all that a run that is killed can lose.

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.layer import Layer
+from benchmarks.peers.layer import Layer
 from partkernels import packed_map
 from partkernels.defaults import Normal, Stored, Uniform, Zeros
 from partkernels.partition import Partition

@@ -3,7 +3,7 @@
 The allocator knows tensors to the byte, but not what libraries and kernels take for themselves. The resident memory of
 a process knows that too, in pages. On a GPU the allocator has both.
 
-usage: python -m benchmarks.peak, with the Job as JSON on standard input; prints the peaks as JSON. Linux only.
+usage: python -m benchmarks.measuring.peak, with the Job as JSON on standard input; prints peaks as JSON. Linux only.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import partkernels as pk
-from benchmarks import models
-from benchmarks.layer import THREE, Division
-from benchmarks.operators import under_plan
-from benchmarks.schemes import partitioned
-from benchmarks.train_step import PHASES, TrainStep, seeded
+from benchmarks.peers import models
+from benchmarks.peers.layer import THREE, Division
+from benchmarks.peers.operators import under_plan
+from benchmarks.peers.schemes import partitioned
+from benchmarks.peers.train_step import PHASES, TrainStep, seeded
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
 class Job:
-    """Whose peak is asked for: a model of benchmarks.models under a scheme, on a backend of ours.
+    """Whose peak is asked for: a model of benchmarks.peers.models under a scheme, on a backend of ours.
 
     plan: of operators.PLANS, for a GPU's backend; empty for the one that it chooses.
     """
@@ -143,7 +143,7 @@ def by_process(job: Job) -> dict[str, int]:
     tunables = "glibc.malloc.mmap_threshold=65536:glibc.malloc.trim_threshold=65536"
     paths = os.pathsep.join([str(ROOT), str(ROOT / "python_api"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.peak"],
+        [sys.executable, "-m", "benchmarks.measuring.peak"],
         input=json.dumps(dataclasses.asdict(job)),
         env={**os.environ, "GLIBC_TUNABLES": tunables, "PYTHONPATH": paths},
         capture_output=True,

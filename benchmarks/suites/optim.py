@@ -6,16 +6,20 @@ import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import torch
 from torch import nn
 
-from benchmarks.layer import CPU, THREE, Division
-from benchmarks.measure import Run, Workload
-from benchmarks.models import Model
-from benchmarks.schemes import partitioned, weighted_layers
-from benchmarks.train_step import dense_optimizer, partitioned_optimizer, seeded
+from benchmarks.measuring.clock import WallClock
+from benchmarks.measuring.timing import Batch, Run, Workload
+from benchmarks.peers.layer import CPU, THREE, Division
+from benchmarks.peers.models import Model
+from benchmarks.peers.schemes import partitioned, weighted_layers
+from benchmarks.peers.train_step import dense_optimizer, partitioned_optimizer, seeded
+from benchmarks.suites.options import Options
 
+ABOUT = "optimisers' steps over one partition"
 OPTIMIZERS = ("adam", "sgd")
 PEERS = ("torch, fused", "torch, foreach", "partnets")
 LR = 1e-3
@@ -30,45 +34,29 @@ class Parameters:
     device: torch.device = CPU
 
 
-def workloads(
-    parameters: Iterable[Parameters], updates: Sequence[int], *, optimizers: Sequence[str] = OPTIMIZERS
-) -> list[Workload]:
+def batch(options: Options) -> Batch:
+    division, plan = options.divisions[0], options.preset.plan
+    of = [Parameters(options.model(name), division, options.device) for name in options.preset.optim]
+    return Batch(workloads(of, options.preset.updates), WallClock(options.device, plan.sample), plan)
+
+
+def workloads(parameters: Iterable[Parameters], updates: Sequence[int]) -> list[Workload]:
     """A workload for each model, optimiser and partition that is updated."""
-    return [
-        Workload(
-            "optim",
-            _case(of, optimizer, update),
-            partial(_setup, of),
-            {peer: partial(_run, peer, optimizer, update) for peer in PEERS},
-            _facts(of, update),
-        )
-        for of in parameters
-        for optimizer in optimizers
-        for update in updates
-        if update <= of.division.count
-    ]
-
-
-def _case(of: Parameters, optimizer: str, update: int) -> dict[str, str | int]:
-    return {
-        "model": of.model.name,
-        "optimizer": optimizer,
-        "device": of.device.type,
-        **of.division.case(),
-        "update": update,
-    }
-
-
-def _facts(of: Parameters, update: int) -> dict[str, float | str]:
-    return {"share": of.division.proportions[update - 1]}
+    found = []
+    for of, optimizer, update in product(parameters, OPTIMIZERS, updates):
+        if update <= of.division.count:
+            case = {"model": of.model.name, "optimizer": optimizer, "device": of.device.type}
+            peers = {peer: partial(_run, peer, optimizer, update) for peer in PEERS}
+            facts = {"share": of.division.proportions[update - 1]}
+            case |= {**of.division.case(), "update": update}
+            found.append(Workload("optim", case, partial(_setup, of), peers, facts))
+    return found
 
 
 def _setup(of: Parameters, seed: int) -> nn.Module:
     """The partitioned model; every weight has a gradient, and nothing else is trained."""
     with seeded(seed):
-        model = partitioned(of.model.make().to(of.device), of.division, seed)
-        for parameter in model.parameters():
-            parameter.requires_grad_(False)
+        model = partitioned(of.model.make().to(of.device), of.division, seed).requires_grad_(False)
         for _, layer in weighted_layers(model):
             layer.weight.requires_grad_(True)
             layer.weight.grad = torch.randn(layer.weight.shape).to(layer.weight)
@@ -83,8 +71,7 @@ def _run(peer: str, name: str, update: int, model: nn.Module) -> Run:
 
 
 def _torch(name: str, model: nn.Module, **implementation: bool) -> torch.optim.Optimizer:
-    weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return dense_optimizer(name, weights, LR, **implementation)
+    return dense_optimizer(name, [p for p in model.parameters() if p.requires_grad], LR, **implementation)
 
 
 def _copy(model: nn.Module) -> nn.Module:
@@ -102,8 +89,7 @@ def _check(name: str, update: int, model: nn.Module) -> None:
     for _ in range(2):
         optimizers[0].step(update=update)
         optimizers[1].step()
-    before = dict(weighted_layers(model))
-    dense = dict(weighted_layers(theirs))
+    before, dense = dict(weighted_layers(model)), dict(weighted_layers(theirs))
     for path, layer in weighted_layers(ours):
         owned = layer.partition.mask(update)
         assert torch.equal(layer.weight[~owned], before[path].weight[~owned]), f"{path}: other partitions have moved"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import partnets
-from benchmarks.layer import Division
+from benchmarks.peers.layer import Division
 from partnets.partition import replace_modules
 from partnets.partitioned import partitioned_layers
 from partnets.partitioned_layer import PartitionedLayer

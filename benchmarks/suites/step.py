@@ -12,17 +12,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import partkernels as pk
-from benchmarks.layer import CPU, THREE, Division
-from benchmarks.measure import Missing, Run, Workload
-from benchmarks.models import Model, fixup_resnet
-from benchmarks.operators import obstacles
-from benchmarks.schemes import partitioned, under, weight, weighted_layers
-from benchmarks.train_step import TrainStep, seeded
+from benchmarks.measuring.clock import WallClock
+from benchmarks.measuring.timing import Batch, Missing, Run, Workload
+from benchmarks.peers.layer import CPU, THREE, Division
+from benchmarks.peers.models import Model, fixup_resnet
+from benchmarks.peers.operators import obstacles
+from benchmarks.peers.schemes import partitioned, under, weight, weighted_layers
+from benchmarks.peers.train_step import TrainStep, seeded
+from benchmarks.suites.options import Options
 from partnets import hyper
 
-# Of the paper's Table 8, on an RTX 3080: updates of the weights and of the hyperparameters over a dense update.
-PAPER = {"MNIST CNN": (1.08, 1.08), "ResNet-8": (1.17, 1.08), "ResNet-14": (1.21, 1.09)}
-UPDATES = ("parameters", "hyperparameters")
+ABOUT = "updates of weights and of hyperparameters beside a dense training step (Table 8)"
 # Rounding errors grow through a network by chance, whoever makes them.
 SLACK = 4.0
 # The gradient jumps where a ReLU's input changes its sign, which rounding does too: one jump of 2e-3 was seen in some
@@ -59,6 +59,16 @@ class Data:
     y: Tensor
 
 
+def batch(options: Options) -> Batch:
+    preset, division, device = options.preset, options.divisions[0], options.device
+    trainings = [
+        Training(options.model(name), batch, samples, division, device) for name, batch, samples in preset.step
+    ]
+    trainings += series(device) if preset.series else []
+    found = workloads(trainings, options.backends, paper=preset.paper)
+    return Batch(found, WallClock(device, preset.step_plan.sample), preset.step_plan)
+
+
 def workloads(trainings: Iterable[Training], backends: Sequence[str], *, paper: bool = True) -> list[Workload]:
     """A workload for each training and live subnetwork k.
 
@@ -68,40 +78,23 @@ def workloads(trainings: Iterable[Training], backends: Sequence[str], *, paper: 
     schemes = [("paper", "paper", "auto")] if paper else []
     schemes += [(f"partkernels {backend}", "partkernels", backend) for backend in backends]
     found = []
-    for training in trainings:
-        for active in training.actives or range(1, training.division.count + 1):
-            peers = {"dense": partial(_run, training, "dense", "auto", active, active)}
+    for of in trainings:
+        u = of.division.proportions
+        for active in of.actives or range(1, of.division.count + 1):
+            # How often training draws this update, as Appendix I.1 has it.
+            facts = {"share of parameters": u[active - 1]}
+            peers = {"dense": partial(_run, of, "dense", "auto", active, active)}
             for name, scheme, backend in schemes:
-                peers[f"{name}, parameters"] = partial(_run, training, scheme, backend, active, active)
-                if active < training.division.count:
-                    peers[f"{name}, hyperparameters"] = partial(_run, training, scheme, backend, active, None)
-            found.append(
-                Workload("step", _case(training, active), partial(_setup, training), peers, _facts(training, active))
-            )
+                peers[f"{name}, parameters"] = partial(_run, of, scheme, backend, active, active)
+                if active < of.division.count:
+                    peers[f"{name}, hyperparameters"] = partial(_run, of, scheme, backend, active, None)
+                    facts["share of hyperparameters"] = u[active] / sum(u[1:])
+            case = {"model": of.model.name, "batch": of.batch, "samples": of.samples, "optimizer": of.model.optimizer}
+            case |= {"device": of.device.type, **of.division.case(), "active": active}
+            if of.series:
+                case, facts = case | {"series": of.series}, facts | {"place": of.place}
+            found.append(Workload("step", case, partial(_setup, of), peers, facts))
     return found
-
-
-def _case(training: Training, active: int) -> dict[str, str | int]:
-    series = {"series": training.series} if training.series else {}
-    return {
-        "model": training.model.name,
-        "batch": training.batch,
-        "samples": training.samples,
-        "optimizer": training.model.optimizer,
-        "device": training.device.type,
-        **training.division.case(),
-        "active": active,
-        **series,
-    }
-
-
-def _facts(training: Training, active: int) -> dict[str, float | str]:
-    """How often training draws this update, as Appendix I.1 has it."""
-    u = training.division.proportions
-    facts = {"share of parameters": u[active - 1]}
-    if active < len(u):
-        facts["share of hyperparameters"] = u[active] / sum(u[1:])
-    return facts | ({"place": training.place} if training.series else {})
 
 
 def _setup(training: Training, seed: int) -> Data:
