@@ -56,6 +56,7 @@ gpu:
 lint: $(VENV)/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tests/imports.py
 	$(BIN)/clang-format --dry-run -Werror $(CPP)
 
 # The C++ library for CPUs, its tests, and the CUDA kernels under an emulator, all under the address and

@@ -19,7 +19,8 @@ import torch.distributed as dist
 from torch import nn
 
 import partnets
-from partnets import callbacks, distributed, hyper
+from partnets import distributed, hyper
+from partnets.training import callbacks
 
 PROPORTIONS = (0.8, 0.1, 0.1)
 

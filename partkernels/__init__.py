@@ -4,18 +4,19 @@ Each entry of a weight belongs to one of C partitions. Subnetwork k uses the ent
 value elsewhere. The operators compute with a subnetwork's weight without ever materialising it.
 """
 
+from partkernels import _moved  # noqa: F401
 from partkernels._version import __version__
-from partkernels.conv2d import conv1d, conv2d
-from partkernels.conv_transpose2d import conv_transpose1d, conv_transpose2d
+from partkernels.backends.dispatch import backends, use_backend
 from partkernels.defaults import Defaults, Normal, Stored, Uniform, Zeros
-from partkernels.dispatch import backends, use_backend
-from partkernels.embedding import embedding
 from partkernels.explain import explain
-from partkernels.linear import linear
-from partkernels.operators import InputError
-from partkernels.optimizers import adam_step, sgd_step
+from partkernels.operators.checks import InputError
+from partkernels.operators.conv import conv1d, conv2d
+from partkernels.operators.conv_transpose import conv_transpose1d, conv_transpose2d
+from partkernels.operators.embedding import embedding
+from partkernels.operators.linear import linear
+from partkernels.operators.optimizers import adam_step, sgd_step
+from partkernels.operators.subnetwork_weight import subnetwork_weight
 from partkernels.partition import Partition
-from partkernels.subnetwork_weight import subnetwork_weight
 
 __all__ = [
     "Defaults",

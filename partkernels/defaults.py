@@ -14,11 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from partkernels import dispatch, reference
-from partkernels.packed_map import from_matrix, matrix_shape, row_bytes
+from partkernels.backends import dispatch
+from partkernels.backends.reference import operators as reference
+from partkernels.formats.packed_map import from_matrix, matrix_shape, row_bytes
 
-# Columns that share their draws: a shard with drawn defaults begins at a multiple of them.
-GROUP = 64
 # Within these the step of a draw is a normal bfloat16 number on every backend, flush-to-zero or not.
 SCALE_RANGE = (1e-30, 1e30)
 SEED_LIMIT = 1 << 63

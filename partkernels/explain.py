@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from partkernels import dispatch
+from partkernels.backends import dispatch
 
 
 def explain(function: Callable, *args, **kwargs) -> str:

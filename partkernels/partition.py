@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from partkernels import dispatch, packed_map
-from partkernels.defaults import GROUP, Defaults, Normal, Stored, Uniform, Zeros, check_seed
+from partkernels.backends import dispatch
+from partkernels.defaults import Defaults, Normal, Stored, Uniform, Zeros, check_seed
+from partkernels.formats import packed_map
+from partkernels.formats.philox import GROUP
 
 # Map bytes read at once when a map is checked.
 CHUNK_BYTES = 1 << 18

@@ -2,7 +2,7 @@
 
 import torch
 
-from partnets.partitioned import partitioned_layers
+from partnets.nn.partitioned import partitioned_layers
 
 
 def owned(model, states, partitions):

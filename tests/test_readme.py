@@ -9,6 +9,7 @@ ROOT = Path(__file__).parents[1]
 # The number of blocks, and of what kind one of the names is in the end.
 PAGES = {
     "README.md": (4, "history", "History"),
+    "docs/tutorial.md": (9, "deployed", "GraphModule"),
     "docs/training.md": (4, "history", "History"),
     "docs/layers.md": (2, "model", "Embedded"),
     "docs/integrations.md": (3, "bert", "BertForSequenceClassification"),
@@ -29,7 +30,6 @@ def test_the_pages_have_code(page):
     "ignore:The 'train_dataloader' does not have many workers",
     "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning",
     "ignore:'pin_memory' argument is set as true",
-    "ignore:Failed to load image Python extension",
 )
 @pytest.mark.parametrize("page", PAGES)
 def test_the_code_runs_from_top_to_bottom(page, tmp_path, monkeypatch):

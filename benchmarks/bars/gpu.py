@@ -15,7 +15,7 @@ from benchmarks.figures import figures, over
 from benchmarks.measuring.estimates import Estimate
 from benchmarks.peers.operators import PLANS
 from benchmarks.results import Record, Results
-from partkernels import packed_map
+from partkernels.formats import packed_map
 
 OURS = "partkernels triton"
 BEST = (OURS, *(f"{OURS} {plan}" for plan in PLANS))

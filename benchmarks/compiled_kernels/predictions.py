@@ -13,11 +13,11 @@ from benchmarks.compiled_kernels import cuda
 from benchmarks.compiled_kernels.kernels import Kernel
 from benchmarks.compiled_kernels.pipes import LANES, QUARTERS, WGMMA
 from benchmarks.compiled_kernels.triton import CONVOLUTION, FLOAT32, LARGE, LARGE_FLOAT, MIDDLE, Case
-from partkernels.cuda import is_estimated_faster
-from partkernels.rebuilt import SLICE
-from partkernels.triton import plans
-from partkernels.triton.launch import Gpu
-from partkernels.triton.plans import Config, Product
+from partkernels.backends.cuda.operators import is_estimated_faster
+from partkernels.backends.rebuilt import SLICE
+from partkernels.backends.triton import plans
+from partkernels.backends.triton.launch import Gpu
+from partkernels.backends.triton.plans import Config, Product
 
 H200 = Gpu("NVIDIA H200", multiprocessors=132, shared_memory=227 << 10, is_hopper=True)
 # What cuBLAS reaches on random bfloat16 numbers, and copies of gigabytes, by PyTorch on an H200; its clock under load.

@@ -10,8 +10,8 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.peers.layer import Layer
-from partkernels import packed_map
 from partkernels.defaults import Normal, Stored, Uniform, Zeros
+from partkernels.formats import packed_map
 from partkernels.partition import Partition
 
 META = torch.device("meta")
@@ -66,9 +66,9 @@ class Case:
 
 
 def call(case: Case, plan: str = "fused") -> None:
-    from partkernels import triton as backend
-    from partkernels.plan import use_plan
-    from partkernels.triton.plans import Config
+    from partkernels.backends.plan import use_plan
+    from partkernels.backends.triton import operators as backend
+    from partkernels.backends.triton.plans import Config
 
     layer, count = case.layer, COUNTS[case.bits]
     memory = torch.channels_last if layer.operator == "conv2d" else torch.contiguous_format
@@ -147,6 +147,6 @@ def pretend(target: Target) -> None:
     torch.version.hip = "7" if target.backend == "hip" else None
     torch.backends.cuda.matmul.fp32_precision = "tf32"
 
-    from partkernels.triton import launch
+    from partkernels.backends.triton import launch
 
     launch.gpu = lambda _: launch.Gpu(target.gpu, target.multiprocessors, target.shared_memory, target.arch == 90)

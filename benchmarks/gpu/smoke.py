@@ -25,7 +25,7 @@ import torch
 
 from benchmarks.gpu.cases import CASES
 from benchmarks.peers.operators import obstacles
-from partkernels.dispatch import triton_device
+from partkernels.backends import triton
 
 TARGETS = ("cuda fused", "cuda rebuild", "triton fused", "triton rebuild", "reference")
 # Of a target: Triton compiles as long as it computes.
@@ -63,7 +63,7 @@ def here(target: str, numbers: Sequence[int], limit: int) -> bool:
 
 
 def _device(target: str) -> str:
-    return triton_device() if target.startswith("triton") else "cuda"
+    return next(iter(triton.BACKEND.devices)) if target.startswith("triton") else "cuda"
 
 
 def _obstacle(target: str) -> str:

@@ -83,7 +83,7 @@ class Recipe:
         lr = self.lr if lr is None else lr
         precision = self.weight_decay * sum(chunks.sizes) ** 0.5
         decay = partnets.optim.decays(precision, chunks.sizes, rule="square root")
-        decay += decay[-1:] * (partnets.partitioned.count(model) - len(decay))
+        decay += decay[-1:] * (partnets.nn.partitioned.count(model) - len(decay))
         if self.momentum is None:
             return partnets.optim.Adam(model, lr=lr, weight_decay=decay)
         return partnets.optim.SGD(model, lr=lr, momentum=self.momentum, weight_decay=decay)

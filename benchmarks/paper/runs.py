@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 import partnets
 from benchmarks.paper.experiment import Experiment, Record
-from partnets.files import replacing
+from partnets.utils.files import replacing
 
 # A checkpoint of a long training is written after each so many steps.
 CHECKPOINT_EVERY = 500

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 import partkernels as pk
 import partnets
-from partnets.partitioned_layer import PartitionedLayer
+from partkernels.formats import packed_map
+from partnets.nn.layer import PartitionedLayer
 
 T = TypeVar("T")
 DEFAULTS = ("zeros", "uniform", "normal", "stored")
@@ -35,7 +36,7 @@ class Division:
 
     def case(self) -> dict[str, str | int]:
         """What tells this division apart in results."""
-        bits = pk.packed_map.bits_for(self.count)
+        bits = packed_map.bits_for(self.count)
         proportions = "/".join(f"{p:g}" for p in self.proportions)
         if len(set(self.proportions)) == 1:
             proportions = f"1/{self.count} each"

@@ -20,9 +20,9 @@ from torch import Tensor
 import partkernels as pk
 from benchmarks.measuring.timing import Missing, Run
 from benchmarks.peers.layer import Layer, Tensors
-from partkernels.dispatch import READY, backends, noting
-from partkernels.operators import calls
-from partkernels.plan import NAMES, use_plan
+from partkernels.backends.dispatch import READY, backends, noting
+from partkernels.backends.plan import NAMES, use_plan
+from partkernels.operators.registration import calls
 from partkernels.testing import Yardstick
 
 WORKS = ("forward", "grad_input", "grad_weight")

@@ -12,9 +12,9 @@ from torch.nn.utils import parametrize
 
 import partnets
 from benchmarks.peers.layer import Division
-from partnets.partition import replace_modules
-from partnets.partitioned import partitioned_layers
-from partnets.partitioned_layer import PartitionedLayer
+from partnets.convert.partitioning import replace_modules
+from partnets.nn.layer import PartitionedLayer
+from partnets.nn.partitioned import partitioned_layers
 
 SCHEMES = ("dense", "where", "parametrize", "paper", "partkernels")
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import partnets
 from benchmarks.peers.schemes import under
 from partnets.hyper import hyperparameters
-from partnets.partitioned import partitioned_layers
-from partnets.trainer import frozen
+from partnets.nn.partitioned import partitioned_layers
+from partnets.utils.modules import frozen
 
 PHASES = ("forward", "backward", "step")
 # So small that many steps on random labels don't carry the weights away.

@@ -24,9 +24,9 @@ from benchmarks.peers.schemes import Where
 from benchmarks.peers.train_step import TrainStep
 from benchmarks.results import Record
 from benchmarks.suites.options import Options
-from partkernels import packed_map
-from partnets.partition import find
-from partnets.partitioned import partitioned_layers
+from partkernels.formats import packed_map
+from partnets.convert.partitioning import find
+from partnets.nn.partitioned import partitioned_layers
 
 ABOUT = "bytes a weight, and the peak of a training step"
 SCHEMES = ("dense", "paper")

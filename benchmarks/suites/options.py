@@ -10,7 +10,7 @@ from benchmarks.measuring.clock import EventClock, WallClock
 from benchmarks.peers import models
 from benchmarks.peers.layer import CPU, THREE, Division
 from benchmarks.presets import Preset
-from partkernels.dispatch import READY, backends
+from partkernels.backends.dispatch import BACKENDS
 
 
 @dataclass(frozen=True)
@@ -45,5 +45,6 @@ class Options:
 
 def default_backends(device: torch.device) -> tuple[str, ...]:
     """Our backends that are ready for a device; the reference only if there is no other."""
-    ready = (name for name, status in backends().items() if status == READY and name != "reference")
-    return tuple(name for name in ready if (name == "cpu") == (device.type == "cpu")) or ("reference",)
+    # Triton's interpreter serves CPUs too, slowly.
+    is_ours = {n: b.devices == {device.type} and (b.automatic or device.type != "cpu") for n, b in BACKENDS.items()}
+    return tuple(n for n in reversed(BACKENDS) if is_ours[n] and BACKENDS[n].is_ready) or ("reference",)

@@ -7,26 +7,33 @@ Partition a model and its data, and train weights and hyperparameters together:
     history = partnets.Trainer(model, chunks, hyper=augmentation).fit(1000)
 """
 
-from partnets import baselines, callbacks, data, hyper, loggers, models, optim
-from partnets.attention import MultiheadAttention
-from partnets.batch_norms import BatchNorm1d, BatchNorm2d, BatchNorm3d
-from partnets.chunks import Chunks, chunk
-from partnets.conv2d import Conv1d, Conv2d, Conv3d
-from partnets.conv_transpose2d import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
-from partnets.embedding import Embedding, EmbeddingBag
-from partnets.evaluation import accuracy, loss_matrix, mean_loss, per_subnetwork
-from partnets.finalize import finalize
-from partnets.history import History
-from partnets.linear import Bilinear, Linear
-from partnets.lml import lml
-from partnets.loader import Loader
-from partnets.merge import merge
-from partnets.norms import GroupNorm, LayerNorm, RMSNorm
-from partnets.partition import partition, register, without_rule
-from partnets.recomputation import checkpoint_contexts
-from partnets.recurrent import GRU, LSTM, RNN
-from partnets.subnetwork import subnetwork
-from partnets.trainer import Trainer
+from partnets import (
+    _moved,  # noqa: F401
+    baselines,
+    callbacks,
+    data,
+    hyper,
+    loggers,
+    models,
+    nn,
+    optim,
+)
+from partnets.convert import finalize, merge, partition, without_rule
+from partnets.data.chunks import Chunks, chunk
+from partnets.data.loader import Loader
+from partnets.evaluation import accuracy, lml, loss_matrix, mean_loss, per_subnetwork
+from partnets.nn.activation_checkpoint import checkpoint_contexts
+from partnets.nn.attention import MultiheadAttention
+from partnets.nn.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
+from partnets.nn.conv import Conv1d, Conv2d, Conv3d
+from partnets.nn.conv_transpose import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
+from partnets.nn.embedding import Embedding, EmbeddingBag
+from partnets.nn.linear import Bilinear, Linear
+from partnets.nn.live import subnetwork
+from partnets.nn.norm import GroupNorm, LayerNorm, RMSNorm
+from partnets.nn.recurrent import GRU, LSTM, RNN
+from partnets.nn.registry import register
+from partnets.training import History, Trainer, hyper_learning, step_hyper, step_weights, weights_learning
 
 __all__ = [
     "GRU",
@@ -61,16 +68,21 @@ __all__ = [
     "data",
     "finalize",
     "hyper",
+    "hyper_learning",
     "lml",
     "loggers",
     "loss_matrix",
     "mean_loss",
     "merge",
     "models",
+    "nn",
     "optim",
     "partition",
     "per_subnetwork",
     "register",
+    "step_hyper",
+    "step_weights",
     "subnetwork",
+    "weights_learning",
     "without_rule",
 ]

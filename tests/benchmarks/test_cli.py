@@ -120,10 +120,10 @@ def test_mistakes_are_told_with_the_cure(arguments, message, capsys, tmp_path):
 
 
 def test_a_refused_figure_fails_the_command_and_the_others_are_kept(tmp_path, monkeypatch, capsys):
-    import partkernels.reference
+    from partkernels.backends.reference import operators
 
-    right = partkernels.reference.linear
-    monkeypatch.setattr(partkernels.reference, "linear", lambda *arguments: right(*arguments) + 0.1)
+    right = operators.linear
+    monkeypatch.setattr(operators, "linear", lambda *arguments: right(*arguments) + 0.1)
     path = tmp_path / "speed.json"
     command = ["speed", *TINY, "--backends", "reference", "--linear", "4x8x8", "--works", "forward", "--active", "1"]
     assert main([*command, "--out", str(path)]) == 1

@@ -14,10 +14,10 @@ from benchmarks.gpu import smoke
 from benchmarks.gpu.cases import CASES, EXACT, Case
 from benchmarks.peers.layer import CPU, DEFAULTS
 from benchmarks.peers.operators import WORKS, obstacles
-from partkernels.dispatch import triton_device
+from partkernels.backends.dispatch import BACKENDS
 
 ROOT = Path(__file__).parents[2]
-INTERPRETED = "triton" not in obstacles() and triton_device() == "cpu"
+INTERPRETED = "triton" not in obstacles() and "cpu" in BACKENDS["triton"].devices
 # Interpreted, the others take seconds each.
 SMALL = [number for number, case in enumerate(CASES) if case.layer.weight[0] < 64]
 

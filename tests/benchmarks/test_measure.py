@@ -8,7 +8,6 @@ import pytest
 import torch
 from simulated import SimulatedClock, results, workload
 
-import partkernels.cpu
 import partnets
 from benchmarks.cli import main
 from benchmarks.compare import changes
@@ -17,7 +16,8 @@ from benchmarks.measuring.timing import Batch, Missing, Plan, Run, Workload, mea
 from benchmarks.peers.layer import THREE, Layer
 from benchmarks.peers.models import Model
 from benchmarks.suites import optim, speed, step
-from partkernels.dispatch import READY, backends
+from partkernels.backends.cpu import operators as cpu
+from partkernels.backends.dispatch import READY, backends
 from partnets import models
 
 LAYERS = [Layer((3, 20), (8, 20)), Layer((2, 3, 6, 5), (4, 3, 3, 3), padding=1, stride=2)]
@@ -116,14 +116,14 @@ class SimulatedClockOfNothing(SimulatedClock):
 @needs_cpu
 @pytest.mark.parametrize("operator", ["linear", "linear_grad_input", "linear_grad_weight"])
 def test_a_kernel_made_wrong_is_refused(operator, monkeypatch):
-    right = getattr(partkernels.cpu, operator)
+    right = getattr(cpu, operator)
 
     def wrong(*arguments):
         result = right(*arguments)
         result.view(-1)[-1] += 1e-3  # one entry, by a thousandth
         return result
 
-    monkeypatch.setattr(partkernels.cpu, operator, wrong)
+    monkeypatch.setattr(cpu, operator, wrong)
     work = operator.removeprefix("linear_") if operator != "linear" else "forward"
     workloads = speed.workloads(LAYERS[:1], [THREE], [1, 2], ["cpu"], works=[work, "training"], compiled=())
     for record in measure([Batch(workloads, SimulatedClockOfNothing(), Plan(passes=1, rounds=2))]):
@@ -135,8 +135,8 @@ def test_a_kernel_made_wrong_is_refused(operator, monkeypatch):
 
 @needs_cpu
 def test_a_wrong_kernel_is_refused_in_a_training_step_too(monkeypatch):
-    right = partkernels.cpu.linear_grad_weight
-    monkeypatch.setattr(partkernels.cpu, "linear_grad_weight", lambda *arguments: 1.02 * right(*arguments))
+    right = cpu.linear_grad_weight
+    monkeypatch.setattr(cpu, "linear_grad_weight", lambda *arguments: 1.02 * right(*arguments))
     tiny = Model("CNN", lambda: models.MnistCNN(image_size=8), (1, 8, 8))
     workloads = step.workloads([step.Training(tiny, 4, actives=(1,))], ["cpu"])
     records = measure([Batch(workloads, SimulatedClockOfNothing(), Plan(passes=1, rounds=2))])

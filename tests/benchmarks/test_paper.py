@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 
+import image_files
 import pandas as pd
 import pytest
 import torch
@@ -142,45 +143,9 @@ def test_searches_share_the_steps_of_one_partitioned_run(tmp_path):
     assert steps == [2] * 6
 
 
-def write_mnist(folder, shape=(28, 28), images=30):
-    for part in ("train", "t10k"):
-        pixels = torch.randint(256, (images, *shape), dtype=torch.uint8)
-        labels = torch.arange(images, dtype=torch.uint8) % 10
-        for name, tensor in (("images-idx3", pixels), ("labels-idx1", labels)):
-            header = bytes([0, 0, 8, tensor.dim()]) + b"".join(size.to_bytes(4, "big") for size in tensor.shape)
-            (folder / f"{part}-{name}-ubyte").write_bytes(header + tensor.numpy().tobytes())
-
-
-def write_cifar10(folder, images=6):
-    for name in [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]:
-        records = torch.randint(256, (images, 3073), dtype=torch.uint8)
-        records[:, 0] %= 10
-        (folder / name).write_bytes(records.numpy().tobytes())
-
-
-def write_tiny_imagenet(folder):
-    image = pytest.importorskip("PIL.Image", reason="Tiny ImageNet's JPEG files are read by Pillow")
-    names = [f"n{i:08d}" for i in range(3)]
-    root = folder / "tiny-imagenet-200"
-    (root / "val" / "images").mkdir(parents=True)
-    (root / "wnids.txt").write_text("\n".join(names))
-    lines = []
-    for label, name in enumerate(names):
-        (root / "train" / name / "images").mkdir(parents=True)
-        for i in range(8):
-            picture = image.new("RGB", (64, 64), (80 * label, 10 * i, 0))
-            picture.save(root / "train" / name / "images" / f"{name}_{i}.JPEG")
-        picture.save(root / "val" / "images" / f"val_{label}.JPEG")
-        lines.append(f"val_{label}.JPEG\t{name}\t0\t0\t63\t63")
-    (root / "val" / "val_annotations.txt").write_text("\n".join(lines))
-
-
-WRITERS = {"mnist": write_mnist, "cifar10": write_cifar10, "tiny-imagenet": write_tiny_imagenet}
-
-
-@pytest.mark.parametrize("dataset", WRITERS)
+@pytest.mark.parametrize("dataset", ["mnist", "cifar10", "tiny-imagenet"])
 def test_the_papers_data_sets_run_from_local_files(dataset, tmp_path, monkeypatch):
-    WRITERS[dataset](tmp_path)
+    image_files.write(dataset, tmp_path, monkeypatch)
     monkeypatch.setenv("PARTNETS_DATA", str(tmp_path))
     small = {"sizes": (20,), "steps": (1,), "batch": 2, "samples": 2, "plain_batch": 4}
     monkeypatch.setitem(RECIPES, dataset, dataclasses.replace(RECIPES[dataset], **small))

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 import partkernels as pk
-from partkernels import dispatch
-from partkernels.dispatch import READY
-from partkernels.plan import NAMES, use_plan
+from partkernels.backends import dispatch
+from partkernels.backends.dispatch import READY
+from partkernels.backends.plan import NAMES, use_plan
 from partkernels.testing import Yardstick
 
 
@@ -45,7 +45,7 @@ if torch.cuda.is_available():
     TARGETS += [Target(name, "cuda") for name in _READY if name == "reference"]
     TARGETS += [Target(name, "cuda", plan) for plan in NAMES for name in _READY if name == "cuda"]
 # Without a GPU its kernels are interpreted.
-TRITON = [Target("triton", dispatch.triton_device(), plan) for plan in NAMES if "triton" in _READY]
+TRITON = [Target("triton", *dispatch.BACKENDS["triton"].devices, plan) for plan in NAMES if "triton" in _READY]
 TARGETS += TRITON
 # Where there is but one way: not by each plan again.
 BY_ONE_PLAN = [target for target in TARGETS if target.plan != "rebuild"]

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from against_dense import BY_ONE_PLAN, DTYPES, LAYOUTS, Target, in_layout
 
 import partkernels as pk
-from partkernels.operators import calls
+from partkernels.operators.registration import calls
 from partkernels.testing import Yardstick, poisoned_memory
 
 PROPORTIONS = (0.5, 0.3, 0.2)

@@ -65,6 +65,18 @@ def test_they_compute_what_dense_pytorch_computes(name, shape, x_shape, geometry
     assert not ours[2][1:].any()
 
 
+@pytest.mark.parametrize("target", BY_ONE_PLAN, ids=str)
+@each
+def test_they_take_stored_defaults(name, shape, x_shape, geometry, target):
+    stored = pk.Stored(target.randn(shape))
+    partition = pk.Partition.random(shape, PROPORTIONS, seed=0, defaults=stored).to(target.device)
+    x, weight = target.randn(x_shape), target.randn(shape)
+    subnetwork = torch.where(partition.ids() <= 1, weight, stored.tensor)
+    with target.use():
+        y = getattr(pk, name)(x, weight, partition, 1, **geometry)
+    assert_within_twice_dense_error(y, lambda dtype: getattr(F, name)(x.to(dtype), subnetwork.to(dtype), **geometry))
+
+
 @each
 def test_gradients_of_gradients(name, shape, x_shape, geometry):
     partition = pk.Partition.random(shape, PROPORTIONS, seed=0)

@@ -10,7 +10,10 @@ import pytest
 import torch
 
 import partkernels as pk
-from partkernels import build_info, cpu, dispatch, reference
+from partkernels import build_info
+from partkernels.backends import dispatch
+from partkernels.backends.cpu import operators as cpu
+from partkernels.backends.reference import operators as reference
 
 
 def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
@@ -23,10 +26,10 @@ def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProce
 def without_library(monkeypatch, tmp_path):
     """partkernels as if no library had been built."""
     monkeypatch.setattr(build_info, "FOLDER", tmp_path)
-    for cached in (dispatch._cpu_status, dispatch._warn_of_reference, build_info.facts, dispatch.choose):
+    for cached in (dispatch.BACKENDS["cpu"].status, dispatch._warn_of_reference, build_info.facts, dispatch.choose):
         cached.cache_clear()
     yield tmp_path
-    for cached in (dispatch._cpu_status, dispatch._warn_of_reference, build_info.facts, dispatch.choose):
+    for cached in (dispatch.BACKENDS["cpu"].status, dispatch._warn_of_reference, build_info.facts, dispatch.choose):
         cached.cache_clear()
 
 
@@ -45,11 +48,11 @@ def test_what_an_interrupted_build_left_is_not_loaded_and_hinders_no_other_backe
         (without_library / f"_{backend}.so").write_text("half a library")
     if facts is not None:
         (without_library / "build_info.json").write_text(facts)
-    dispatch._cuda_status.cache_clear()
+    dispatch.BACKENDS["cuda"].status.cache_clear()
     try:
         found = pk.backends()
     finally:
-        dispatch._cuda_status.cache_clear()
+        dispatch.BACKENDS["cuda"].status.cache_clear()
     assert found["reference"] == "ready"
     assert found["cpu"].startswith("not built") and found["cuda"].startswith("not built")
 
@@ -99,8 +102,8 @@ def test_without_a_gpu_triton_says_so_and_names_its_interpreter():
 
 def test_interpreted_kernels_run_only_where_they_are_asked_for():
     code = (
-        "import partkernels.dispatch as d, torch, sys; d.choose('auto', torch.device('cpu'));"
-        "print(d.backends()['triton'], 'partkernels.triton' in sys.modules)"
+        "import partkernels.backends.dispatch as d, torch, sys; d.choose('auto', torch.device('cpu'));"
+        "print(d.backends()['triton'], 'partkernels.backends.triton.operators' in sys.modules)"
     )
     assert run_python("-c", code, TRITON_INTERPRET="1").stdout.strip() == "ready False"
 
@@ -144,7 +147,7 @@ def test_a_library_that_does_not_load_is_explained(without_library):
 
 
 def test_the_environment_chooses_a_backend():
-    code = "import partkernels.dispatch as d; print(d.requested())"
+    code = "import partkernels.backends.dispatch as d; print(d.requested())"
     assert run_python("-c", code, PARTKERNELS_BACKEND="reference").stdout.strip() == "reference"
     wrong = run_python("-c", code, PARTKERNELS_BACKEND="mps")
     assert wrong.returncode != 0 and "PARTKERNELS_BACKEND names the backend 'mps'" in wrong.stderr
@@ -179,5 +182,5 @@ def test_the_cuda_library_serves_what_it_was_built_for(built, capability, status
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    found = dispatch._cuda_status.__wrapped__()
+    found = dispatch.BACKENDS["cuda"].status.__wrapped__()
     assert found == status if status == dispatch.READY else status in found

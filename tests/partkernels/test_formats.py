@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import partkernels as pk
-from partkernels import dispatch, packed_map, reference
+from partkernels.backends import dispatch
+from partkernels.backends.reference import operators as reference
+from partkernels.formats import packed_map
+from partkernels.formats.philox import philox4x32
 from partkernels.partition import sizes
-from partkernels.philox import philox4x32
 
 SEEDS = st.integers(0, 2**63 - 1)
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import partkernels as pk
-from partkernels.operators import calls
+from partkernels.operators.registration import calls
 from partkernels.testing import poisoned_memory
 
 ops = torch.ops.partkernels
@@ -428,7 +428,7 @@ def test_two_threads_may_call_at_once(backend):
 
 
 def test_no_update_computes_no_weight_gradient(monkeypatch):
-    from partkernels import reference
+    from partkernels.backends.reference import operators as reference
 
     monkeypatch.setattr(reference, "linear_grad_weight", lambda *_: pytest.fail("a weight gradient was computed"))
     partition = pk.Partition.random((4, 5), (0.5, 0.5), seed=0)

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import partkernels as pk
-from partkernels import dispatch, packed_map
+from partkernels.backends import dispatch
+from partkernels.formats import packed_map
 
 SHAPE = (4, 6)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import sys
 
 import numpy as np
 import ptx
@@ -15,18 +14,16 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import partkernels as pk
-import partkernels.triton
-from partkernels import dispatch, rebuilt
-from partkernels.packed_map import pack, row_bytes
-from partkernels.plan import use_plan
-from partkernels.triton import launch, measured, plans, tiles
-from partkernels.triton.defaults import UNIFORM_PAIR
-from partkernels.triton.packed_map import SPREAD, threshold
-from partkernels.triton.plans import Config, Product
-from partkernels.triton.rebuild import SELECT
+from partkernels.backends import dispatch, rebuilt
+from partkernels.backends.plan import use_plan
+from partkernels.backends.triton import launch, linear, measured, plans, tiles
+from partkernels.backends.triton import operators as triton_operators
+from partkernels.backends.triton.defaults import UNIFORM_PAIR
+from partkernels.backends.triton.packed_map import SPREAD, threshold
+from partkernels.backends.triton.plans import Config, Product
+from partkernels.backends.triton.rebuild import SELECT
+from partkernels.formats.packed_map import pack, row_bytes
 
-# Its package offers the operator under the module's name.
-linear = sys.modules["partkernels.triton.linear"]
 pytestmark = pytest.mark.skipif(not TRITON, reason="neither a GPU nor Triton's interpreter")
 DEVICE = TRITON[0].device if TRITON else "cpu"
 DRAWN = [pk.Uniform(0.3, seed=2**40 + 7, stream=5), pk.Normal(0.3, seed=9)]
@@ -180,7 +177,7 @@ def test_columns_of_a_weight_that_take_64_bits(last_program):
     map = torch.empty(1, row_bytes(cols, 1), dtype=torch.uint8, device=DEVICE)
     memory[:, -512:], map[:, -512:] = 1, 0
     with use_plan("fused"):
-        partkernels.triton.linear(memory, memory, None, 1, None, map, None, 2, "zeros", 0.0, 0, 0, 0, 0)
+        triton_operators.linear(memory, memory, None, 1, None, map, None, 2, "zeros", 0.0, 0, 0, 0, 0)
     assert last_program[0][-1] == terms_of_the_last(last_program[0], cols)
 
 
@@ -189,7 +186,7 @@ def test_sums_over_rows_that_nearly_take_64_bits(work, last_program):
     partition, weight = layer((1, 1) if work == "linear" else (1, 1, 1, 1), pk.Zeros(), torch.bfloat16)
     ones = torch.ones_like(weight).expand(NEARLY, *weight.shape[1:])
     geometry = () if work == "linear" else ((1, 1), (1, 1), (0, 0), (1, 1), 1)
-    grad_weight = getattr(partkernels.triton, f"{work}_grad_weight")
+    grad_weight = getattr(triton_operators, f"{work}_grad_weight")
     with use_plan("fused"):
         grad_weight(ones, ones, *geometry, int(partition.ids()), partition.map, partition.count)
     assert last_program[0][-1] == terms_of_the_last(last_program[0], NEARLY)
@@ -198,13 +195,13 @@ def test_sums_over_rows_that_nearly_take_64_bits(work, last_program):
 def test_rows_of_a_weight_that_nearly_take_64_bits(last_program):
     map = torch.zeros(1, 16, dtype=torch.uint8, device=DEVICE).expand(NEARLY, 16)
     weight = torch.ones(1, 1, dtype=torch.bfloat16, device=DEVICE).expand(NEARLY, 1)
-    assert partkernels.triton.subnetwork_weight_grad(weight, 1, 1, map, 3)[-1] == 1
+    assert triton_operators.subnetwork_weight_grad(weight, 1, 1, map, 3)[-1] == 1
 
 
 def test_a_step_over_more_entries_than_32_bits_count(last_program):
     memory = torch.empty((1 << 31) + 70, dtype=torch.bfloat16, device=DEVICE)
     memory[-70:] = 1
-    partkernels.triton.sgd_step(memory, memory, None, None, 1, 1, 0.5, 0.0, 0.0, False)
+    triton_operators.sgd_step(memory, memory, None, None, 1, 1, 0.5, 0.0, 0.0, False)
     assert (memory[-70:] == 0.5).all()
 
 
@@ -431,7 +428,7 @@ def test_large_weights_are_rebuilt_slice_by_slice(monkeypatch):
 @pytest.mark.parametrize("shape", [(7,), (5, 130), (3, 5, 2, 2)])
 @pytest.mark.parametrize("defaults", DRAWN, ids=["uniform", "normal"])
 def test_defaults_that_kernels_draw_are_the_references(defaults, shape, monkeypatch):
-    monkeypatch.setattr(dispatch, "host", lambda: partkernels.triton)
+    monkeypatch.setattr(dispatch, "host", lambda: triton_operators)
     ours = defaults.values(shape, torch.float32, DEVICE)
     with pk.use_backend("reference"):
         monkeypatch.undo()

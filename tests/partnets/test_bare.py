@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import partnets
-from partnets.bare import Bare
+from partnets.nn.broadcast import Broadcast
 
 PROPORTIONS = (0.5, 0.3, 0.2)
 
@@ -45,7 +45,7 @@ def test_the_model_itself_changes_in_place_and_stays_what_it_was():
     model = Embedded()
     before = copy.deepcopy(model)
     assert partnets.partition(model, PROPORTIONS, defaults="zero") is model
-    assert isinstance(model, Embedded) and type(model).__name__ == "Embedded" and isinstance(model, Bare)
+    assert isinstance(model, Embedded) and type(model).__name__ == "Embedded" and isinstance(model, Broadcast)
     assert {name: tuple(p.shape) for name, p in model.named_parameters(recurse=False)} == {
         "token": (3, 1, 1, 4), "position": (3, 1, 6, 4), "gain": (3,),
     }  # fmt: skip

@@ -10,8 +10,8 @@ from torch import nn
 
 import partnets
 from partnets import hyper
-from partnets.callbacks import every, record_loss_matrix
-from partnets.evaluation import accuracy
+from partnets.evaluation.metrics import accuracy
+from partnets.training.callbacks import every, record_loss_matrix
 
 PROPORTIONS = (0.5, 0.3, 0.2)
 

@@ -12,7 +12,7 @@ from torch.utils.data import Subset, TensorDataset
 
 import partnets
 from partnets import hyper, optim
-from partnets.callbacks import every, record_loss_matrix
+from partnets.training.callbacks import every, record_loss_matrix
 
 PROPORTIONS = (0.6, 0.2, 0.2)
 
@@ -214,7 +214,7 @@ def test_the_best_state_is_resumed(tmp_path):
 
 
 def test_an_exhausted_run_stays_so_when_it_is_resumed(tmp_path, monkeypatch):
-    monkeypatch.setattr(partnets.trainer, "lml", lambda *_, **__: -1.0)
+    monkeypatch.setattr(partnets.training.trainer, "lml", lambda *_, **__: -1.0)
     first, path = trainer(lml_every=1, patience=2), tmp_path / "checkpoint.pt"
     first.fit(9)
     first.save(path)

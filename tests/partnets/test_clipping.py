@@ -32,7 +32,7 @@ def split(model, k):
     """The gradient at the entries of partition k, and elsewhere."""
     own, other = [], []
     for layer in model.modules():
-        if not isinstance(layer, partnets.partitioned.Partitioned):
+        if not isinstance(layer, partnets.nn.partitioned.Partitioned):
             continue
         for name, parameter in layer.owned():
             if parameter.grad is None:

@@ -8,7 +8,8 @@ from torch import nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import partnets
-from partnets.evaluation import accuracy, evaluating, loss_matrix, mean_loss, per_subnetwork
+from partnets.evaluation.metrics import accuracy, loss_matrix, mean_loss, per_subnetwork
+from partnets.utils.modules import evaluating
 
 PROPORTIONS = (0.5, 0.3, 0.2)
 BATCH_SIZES = [1, 4, 7, 30, 31, 256]

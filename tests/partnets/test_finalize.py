@@ -13,7 +13,7 @@ from torch import nn
 import partkernels
 import partnets
 from partnets import baselines, hyper, models
-from partnets.partitioned import Partitioned
+from partnets.nn.partitioned import Partitioned
 
 PROPORTIONS = (0.6, 0.3, 0.1)
 MODES = ("merge", "finetune", "retrain")

@@ -6,7 +6,8 @@ import math
 import pytest
 import torch
 
-from partnets import History, plots
+from partnets import History
+from partnets.training import plots
 
 MATRIX = [[0.31, 0.62, 0.71], [0.33, 0.35, 0.66], [0.34, 0.36, 0.37]]
 

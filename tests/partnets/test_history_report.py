@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from partnets import History, files
+from partnets import History
+from partnets.utils import files
 
 MATRIX = [[0.31, 0.62, 0.71], [0.33, 0.35, 0.66], [0.34, 0.36, 0.37]]
 HOSTILE = "\"><img src=x onerror=alert(1)> $x_1$ <script>alert(2)</script> '&amp;"

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 import partnets
-from partnets import hyper, models, optim, partitioned, partitioned_layer
+from partnets import hyper, models, optim
+from partnets.nn import layer, partitioned
 
 PROPORTIONS = (0.5, 0.3, 0.2)
 COUNT = len(PROPORTIONS)
@@ -131,7 +132,7 @@ def test_a_broken_trainer_fails_that_check(broken, optimizer, k, tmp_path):
 @pytest.mark.parametrize("network", ["norms", "FixUp"])
 @pytest.mark.parametrize("k", range(2, COUNT + 1))
 def test_scales_that_all_partitions_share_fail_that_check(network, k, monkeypatch, tmp_path):
-    monkeypatch.setattr(partitioned_layer, "product", lambda rows, count, active, update: rows[:active].prod(0))
+    monkeypatch.setattr(layer, "live_product", lambda rows, count, active, update: rows[:active].prod(0))
     monkeypatch.setattr(partitioned.Partitioned, "entries", lambda self, name, tensors, update: (tensors, None))
     with pytest.raises(AssertionError, match="reached an earlier partition"):
         check_invariant("sgd", k, tmp_path, network, steps=12)

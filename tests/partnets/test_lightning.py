@@ -14,8 +14,8 @@ from torch import nn
 
 import partnets
 from partnets import hyper
-from partnets.evaluation import evaluating
-from partnets.lightning import PartitionedModule
+from partnets.integrations.lightning import PartitionedModule
+from partnets.utils.modules import evaluating
 
 PROPORTIONS = (0.5, 0.3, 0.2)
 EPOCHS, STEPS = 2, 10
@@ -223,8 +223,11 @@ def test_a_module_without_a_loss_is_told_to_define_one():
         PartitionedModule().training_loss(None)
 
 
+HOMES = "partnets.lightning", "partnets.integrations.lightning"
+
+
 def test_a_missing_lightning_is_named_with_the_cure(monkeypatch):
-    for name in [name for name in sys.modules if name.split(".")[0] == "lightning" or name == "partnets.lightning"]:
+    for name in [name for name in sys.modules if name.split(".")[0] == "lightning" or name in HOMES]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "lightning", None)
     with pytest.raises(ImportError, match=r"pip install 'partkernels\[lightning\]'"):

@@ -11,7 +11,8 @@ import pandas
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from partnets import History, loggers
+from partnets import History
+from partnets.training import loggers
 
 
 def train(trainer, steps, *callbacks):

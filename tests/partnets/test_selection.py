@@ -8,7 +8,7 @@ from torch import nn
 
 import partnets
 from partnets import hyper
-from partnets.selection import Best
+from partnets.training.best_model import Best
 
 PROPORTIONS = (0.6, 0.4)
 NAN = math.nan
@@ -36,7 +36,7 @@ def scripted(monkeypatch):
 
     def script(*numbers):
         left = iter(numbers)
-        monkeypatch.setattr(partnets.trainer, "lml", lambda *_, **__: next(left))
+        monkeypatch.setattr(partnets.training.trainer, "lml", lambda *_, **__: next(left))
 
     return script
 

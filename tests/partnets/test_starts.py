@@ -8,7 +8,7 @@ from torch import nn
 
 import partnets
 from partkernels import Normal, Uniform, Zeros
-from partnets.starts import start_of
+from partnets.nn.initial_values import distribution_of
 
 PROPORTIONS = (0.5, 0.5)
 
@@ -53,8 +53,8 @@ def test_a_bias_of_ones_own_stays():
 
 @pytest.mark.parametrize("usual", [functools.partial(Uniform, 0.1), functools.partial(Normal, 0.1), None])
 def test_parameters_without_values_count_as_usual(usual):
-    assert start_of(torch.empty(3, 3, device="meta"), usual) is usual
-    assert start_of(torch.empty(0, 3), usual) is usual
+    assert distribution_of(torch.empty(3, 3, device="meta"), usual) is usual
+    assert distribution_of(torch.empty(0, 3), usual) is usual
 
 
 def test_the_paddings_row_stays_and_is_live_everywhere():

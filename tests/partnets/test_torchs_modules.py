@@ -10,7 +10,7 @@ from torch.testing._internal.common_modules import FunctionInput, ModuleInput, m
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 import partnets
-from partnets.partitioned_layer import PartitionedLayer
+from partnets.nn.layer import PartitionedLayer
 
 PROPORTIONS = (0.5, 0.3, 0.2)
 # torch says so of LSTMs with projections.

@@ -8,7 +8,7 @@ from torch import nn
 
 import partnets
 from partnets import optim
-from partnets.partitioned import Partitioned
+from partnets.nn.partitioned import Partitioned
 
 PROPORTIONS = (0.5, 0.3, 0.2)
 

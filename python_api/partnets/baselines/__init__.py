@@ -11,8 +11,8 @@ post-hoc Laplace               laplace(model, data)
 
 from partnets.baselines.augerino import Augerino
 from partnets.baselines.ensemble import Ensemble
-from partnets.baselines.laplace import laplace
-from partnets.baselines.search import Trial, search
-from partnets.baselines.whole import held_out, whole
+from partnets.baselines.hyper_search import Trial, search
+from partnets.baselines.laplace_approximation import laplace
+from partnets.baselines.standard import held_out, whole
 
 __all__ = ["Augerino", "Ensemble", "Trial", "held_out", "laplace", "search", "whole"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from partnets.hyper import Affine
-from partnets.subnetwork import subnetwork
-from partnets.trainer import Trainer
+from partnets.nn.live import subnetwork
+from partnets.training.step import check_reached, clip_gradient
+from partnets.training.trainer import Trainer
 
 # Their code's: beyond it, the safe variant gives no bonus.
 SAFE_WIDTH = 10.0
@@ -62,8 +63,11 @@ class Augerino(Trainer):
         with subnetwork(self.model, active=1, update=1):
             loss = self._loss(batch)
             (loss - self.regularisation * self._bonus()).backward()
-        self._check_reached()
-        self._step_optimizer(1)
+        check_reached(self.model, self.hyper_optimizer)
+        clip_gradient(self.optimizer, self.clip)
+        self.optimizer.step(update=1)
+        if self.scheduler is not None:
+            self.scheduler.step()
         self.hyper_optimizer.step()
         if self.hyper_scheduler is not None:
             self.hyper_scheduler.step()

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor, nn
 
 from partkernels import Partition
-from partnets.frozen import frozen
 from partnets.hyper import hyperparameters
-from partnets.partitioned import Partitioned
+from partnets.nn.partitioned import Partitioned
+from partnets.utils.modules import frozen
 
 
 class Ensemble(Partitioned):

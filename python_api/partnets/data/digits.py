@@ -39,7 +39,7 @@ def digits(size: int = 16, *, test: int = 500, seed: int = 0) -> Data:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise ImportError("digits come with scikit-learn; pip install partkernels[data].") from error
+        raise ImportError("digits come with scikit-learn; pip install scikit-learn.") from error
     images, labels = load_digits(return_X_y=True)
     images = torch.tensor(images, dtype=torch.float32, device="cpu").view(-1, 1, 8, 8) / 16
     images = F.interpolate(images, (size, size), mode="bilinear", align_corners=False)

@@ -6,11 +6,9 @@ import os
 from os import PathLike
 
 from partkernels.defaults import check_seed
-from partnets.data.cifar10 import cifar10
 from partnets.data.dataset import Data
 from partnets.data.digits import digits
-from partnets.data.mnist import mnist
-from partnets.data.tiny_imagenet import tiny_imagenet
+from partnets.data.images import cifar10, mnist, tiny_imagenet
 
 FROM_FILES = {"mnist": mnist, "cifar10": cifar10, "tiny-imagenet": tiny_imagenet}
 
@@ -28,7 +26,7 @@ def load(name: str, root: str | PathLike | None = None, *, rotated: bool = False
     Raises:
         ValueError: the name is unknown, seed is out of range, or a file is damaged.
         FileNotFoundError: a file is missing.
-        ImportError: scikit-learn, for digits, or Pillow, for tiny-imagenet, is not installed.
+        ImportError: scikit-learn, for digits, or torchvision, for all others, is not installed.
 
     Example:
         >>> load("digits", rotated=True)

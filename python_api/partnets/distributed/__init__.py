@@ -7,14 +7,14 @@ Every rank constructs model, chunks and trainer alike, from the same seeds:
     ddp = partnets.distributed.DDP(model)
 """
 
-from partnets.distributed.agreement import check_agreement
-from partnets.distributed.batches import SharedChunks, share
 from partnets.distributed.checkpoint import load, save
+from partnets.distributed.consistency import check_agreement
 from partnets.distributed.ddp import DDP
-from partnets.distributed.draw import draw
 from partnets.distributed.fsdp import fully_shard
 from partnets.distributed.optimizer_state import OptimizerState
 from partnets.distributed.packing import Packing, all_reduce_packed
+from partnets.distributed.shared_chunks import SharedChunks, share
+from partnets.distributed.shared_draw import draw
 from partnets.distributed.tensor_parallel import ColwiseParallel, RowwiseParallel
 from partnets.distributed.trainer import Trainer
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch.distributed.checkpoint as dcp
 
 import partnets
-from partnets import checkpoint
+from partnets.distributed.collectives import gathered, on_rank_0, own_rank
 from partnets.distributed.optimizer_state import OptimizerState
-from partnets.distributed.together import gathered, on_rank_0, own_rank
-from partnets.selection import Best, copies
+from partnets.training import checkpoint
+from partnets.training.best_model import Best, copies
 
 # All of a Trainer's checkpoint but what is as large as the model.
 REST = "trainer.pt"

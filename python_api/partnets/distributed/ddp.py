@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from partnets.distributed.agreement import check_agreement, partitions
+from partnets.distributed.consistency import check_agreement, partitions
 from partnets.distributed.packing import Packing, all_reduce_packed
 
 

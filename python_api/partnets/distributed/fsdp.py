@@ -9,10 +9,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import fsdp
 
-from partnets.bare import Bare
-from partnets.distributed.agreement import check_agreement, partitions
+from partnets.distributed.consistency import check_agreement, partitions
 from partnets.hyper import hyperparameters
-from partnets.partitioned import partitioned_layers
+from partnets.nn.broadcast import Broadcast
+from partnets.nn.partitioned import partitioned_layers
 
 
 def fully_shard(model: nn.Module, units: Iterable[nn.Module] | None = None, **options) -> nn.Module:
@@ -52,9 +52,9 @@ def fully_shard(model: nn.Module, units: Iterable[nn.Module] | None = None, **op
     check_agreement(partitions(model) | dict(model.named_parameters()))  # torch gives each rank a part of its own
     layers, mesh = [layer for _, layer in partitioned_layers(model)], options.get("mesh")
     # torch asks modules for their parameters, and a bare one answers with what is live of it.
-    bare = [parameter for layer in layers if isinstance(layer, Bare) for _, parameter in layer.owned()]
+    bare = [parameter for layer in layers if isinstance(layer, Broadcast) for _, parameter in layer.owned()]
     whole = [*hyperparameters(model), *bare]
-    inner_first = [layer for layer in reversed(layers) if not isinstance(layer, Bare)]
+    inner_first = [layer for layer in reversed(layers) if not isinstance(layer, Broadcast)]
     units = _tied(inner_first) if units is None else list(units)
     for unit in [*units, *([] if model in units or [model] in units else [model])]:
         fsdp.fully_shard(unit, ignored_params=set(whole), **options)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 
-from partnets.partitioned import partitioned_layers
+from partnets.nn.partitioned import partitioned_layers
 
 
 class Packing:

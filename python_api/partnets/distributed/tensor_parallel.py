@@ -9,9 +9,9 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 import partkernels
 from partkernels import Partition
-from partnets.linear import Linear
-from partnets.rows import total
-from partnets.shards import held_partition
+from partnets.nn.cumulative import live_sum
+from partnets.nn.linear import Linear
+from partnets.nn.local_shard import local_partition
 
 
 class ColwiseParallel(ParallelStyle):
@@ -68,7 +68,7 @@ class _Sharded(Linear):
     def shard(self) -> Partition:
         """Of what this rank holds of the weight."""
         if self._shard is None or self._shard[0] is not self.partition:  # after .to() or load_state_dict
-            self._shard = self.partition, held_partition(self.partition, self.weight)
+            self._shard = self.partition, local_partition(self.partition, self.weight)
         return self._shard[1]
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -76,7 +76,7 @@ class _Sharded(Linear):
         return partkernels.linear(x, weight.to_local(), self.shard, self.active, update=self.update, bias=bias)
 
     def live_bias(self) -> Tensor | None:
-        return None if self.bias is None else total(self.bias.to_local(), self.count, self.active, self.update)
+        return None if self.bias is None else live_sum(self.bias.to_local(), self.count, self.active, self.update)
 
 
 class _Colwise(_Sharded):

@@ -10,12 +10,12 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 import partnets
-from partnets import checkpoint
-from partnets.chunks import Chunks
-from partnets.distributed.agreement import check_agreement
-from partnets.distributed.batches import share
+from partnets.data.chunks import Chunks
+from partnets.distributed.collectives import gathered, on_rank_0
+from partnets.distributed.consistency import check_agreement
 from partnets.distributed.ddp import DDP
-from partnets.distributed.together import gathered, on_rank_0
+from partnets.distributed.shared_chunks import share
+from partnets.training import checkpoint
 
 
 class Trainer(partnets.Trainer):

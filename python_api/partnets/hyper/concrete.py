@@ -11,6 +11,12 @@ from torch import Tensor
 def concrete(logits: Tensor, shape: Sequence[int], temperature: float) -> Tensor:
     """Draws z = sigmoid((logits + logit(u)) / temperature), u ~ U(0, 1): nearly 0 or 1, and differentiable in logits.
 
+    torch.distributions.RelaxedBernoulli has the same distribution in float32, but takes p instead of its logit: more
+    steps forward, and back. For [128, 784] forward and backward take 1.7 ms there and 0.6 ms here in float32, 2.1 and
+    1.0 in bfloat16, 1.9 and 1.3 in float16 (the least of 1000 on one core of an AMD EPYC). And it clamps p to
+    [eps, 1 - eps]: in bfloat16 no p is below 0.8 % or above 99.2 %, and from logits of ±5.5 on their gradient
+    is 0.
+
     Args:
         logits: logit(p), such that z > 1/2 with probability p; they broadcast to shape.
 

@@ -10,8 +10,8 @@ from training import OPTIMIZERS, PROPORTIONS, learn, loss, network
 
 import partnets
 from partnets import distributed, hyper
-from partnets.frozen import frozen
-from partnets.partitioned import partitioned_layers
+from partnets.nn.partitioned import partitioned_layers
+from partnets.utils.modules import frozen
 
 
 def learn_on_ranks(name):

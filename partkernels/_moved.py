@@ -1,0 +1,35 @@
+"""Where modules were before version 0.2, by which pickled models and older programs name them."""
+
+import importlib
+import sys
+from types import ModuleType
+
+MOVED = {
+    "plan": "backends.plan",
+    "dispatch": "backends.dispatch",
+    "packed_map": "formats.packed_map",
+    "philox": "formats.philox",
+    "cpu": "backends.cpu.operators",
+    "cuda": "backends.cuda.operators",
+    "reference": "backends.reference.operators",
+    "triton": "backends.triton.operators",
+    "linear": "operators.linear",
+    "conv2d": "operators.conv",
+    "conv_transpose2d": "operators.conv_transpose",
+    "embedding": "operators.embedding",
+    "subnetwork_weight": "operators.subnetwork_weight",
+    "optimizers": "operators.optimizers",
+}
+
+
+class _Moved(ModuleType):
+    """A module by its old name, whose contents are looked up where they are now."""
+
+    def __getattr__(self, name: str):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        package, _, old = self.__name__.partition(".")
+        return getattr(importlib.import_module(f"{package}.{MOVED[old]}"), name)
+
+
+sys.modules |= {f"{__package__}.{old}": _Moved(f"{__package__}.{old}") for old in MOVED}

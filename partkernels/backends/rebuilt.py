@@ -1,0 +1,96 @@
+"""Products with a weight that is rebuilt for PyTorch's own kernels: slice by slice, each in the same memory.
+
+A GPU backend passes its own way to rebuild a part of a subnetwork's weight, or to keep a partition of a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import prod
+
+import torch
+from torch import Tensor
+
+from partkernels.formats.packed_map import bits_for
+from partkernels.formats.philox import GROUP
+
+# Bytes of a slice: it and what it meets stay in an H100's second-level cache of 50 MB.
+SLICE = 32 << 20
+# Uses of an entry at which rebuilding it costs as much as multiplying with it, by kind of defaults ('none': masking a
+# gradient): 4.25 bytes moved at 4.3 TB/s, 6.25 if defaults are stored, or the instructions of the Triton backend's
+# pass; 2 operations at 790 Tflop/s, half of it in TF32. From benchmarks/results/predictions.md, not measured.
+USES = {"none": 390, "zeros": 390, "stored": 570, "uniform": 400, "normal": 600}
+
+
+def slices(
+    rebuild_into: Callable[..., None], by_rows: bool, weight: Tensor, active: int, map: Tensor, stored: Tensor | None,
+    count: int, kind: str, step: float, seed: int, stream: int, row: int, col: int,
+) -> Iterator[tuple[slice, Tensor]]:  # fmt: skip
+    """A linear weight's subnetwork, rows by rows or columns by columns.
+
+    Args:
+        rebuild_into: (out, weight, active, *partition), for a part of the weight and of its partition.
+
+    Yields:
+        which rows or columns, and their entries: valid until the next ones.
+    """
+    rows, cols = weight.shape
+    length, width = (rows, cols) if by_rows else (cols, rows)
+    most = max(1, SLICE // (width * weight.element_size()))
+    if not by_rows:
+        most = max(GROUP, most // GROUP * GROUP)
+    memory = weight.new_empty(min(most, length) * width)
+    for start in range(0, length, most):
+        here = slice(start, min(start + most, length))
+        size = here.stop - start
+        if by_rows:
+            index, shape, place = (here, slice(None)), (size, cols), (row + start, col)
+            part = map[here]
+        else:
+            index, shape, place = (slice(None), here), (rows, size), (row, col + start)
+            part = map[:, start * bits_for(count) // 8 :]
+        out = memory[: size * width].view(shape)
+        part_stored = None if stored is None else stored[index]
+        rebuild_into(out, weight[index], active, part, part_stored, count, kind, step, seed, stream, *place)
+        yield here, out
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.reshape(prod(x.shape[:-1]), x.shape[-1])
+
+
+def linear(
+    rebuild_into: Callable[..., None], out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, active: int,
+    *partition,
+) -> Tensor:  # fmt: skip
+    """out = x w_k^T + bias, for a bias [out_features]."""
+    y, flat = _rows(out), _rows(x)
+    for here, part in slices(rebuild_into, True, weight, active, *partition):
+        if bias is None:
+            torch.mm(flat, part.t(), out=y[:, here])
+        else:
+            torch.addmm(bias[here], flat, part.t(), out=y[:, here])
+    return out
+
+
+def linear_grad_input(
+    rebuild_into: Callable[..., None], out: Tensor, grad_output: Tensor, weight: Tensor, active: int, *partition
+) -> Tensor:
+    """out = dy w_k."""
+    grad, flat = _rows(out), _rows(grad_output)
+    for here, part in slices(rebuild_into, False, weight, active, *partition):
+        torch.mm(flat, part, out=grad[:, here])
+    return out
+
+
+def linear_grad_weight(
+    keep: Callable[..., None], out: Tensor, grad_output: Tensor, x: Tensor, update: int, map: Tensor, count: int
+) -> Tensor:
+    """out = dy^T x at the entries of partition update, 0 elsewhere.
+
+    Args:
+        keep: (out, grad, first, last, map, count), where out may be grad.
+    """
+    torch.mm(_rows(grad_output).t(), _rows(x), out=out)
+    keep(out, out, update, update, map, count)
+    return out

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from partkernels.backends.bias import live_bias
+from partkernels.backends.outputs import memory_format
+from partkernels.backends.reference.subnetwork_weight import subnetwork_weight, subnetwork_weight_grad
+
+Pair = tuple[int, int]
+
+
+def conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    groups: int,
+    active: int,
+    update: int | None,
+    *partition,
+) -> Tensor:
+    """The convolution of x with w_s^(k), plus bias; of a bias [C, out_channels], b_1 + ... + b_k."""
+    subnetwork = subnetwork_weight(weight, active, *partition)
+    y = F.conv2d(x, subnetwork, live_bias(bias, active), stride, padding, dilation, groups)
+    return y.contiguous(memory_format=memory_format(x))
+
+
+def conv2d_grad_input(
+    grad_output: Tensor,
+    weight: Tensor,
+    input_size: tuple[int, int, int, int],
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    groups: int,
+    active: int,
+    update: int | None,
+    *partition,
+) -> Tensor:
+    """The gradient of conv2d's input: the transposed convolution of grad_output with w_s^(k)."""
+    subnetwork = subnetwork_weight(weight, active, *partition)
+    grad = torch.nn.grad.conv2d_input(input_size, subnetwork, grad_output, stride, padding, dilation, groups)
+    return grad.contiguous(memory_format=memory_format(grad_output))
+
+
+def conv2d_grad_weight(
+    grad_output: Tensor,
+    x: Tensor,
+    kernel_size: Pair,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    groups: int,
+    update: int,
+    map: Tensor,
+    count: int,
+) -> Tensor:
+    """The gradient of conv2d's weight at the entries of partition update, 0 elsewhere."""
+    shape = (grad_output.shape[1], x.shape[1] // groups, *kernel_size)
+    grad = torch.nn.grad.conv2d_weight(x, shape, grad_output, stride, padding, dilation, groups)
+    return subnetwork_weight_grad(grad, update, update, map, count)

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from partkernels.formats.packed_map import bits_for, unpack_weight
+
+
+def _owned(parameter: Tensor, map: Tensor | None, count: int, update: int) -> Tensor:
+    """True at the entries that are stepped."""
+    if map is None:
+        return torch.ones_like(parameter, dtype=torch.bool)
+    return unpack_weight(map, tuple(parameter.shape), bits_for(count)) == update - 1
+
+
+def _wide(*tensors: Tensor | None) -> list[Tensor | None]:
+    """The tensors in the type that steps are computed in: float32, or float64 for float64."""
+    return [None if t is None else t.to(torch.promote_types(t.dtype, torch.float32)) for t in tensors]
+
+
+def _replace(tensor: Tensor, owned: Tensor, new: Tensor) -> None:
+    torch.where(owned, new.to(tensor.dtype), tensor, out=tensor)
+
+
+def sgd_step(
+    parameter: Tensor,
+    grad: Tensor,
+    momentum_buffer: Tensor | None,
+    map: Tensor | None,
+    count: int,
+    update: int,
+    lr: float,
+    momentum: float,
+    weight_decay: float,
+    nesterov: bool,
+) -> None:
+    """torch.optim.SGD's step at the entries of partition update."""
+    owned = _owned(parameter, map, count, update)
+    p, g, buffer = _wide(parameter, grad, momentum_buffer)
+    if weight_decay:
+        g = g + weight_decay * p
+    if momentum_buffer is not None:
+        buffer = momentum * buffer + g
+        g = g + momentum * buffer if nesterov else buffer
+        _replace(momentum_buffer, owned, buffer)
+    _replace(parameter, owned, p - lr * g)
+
+
+def adam_step(
+    parameter: Tensor,
+    grad: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    map: Tensor | None,
+    count: int,
+    update: int,
+    step: int,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    decoupled: bool,
+) -> None:
+    """torch.optim.Adam's step at the entries of partition update; AdamW's, if decoupled."""
+    owned = _owned(parameter, map, count, update)
+    p, g, mean, square = _wide(parameter, grad, exp_avg, exp_avg_sq)
+    if weight_decay and decoupled:
+        p = p * (1 - lr * weight_decay)
+    elif weight_decay:
+        g = g + weight_decay * p
+    mean = mean.lerp(g, 1 - beta1)
+    square = beta2 * square + (1 - beta2) * g * g
+    denominator = square.sqrt() / math.sqrt(1 - beta2**step) + eps
+    _replace(parameter, owned, p - lr / (1 - beta1**step) * mean / denominator)
+    _replace(exp_avg, owned, mean)
+    _replace(exp_avg_sq, owned, square)

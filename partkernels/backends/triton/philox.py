@@ -1,0 +1,28 @@
+"""Philox4x32-7 inside a kernel; partkernels.formats.philox says what it is."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from partkernels.formats import philox
+
+_ROUNDS = tl.constexpr(philox.ROUNDS)
+
+
+@triton.jit
+def philox4x32(c0, c1, c2, c3, k0, k1):
+    """Four words for each counter; every argument is uint32, and they broadcast.
+
+    A product of 64 bits is one instruction, its two halves' are two.
+    """
+    for _ in tl.static_range(_ROUNDS):
+        product0 = c0.to(tl.uint64) * 0xD2511F53
+        product1 = c2.to(tl.uint64) * 0xCD9E8D57
+        c0 = (product1 >> 32).to(tl.uint32) ^ c1 ^ k0
+        c2 = (product0 >> 32).to(tl.uint32) ^ c3 ^ k1
+        c1 = product1.to(tl.uint32)
+        c3 = product0.to(tl.uint32)
+        k0 += 0x9E3779B9
+        k1 += 0xBB67AE85
+    return c0, c1, c2, c3

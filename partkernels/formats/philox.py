@@ -1,0 +1,46 @@
+"""Philox4x32-7 on tensors: the counter-based generator behind maps and defaults.
+
+Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+The C++ and CUDA twin is csrc/include/partkernels/philox.h.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+# 7 rounds: the fewest of Philox4x32 that pass BigCrush (Salmon et al., Table 2).
+ROUNDS = 7
+WORD = 0xFFFFFFFF
+# Columns that share their draws: a shard with drawn defaults begins at a multiple of them.
+GROUP = 64
+
+
+def split(value):
+    """The low and the high 32 bits of a non-negative 64-bit integer or int64 tensor."""
+    return value & WORD, value >> 32
+
+
+def _multiply(word: Tensor | int, multiplier: int) -> tuple[Tensor | int, Tensor | int]:
+    """High and low words of the product; int64 wraps around, which leaves the 64 bits right."""
+    product = word * multiplier
+    return (product >> 32) & WORD, product & WORD
+
+
+def philox4x32(counter: tuple, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Four pseudorandom 32-bit words for each counter.
+
+    Args:
+        counter: four words, each an int64 tensor with values in [0, 2**32) or an int; they broadcast.
+        seed: the 64-bit key.
+
+    Returns:
+        Four int64 tensors with values in [0, 2**32).
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = split(seed)
+    for _ in range(ROUNDS):
+        high0, low0 = _multiply(c0, 0xD2511F53)
+        high1, low1 = _multiply(c2, 0xCD9E8D57)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + 0x9E3779B9) & WORD, (k1 + 0xBB67AE85) & WORD
+    return c0, c1, c2, c3

@@ -1,0 +1,70 @@
+"""Checks of the arguments that all operators share; what only one takes, it checks beside its registration."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from partkernels.partition import Partition
+
+
+class InputError(RuntimeError, ValueError):
+    """x or bias does not fit the weight: a ValueError, and a RuntimeError as torch's own operators raise for it."""
+
+
+def check_live(partition: Partition, active: int, update: int | None) -> None:
+    """Raises ValueError unless 1 <= update <= active <= C."""
+    count = partition.count
+    if type(active) is not int or not 1 <= active <= count:
+        raise ValueError(f"active={active!r}, but this partition has {count} parts; pass an int in 1..{count}.")
+    if update is not None and (type(update) is not int or not 1 <= update <= active):
+        raise ValueError(
+            f"update={update!r} with active={active}; pass an int in 1..{active}, or None for no weight gradient."
+        )
+
+
+def check_weight(weight: Tensor, partition: Partition) -> None:
+    """Raises unless the partition was made for a weight like this one."""
+    if weight.shape != partition.shape:
+        raise ValueError(
+            f"the weight has shape {tuple(weight.shape)} and its partition {partition.shape}; make the partition with"
+            f" Partition.random({tuple(weight.shape)}, ...)."
+        )
+    if not weight.is_floating_point():
+        raise TypeError(f"the weight is {weight.dtype}; pass a floating-point weight.")
+    if weight.device != partition.map.device:
+        raise ValueError(
+            f"the weight is on {weight.device} and its partition on {partition.device}; move it with"
+            f" partition.to('{weight.device}')."
+        )
+    stored = partition.defaults.stored
+    if stored is not None and stored.dtype != weight.dtype:
+        raise TypeError(
+            f"the stored defaults are {stored.dtype} and the weight is {weight.dtype}; cast them with"
+            f" partition.to(dtype={weight.dtype})."
+        )
+
+
+def check_inputs(x: Tensor, bias: Tensor | None, weight: Tensor) -> None:
+    """Raises InputError unless both have the weight's device and dtype; under autocast, any dtype will do."""
+    device, dtype = weight.device, weight.dtype
+    for tensor in (x, bias):
+        if tensor is None or (tensor.device == device and tensor.dtype is dtype):
+            continue
+        name = "x" if tensor is x else "bias"
+        if tensor.device != device:
+            raise InputError(f"{name} is on {tensor.device} and the weight on {device}; move one of them.")
+        if not torch.is_autocast_enabled(device.type):
+            raise InputError(f"{name} is {tensor.dtype} and the weight {dtype}; cast one of them.")
+
+
+def check_bias(bias: Tensor | None, partition: Partition, out: int) -> None:
+    """Raises InputError unless a bias has an entry for each of so many outputs, or a row of them for each partition."""
+    if bias is None:
+        return
+    shape = bias.shape
+    if shape != (partition.count, out) and shape != (out,):
+        raise InputError(
+            f"bias has shape {tuple(shape)}; this weight takes [{out}], or [{partition.count}, {out}] with a row"
+            " for each partition."
+        )

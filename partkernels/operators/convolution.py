@@ -1,0 +1,235 @@
+"""Convolutions with a subnetwork's weight: their operators, and what conv1d, conv2d and the transposed ones share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from partkernels.backends import dispatch
+from partkernels.backends.bias import live_bias, row
+from partkernels.operators.checks import InputError, check_bias, check_inputs, check_live, check_weight
+from partkernels.operators.registration import OWNERS, PARTITION, autocast, define, differentiate
+from partkernels.operators.subnetwork_weight import select
+from partkernels.partition import Partition
+
+GEOMETRY = "int[2] stride, int[2] padding, int[2] dilation, int groups"
+
+
+_forward = define("conv2d", f"Tensor x, Tensor weight, Tensor? bias, {GEOMETRY}, int active, int? update, {PARTITION}")
+_grad_input = define(
+    "conv2d_grad_input",
+    f"Tensor grad_output, Tensor weight, SymInt[4] input_size, {GEOMETRY}, int active, int? update, {PARTITION}",
+)
+_grad_weight = define(
+    "conv2d_grad_weight", f"Tensor grad_output, Tensor x, int[2] kernel_size, {GEOMETRY}, int update, {OWNERS}"
+)
+autocast("conv2d")
+autocast("conv2d_grad_input")  # the transposed convolution
+
+
+def _setup_context(ctx, inputs, output):
+    x, weight, bias, *ctx.geometry, ctx.active, ctx.update, map, stored = inputs[:11]
+    ctx.rest = inputs[11:]
+    ctx.has_rows = bias is not None and bias.dim() == 2
+    ctx.input_size, ctx.kernel_size = x.shape, weight.shape[2:]
+    needs_weight_grad = ctx.update is not None and ctx.needs_input_grad[1]
+    ctx.save_for_backward(x if needs_weight_grad else None, weight if ctx.needs_input_grad[0] else None, map, stored)
+
+
+def _backward(ctx, grad):
+    x, weight, map, stored = ctx.saved_tensors
+    count, backend = ctx.rest[0], ctx.rest[-1]
+    grad_x = grad_weight = grad_bias = None
+    if weight is not None:
+        grad_x = _grad_input(
+            grad, weight, ctx.input_size, *ctx.geometry, ctx.active, ctx.update, map, stored, *ctx.rest
+        )
+    if x is not None:
+        grad_weight = _grad_weight(grad, x, ctx.kernel_size, *ctx.geometry, ctx.update, map, count, backend)
+    if ctx.needs_input_grad[2]:
+        grad_bias = grad.sum((0, 2, 3))
+        if ctx.has_rows:
+            grad_bias = None if ctx.update is None else row(grad_bias, ctx.update, count)
+    return grad_x, grad_weight, grad_bias, *[None] * 16
+
+
+differentiate("conv2d", _setup_context, _backward)
+
+
+def _grad_input_setup_context(ctx, inputs, output):
+    grad_output, weight, _, *ctx.geometry, ctx.active, ctx.update, map, stored = inputs[:11]
+    ctx.rest = inputs[11:]
+    ctx.kernel_size = weight.shape[2:]
+    ctx.save_for_backward(grad_output, weight, map, stored)
+
+
+def _grad_input_backward(ctx, grad):
+    grad_output, weight, map, stored = ctx.saved_tensors
+    grad_grad_output = _forward(grad, weight, None, *ctx.geometry, ctx.active, ctx.update, map, stored, *ctx.rest)
+    grad_weight = None
+    if ctx.update is not None and ctx.needs_input_grad[1]:
+        grad_weight = _grad_weight(
+            grad_output, grad, ctx.kernel_size, *ctx.geometry, ctx.update, map, ctx.rest[0], ctx.rest[-1]
+        )
+    return grad_grad_output, grad_weight, *[None] * 17
+
+
+differentiate("conv2d_grad_input", _grad_input_setup_context, _grad_input_backward)
+
+
+def _grad_weight_setup_context(ctx, inputs, output):
+    grad_output, x, _, *ctx.geometry, ctx.update, map, ctx.count, ctx.backend = inputs
+    ctx.save_for_backward(grad_output, x, map)
+
+
+def _grad_weight_backward(ctx, grad):
+    grad_output, x, map = ctx.saved_tensors
+    grad = select(grad, ctx.update, ctx.update, map, ctx.count, ctx.backend)
+    grad_grad_output = F.conv2d(x, grad, None, *ctx.geometry)
+    grad_x = torch.nn.grad.conv2d_input(x.shape, grad, grad_output, *ctx.geometry)
+    return grad_grad_output, grad_x, *[None] * 9
+
+
+differentiate("conv2d_grad_weight", _grad_weight_setup_context, _grad_weight_backward)
+
+
+def _sizes(name: str, value: int | Sequence[int], dims: int, least: int) -> tuple[int, ...]:
+    sizes = (value,) * dims if isinstance(value, int) else tuple(value)
+    if len(sizes) == 1:
+        sizes *= dims
+    if len(sizes) != dims or any(n < least for n in sizes):
+        what = "a pair of ints, each" if dims == 2 else "one"
+        raise ValueError(f"{name}={value!r}; pass an int or {what} at least {least}.")
+    return sizes
+
+
+def _resolve_padding(x: Tensor, weight: Tensor, padding, stride, dilation) -> tuple[Tensor, tuple[int, ...]]:
+    """The padding of each dimension; where 'same' needs one more at the end than at the start, x is padded here."""
+    if padding == "valid":
+        return x, (0,) * len(stride)
+    if padding != "same":
+        if isinstance(padding, str):
+            raise ValueError(f"padding={padding!r}; pass an int, an int for each dimension, 'valid' or 'same'.")
+        return x, _sizes("padding", padding, len(stride), least=0)
+    if any(s != 1 for s in stride):
+        raise ValueError(f"padding='same' with stride={stride}; 'same' needs stride 1.")
+    total = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+    odd = [t % 2 for t in total]
+    if any(odd):
+        x = F.pad(x, [n for last in reversed(odd) for n in (0, last)])
+    return x, tuple(t // 2 for t in total)
+
+
+SPATIAL = {1: "length", 2: "height, width"}
+
+
+def check_images(
+    x: Tensor, weight: Tensor, partition: Partition, active: int, update: int | None, bias: Tensor | None,
+    groups: int, is_transposed: bool, dims: int,
+) -> None:  # fmt: skip
+    """Raises unless the arguments of a convolution of so many spatial dimensions fit each other."""
+    check_weight(weight, partition)
+    check_live(partition, active, update)
+    check_inputs(x, bias, weight)
+    spatial = SPATIAL[dims]
+    if weight.dim() != 2 + dims:
+        name, channels = ("conv_transpose", "in, out / groups") if is_transposed else ("conv", "out, in / groups")
+        raise ValueError(f"the weight has shape {tuple(weight.shape)}; {name}{dims}d takes [{channels}, {spatial}].")
+    first, second = weight.shape[:2]
+    if groups < 1 or first % groups:
+        of = "input" if is_transposed else "output"
+        raise ValueError(f"groups={groups} does not divide the weight's {first} {of} channels.")
+    taken, made = (first, second * groups) if is_transposed else (second * groups, first)
+    if x.dim() not in (1 + dims, 2 + dims) or x.shape[-1 - dims] != taken:
+        raise InputError(
+            f"x has shape {tuple(x.shape)}; this weight with groups={groups} takes"
+            f" [batch, {taken}, {spatial}] or [{taken}, {spatial}]."
+        )
+    check_bias(bias, partition, made)
+
+
+def _unpadded(y: Tensor, x: Tensor, dims: int) -> Tensor:
+    """The result without the height or the batch that x was given. No view: hooks would stay behind, FSDP2 says."""
+    if dims == 1:
+        y = torch.ops.aten._unsafe_view(y, [*y.shape[:2], y.shape[3]])
+    return y if x.dim() == 2 + dims else torch.ops.aten._unsafe_view(y, y.shape[1:])
+
+
+def _flat(partition: Partition, dims: int) -> tuple:
+    """The partition of a weight of images, of height 1 if there is one dimension: the packed map is the same."""
+    map, stored, *rest = partition.flat()
+    return map, stored.unsqueeze(2) if dims == 1 and stored is not None else stored, *rest
+
+
+def convolve(
+    dims: int, x: Tensor, weight: Tensor, partition: Partition, active: int, update: int | None, bias: Tensor | None,
+    stride, padding, dilation, groups: int,
+) -> Tensor:  # fmt: skip
+    """conv2d, or conv1d as a conv2d of images of height 1: both weights have one packed map."""
+    check_images(x, weight, partition, active, update, bias, groups, False, dims)
+    stride, dilation = _sizes("stride", stride, dims, least=1), _sizes("dilation", dilation, dims, least=1)
+    batched = x if x.dim() == 2 + dims else x.unsqueeze(0)
+    batched, padding = _resolve_padding(batched, weight, padding, stride, dilation)
+    for size, kernel, p, d in zip(batched.shape[2:], weight.shape[2:], padding, dilation, strict=True):
+        if size + 2 * p < d * (kernel - 1) + 1:
+            raise InputError(
+                f"the padded input of size {size + 2 * p} is smaller than the kernel, {d * (kernel - 1) + 1} with"
+                f" dilation {d}; pass a larger image or more padding."
+            )
+    if dims == 1:
+        batched, weight = batched.unsqueeze(2), weight.unsqueeze(2)
+        stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
+    y = _forward(
+        batched, weight, bias, stride, padding, dilation, groups, active, update, *_flat(partition, dims),
+        dispatch.requested(),
+    )  # fmt: skip
+    return _unpadded(y, x, dims)
+
+
+def _learning_bias(bias: Tensor, active: int, update: int | None) -> Tensor:
+    """The bias of a subnetwork; of rows, row `update` alone gets a gradient."""
+    if bias.dim() == 1:
+        return bias
+    rows = bias.detach()
+    if update is not None:
+        rows = torch.cat([rows[: update - 1], bias[update - 1 : update], rows[update:]])
+    return live_bias(rows, active)
+
+
+def convolve_transposed(
+    dims: int, x: Tensor, weight: Tensor, partition: Partition, active: int, update: int | None, bias: Tensor | None,
+    stride, padding, output_padding, groups: int, dilation,
+) -> Tensor:  # fmt: skip
+    """conv_transpose2d, which is conv2d's input gradient as a function of grad_output; or conv_transpose1d."""
+    check_images(x, weight, partition, active, update, bias, groups, True, dims)
+    stride, dilation = _sizes("stride", stride, dims, least=1), _sizes("dilation", dilation, dims, least=1)
+    padding, output_padding = _sizes("padding", padding, dims, 0), _sizes("output_padding", output_padding, dims, 0)
+    if any(o >= max(s, d) for o, s, d in zip(output_padding, stride, dilation, strict=True)):
+        raise ValueError(
+            f"output_padding={output_padding} with stride={stride} and dilation={dilation}; it must be smaller than one"
+            " of them."
+        )
+    batched = x if x.dim() == 2 + dims else x.unsqueeze(0)
+    size = [
+        (n - 1) * s - 2 * p + d * (k - 1) + o + 1
+        for n, s, p, d, k, o in zip(
+            batched.shape[2:], stride, padding, dilation, weight.shape[2:], output_padding, strict=True
+        )
+    ]
+    if any(n < 1 for n in size):
+        raise InputError(
+            f"x has shape {tuple(x.shape)}, of which this makes an output of size {size}; pass a larger x."
+        )
+    if dims == 1:
+        batched, weight = batched.unsqueeze(2), weight.unsqueeze(2)
+        stride, padding, dilation, size = (1, *stride), (0, *padding), (1, *dilation), [1, *size]
+    y = _grad_input(
+        batched, weight, [len(batched), weight.shape[1] * groups, *size], stride, padding, dilation, groups, active,
+        update, *_flat(partition, dims), dispatch.requested(),
+    )  # fmt: skip
+    if bias is not None:
+        y = y + _learning_bias(bias, active, update).to(y.dtype).view(-1, 1, 1)
+    return _unpadded(y, x, dims)

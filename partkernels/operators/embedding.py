@@ -1,0 +1,90 @@
+"""embedding: rows of a subnetwork's weight, rebuilt as they are asked for: the table is never materialised."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from partkernels.backends import dispatch
+from partkernels.operators.checks import InputError, check_live, check_weight
+from partkernels.operators.registration import PARTITION, define, differentiate
+from partkernels.operators.subnetwork_weight import select
+from partkernels.partition import Partition
+
+# padding_idx: -1 for none.
+_forward = define("embedding", f"Tensor weight, Tensor ids, int padding_idx, int active, int? update, {PARTITION}")
+_dense_grad_weight = torch.ops.aten.embedding_dense_backward
+
+
+def _setup_context(ctx, inputs, output):
+    weight, ids, ctx.padding_idx, _, ctx.update, map, _, ctx.count = inputs[:8]
+    ctx.rows, ctx.backend = weight.shape[0], inputs[-1]
+    needs_weight_grad = ctx.update is not None and ctx.needs_input_grad[0]
+    ctx.save_for_backward(*((ids, map) if needs_weight_grad else (None, None)))
+
+
+def _backward(ctx, grad):
+    ids, map = ctx.saved_tensors
+    grad_weight = None
+    if ids is not None:
+        dense = _dense_grad_weight(grad, ids, ctx.rows, ctx.padding_idx, scale_grad_by_freq=False)
+        grad_weight = select(dense, ctx.update, ctx.update, map, ctx.count, ctx.backend)
+    return grad_weight, *[None] * 14
+
+
+differentiate("embedding", _setup_context, _backward)
+
+
+def embedding(
+    ids: Tensor,
+    weight: Tensor,
+    partition: Partition,
+    active: int,
+    *,
+    update: int | None = None,
+    padding_idx: int | None = None,
+) -> Tensor:
+    """F.embedding(ids, w_s^(active)), of which only the rows that are asked for are ever made.
+
+    The gradient of the weight is the dense one at the entries of partition `update` and exactly 0 elsewhere (Eq. 3);
+    with update=None it is not computed at all (Eq. 4). Saved for backward: ids and the map.
+
+    Args:
+        ids: which rows, int32 or int64 in [0, rows); of any shape and strides, empty too. As torch, only a CPU
+            checks them.
+        weight: [rows, features], floating point; any strides.
+        partition: of the weight.
+        active: k, 1..C: partitions 1..k are live, the others at their default.
+        update: the partition that receives a gradient, 1..active, or None.
+        padding_idx: a row that receives no gradient, in [-rows, rows), negative ones from the end; or None.
+
+    Returns:
+        [*ids.shape, features], the weight's dtype; contiguous.
+
+    Raises:
+        ValueError: active, update or padding_idx is out of range, or the partition or another argument does not fit the
+            weight.
+        TypeError: the weight is not floating point, or stored defaults have another dtype.
+        InputError: ids are no int32 or int64, or on another device; both a ValueError and, as torch raises for it, a
+            RuntimeError.
+        IndexError: ids are out of range.
+
+    Example:
+        >>> p = Partition.from_ids(torch.tensor([[1, 2], [1, 1]], dtype=torch.uint8))
+        >>> embedding(torch.tensor([1, 0]), torch.tensor([[3.0, 4.0], [5.0, 6.0]]), p, active=1)
+        tensor([[5., 6.],
+                [3., 0.]])
+    """
+    check_weight(weight, partition)
+    check_live(partition, active, update)
+    if weight.dim() != 2:
+        raise ValueError(f"the weight has shape {tuple(weight.shape)}; embedding takes [rows, features].")
+    if ids.dtype not in (torch.int32, torch.int64):
+        raise InputError(f"ids are {ids.dtype}; pass torch.int32 or torch.int64.")
+    if ids.device != weight.device:
+        raise InputError(f"ids are on {ids.device} and the weight on {weight.device}; move one of them.")
+    rows = weight.shape[0]
+    if padding_idx is not None and not -rows <= padding_idx < rows:
+        raise ValueError(f"padding_idx={padding_idx}, but the weight has {rows} rows; pass one in [-{rows}, {rows}).")
+    padding_idx = -1 if padding_idx is None else padding_idx % rows
+    return _forward(weight, ids.long(), padding_idx, active, update, *partition.flat(), dispatch.requested())

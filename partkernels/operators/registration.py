@@ -1,0 +1,167 @@
+"""How an operator is registered with torch.library: schema, fake, dispatch to a backend.
+
+Every operator takes the arguments of a partition and ends in a backend's name. Its kernel asks `dispatch` for the
+module of that name and calls the function of the operator's own name there, without the last argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch._C import _are_functorch_transforms_active, _is_any_autocast_enabled
+from torch.autograd import forward_ad
+from torch.autograd.graph import increment_version
+
+from partkernels.backends import dispatch, outputs
+
+_library = torch.library.Library("partkernels", "DEF")
+
+# The order of Partition.flat().
+PARTITION = "Tensor map, Tensor? stored, int count, str kind, float step, int seed, int stream, int row, int col"
+# What a weight's gradient needs of it: its owners, not its defaults.
+OWNERS = "Tensor map, int count"
+
+# Each operator as our own code calls it, and what runs in the end.
+calls: dict[str, Callable] = {}
+_kernels: dict[str, Callable] = {}
+
+
+def define(name: str, arguments: str, kernel: Callable[..., Tensor] | None = None) -> Callable[..., Tensor]:
+    """Registers partkernels::name with these arguments and a trailing backend; returns the way to call it.
+
+    What runs is the backend's function of this name, or a kernel that calls another operator.
+    """
+    _kernels[name] = kernel = kernel or _kernel(name)
+    _register(f"{name}({arguments}, str backend) -> Tensor", kernel, getattr(outputs, name))
+    calls[name] = _call(name, kernel)
+    return calls[name]
+
+
+def define_in_place(name: str, arguments: str) -> Callable[..., None]:
+    """As define, for an operator that returns nothing and writes into those arguments that are marked in its schema.
+
+    Gradients don't pass through it.
+    """
+    kernel = _kernel(name)
+
+    def kernel_that_is_seen(*args):
+        kernel(*args)
+        # Backends write behind autograd's back; it must know that what it saved has changed.
+        increment_version([args[i] for i in written if args[i] is not None and not args[i].is_inference()])
+
+    _register(f"{name}({arguments}, str backend) -> ()", kernel_that_is_seen, lambda *_: None)
+    written = [i for i, argument in enumerate(_operator(name)._schema.arguments) if argument.is_write]
+    call = _call(name, kernel_that_is_seen)
+
+    def call_without_grad(*args):
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return call(*args)
+        return call(*args)
+
+    calls[name] = call_without_grad
+    return call_without_grad
+
+
+def _register(schema: str, kernel: Callable, fake: Callable) -> None:
+    name = _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(name, kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"partkernels::{name}", fake, lib=_library)
+
+
+def _operator(name: str) -> torch._ops.OpOverload:
+    return getattr(torch.ops.partkernels, name).default
+
+
+def _kernel(name: str) -> Callable:
+    """Calls the function of this name of the backend that the last argument asks for."""
+
+    def kernel(*args):
+        backend = dispatch.choose(args[-1], args[0].device, args[0].dtype)
+        dispatch.note(name, backend, args[-1], args[0])
+        return getattr(backend, name)(*args[:-1])
+
+    return kernel
+
+
+def _call(name: str, kernel: Callable) -> Callable:
+    """Calls the operator, or, where it would come to the same, its kernel at once, and autograd without a detour.
+
+    The operator's way there leads through its registration and back into Python: 15 us, and 100 with a gradient, or
+    after a convolution, which leaves nothing of it in the caches.
+    """
+    operator = _operator(name)
+    # Not those of a partition, which are as plain as the weight is and have no gradient.
+    tensors = [
+        i
+        for i, argument in enumerate(operator._schema.arguments)
+        if "Tensor" in str(argument.type) and argument.name not in ("map", "stored")
+    ]
+
+    def call(*args):
+        if torch.compiler.is_compiling() or (name in _autocast and _is_any_autocast_enabled()):
+            return operator(*args)
+        if _is_transformed():
+            return _functions[name].apply(*args) if name in _functions else operator(*args)
+        is_learning, requires_grad = torch.is_grad_enabled(), False
+        for i in tensors:
+            tensor = args[i]
+            if tensor is not None:
+                if type(tensor) not in _PLAIN:
+                    return operator(*args)
+                requires_grad = requires_grad or (is_learning and tensor.requires_grad)
+        if args[0].is_meta:
+            return operator(*args)
+        if requires_grad:
+            # Function.apply itself first looks for transforms, which are not active here: 7 us.
+            return super(torch.autograd.Function, _functions[name]).apply(*args)
+        return kernel(*args)
+
+    return call
+
+
+# Others are subclasses, which may give an operator a meaning of their own.
+_PLAIN = Tensor, torch.nn.Parameter
+_autocast: set[str] = set()
+_functions: dict[str, type[torch.autograd.Function]] = {}
+
+
+def _is_transformed() -> bool:
+    """Inside torch.func's transforms or forward-mode differentiation, whose tensors look like any other."""
+    return _are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def differentiate(name: str, setup_context: Callable, backward: Callable) -> None:
+    """Registers the gradient of partkernels::name, and with it that vmap calls it for one example after another."""
+
+    def vmap(info, in_dims, *args):
+        examples = [
+            [arg.select(dim, i) if isinstance(dim, int) else arg for arg, dim in zip(args, in_dims, strict=True)]
+            for i in range(info.batch_size)
+        ]
+        return torch.stack([calls[name](*example) for example in examples]), 0
+
+    torch.library.register_autograd(f"partkernels::{name}", backward, setup_context=setup_context, lib=_library)
+    torch.library.register_vmap(f"partkernels::{name}", vmap, lib=_library)
+    # The same around the kernel, for tensors that need no dispatch, and for torch.func: torch.library's gradient does
+    # not serve torch.func.grad, and makes tangents 0.
+    members = {"forward": _kernels[name], "setup_context": setup_context, "backward": backward, "vmap": vmap}
+    _functions[name] = type(
+        name, (torch.autograd.Function,), {key: staticmethod(value) for key, value in members.items()}
+    )
+
+
+def autocast(name: str) -> None:
+    """Under torch.autocast, casts every floating-point argument to its dtype, as it does for torch's own operator."""
+    _autocast.add(name)
+    for device in ("cpu", "cuda"):
+
+        def kernel(*args, device=device):
+            dtype = torch.get_autocast_dtype(device)
+            cast = [arg.to(dtype) if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in args]
+            with torch.autocast(device, enabled=False):
+                return getattr(torch.ops.partkernels, name)(*cast)
+
+        _library.impl(name, kernel, f"Autocast{device.upper()}")

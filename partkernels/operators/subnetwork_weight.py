@@ -1,0 +1,92 @@
+"""subnetwork_weight: the materialised weight of a subnetwork, the definition of the other operators."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from partkernels.backends import dispatch
+from partkernels.operators.checks import check_live, check_weight
+from partkernels.operators.registration import OWNERS, PARTITION, define, differentiate
+from partkernels.partition import Partition
+
+_forward = define("subnetwork_weight", f"Tensor weight, int active, {PARTITION}")
+# The gradient at the entries of partitions first..last, exactly 0 elsewhere.
+select = define("subnetwork_weight_grad", f"Tensor grad, int first, int last, {OWNERS}")
+
+
+def _setup_context(ctx, inputs, output):
+    _, ctx.active, map, _, ctx.count, *_, ctx.backend = inputs
+    ctx.save_for_backward(map)
+
+
+def _backward(ctx, grad):
+    (map,) = ctx.saved_tensors
+    return select(grad, 1, ctx.active, map, ctx.count, ctx.backend), *[None] * 11
+
+
+differentiate("subnetwork_weight", _setup_context, _backward)
+
+
+# The same with a gradient at the entries of one partition, as linear's weight has it.
+_learning = define(
+    "learning_weight",
+    f"Tensor weight, int active, int update, {PARTITION}",
+    kernel=lambda weight, active, update, *rest: _forward(weight, active, *rest),
+)
+
+
+def _learning_setup_context(ctx, inputs, output):
+    _, _, ctx.update, map, _, ctx.count, *_, ctx.backend = inputs
+    ctx.save_for_backward(map)
+
+
+def _learning_backward(ctx, grad):
+    (map,) = ctx.saved_tensors
+    return select(grad, ctx.update, ctx.update, map, ctx.count, ctx.backend), *[None] * 12
+
+
+differentiate("learning_weight", _learning_setup_context, _learning_backward)
+
+
+def _select_setup_context(ctx, inputs, output):
+    _, ctx.first, ctx.last, map, ctx.count, ctx.backend = inputs
+    ctx.save_for_backward(map)
+
+
+def _select_backward(ctx, grad):
+    (map,) = ctx.saved_tensors
+    return select(grad, ctx.first, ctx.last, map, ctx.count, ctx.backend), *[None] * 5
+
+
+differentiate("subnetwork_weight_grad", _select_setup_context, _select_backward)
+
+
+def subnetwork_weight(weight: Tensor, partition: Partition, active: int, *, update: int | None = None) -> Tensor:
+    """w_s^(k), Section 3: the weight at entries of partitions 1..active, the default elsewhere.
+
+    Its gradient is the dense one at the entries of partition `update`, or without one at all live entries, and exactly
+    0 elsewhere.
+
+    Args:
+        weight: floating point, of the partition's shape; any strides.
+        partition: which entries belong to which partition.
+        active: k, 1..C.
+        update: the only partition that receives a gradient, 1..active; None for all live ones.
+
+    Returns:
+        A new contiguous tensor like weight.
+
+    Raises:
+        ValueError: active or update is out of range, or the partition does not fit the weight.
+
+    Example:
+        >>> import torch
+        >>> p = Partition.from_ids(torch.tensor([[1, 2]], dtype=torch.uint8))
+        >>> subnetwork_weight(torch.tensor([[3.0, 4.0]]), p, active=1)
+        tensor([[3., 0.]])
+    """
+    check_weight(weight, partition)
+    check_live(partition, active, update)
+    if update is None:
+        return _forward(weight, active, *partition.flat(), dispatch.requested())
+    return _learning(weight, active, update, *partition.flat(), dispatch.requested())

@@ -1,0 +1,66 @@
+"""whole and held_out: an undivided network and its data, for standard training and validation-set optimisation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from partnets.baselines.ensemble import Ensemble
+from partnets.data.chunks import Chunks, chunk
+
+
+def whole(model: nn.Module, data: Dataset | Sequence[Tensor], *, seed: int = 0) -> tuple[Ensemble, Chunks]:
+    """Standard training: one network, one chunk, with hyperparameters that stay as they are.
+
+    Args:
+        model: an ordinary module.
+        data: a Dataset of (x, y), or tensors (x, y).
+        seed: as of partnets.chunk.
+
+    Returns:
+        What partnets.Trainer takes; the model is networks[0] of the first.
+
+    Raises:
+        TypeError, ValueError: as partnets.chunk.
+
+    Example:
+        >>> import torch, partnets
+        >>> model, chunks = whole(nn.Linear(4, 2), (torch.randn(20, 4), torch.randint(2, (20,))))
+        >>> history = partnets.Trainer(model, chunks, optimizer=partnets.optim.SGD(model, lr=0.1)).fit(3)
+        >>> history.steps["k"]
+        [1, 1, 1]
+    """
+    return Ensemble([model]), chunk(data, (1.0,), seed=seed)
+
+
+def held_out(
+    model: nn.Module, data: Dataset | Sequence[Tensor], *, validation: float = 0.1, seed: int = 0
+) -> tuple[Ensemble, Chunks]:
+    """Validation-set optimisation: weights learn from D_1, and ψ from D_2, which no weight sees (Section 5, Table 2).
+
+    This is L_ML with two chunks, all weights in the first partition. Pass Trainer sampling=(1, 0), since the second is
+    empty. To finetune afterwards, train `whole(partnets.finalize(model, "finetune"), data)`, with a lower learning rate
+    in the paper.
+
+    Args:
+        model, data, seed: as of whole.
+        validation: the share of the examples in the validation set D_2.
+
+    Returns:
+        What partnets.Trainer takes.
+
+    Raises:
+        TypeError, ValueError: as partnets.chunk.
+
+    Example:
+        >>> import torch, partnets
+        >>> from partnets import hyper
+        >>> data = torch.randn(20, 4), torch.randint(2, (20,))
+        >>> model, chunks = held_out(nn.Sequential(mask := hyper.InputMask(4), nn.Linear(4, 2)), data, validation=0.25)
+        >>> history = partnets.Trainer(model, chunks, hyper=mask, sampling=(1, 0)).fit(3)
+        >>> chunks.sizes, history.steps["k"], history.steps["hyper_k"]
+        ([15, 5], [1, 1, 1], [2, 2, 2])
+    """
+    return Ensemble([model], count=2), chunk(data, (1 - validation, validation), seed=seed)

@@ -1,0 +1,50 @@
+"""merge: an ordinary model that computes what a subnetwork computes."""
+
+from __future__ import annotations
+
+import copy
+
+from torch import nn
+
+from partkernels.operators.checks import check_live
+from partnets.convert.partitioning import replace_modules
+from partnets.nn.partitioned import Partitioned, count, partitioned_layers
+from partnets.nn.state_dict import unguard
+
+
+def merge(model: nn.Module, active: int | None = None) -> nn.Module:
+    """A copy of the model with ordinary layers, whose parameters are those of subnetwork `active`.
+
+    Its outputs are the subnetwork's up to rounding. Modules of partnets.hyper stay as they are; partnets.finalize
+    freezes them, for further training.
+
+    Args:
+        model: with partitioned layers; it stays as it is.
+        active: k, 1..C; C if None.
+
+    Raises:
+        ValueError: active is out of range, or the model has no partitioned layers.
+
+    Example:
+        >>> import partnets
+        >>> merge(partnets.partition(nn.Sequential(nn.Linear(4, 3)), (0.5, 0.5)))
+        Sequential(
+          (0): Linear(in_features=4, out_features=3, bias=True)
+        )
+    """
+    active = count(model) if active is None else active
+    model = copy.deepcopy(model)
+    layers = [layer for _, layer in partitioned_layers(model)]
+    check_live(layers[0], active, None)
+    new = {layer: layer.to_ordinary(active) for layer in layers}
+    merged: dict[nn.Parameter, nn.Parameter] = {}
+    for layer, ordinary in new.items():  # what layers shared they go on sharing
+        for name, parameter in layer.named_parameters(recurse=False):
+            ordinary._parameters[name] = merged.setdefault(parameter, ordinary._parameters[name])
+    return without_partitions(model, new)
+
+
+def without_partitions(model: nn.Module, new: dict[Partitioned, nn.Module]) -> nn.Module:
+    """The model with an ordinary module for each partitioned layer; nothing of partnets stays in it but ψ."""
+    unguard(model)
+    return replace_modules(model, new)

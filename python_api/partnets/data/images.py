@@ -1,0 +1,205 @@
+"""MNIST, CIFAR-10 and Tiny ImageNet from local files, read by torchvision; nothing is ever downloaded.
+
+Ours is what torchvision leaves open: files in a folder of their own, an error that names the file that is missing or
+damaged, and Tiny ImageNet's lists, for it has no reader of that: labels in the order of wnids.txt, and those of the
+validation set. torchvision is imported when a function is called, so that all else works without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from os import PathLike
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from partnets.data.dataset import Data, moments
+
+# CIFAR-10's, rounded as in published code for the rotated data sets.
+MEAN = (125.3 / 255, 123.0 / 255, 113.9 / 255)
+STD = (63.0 / 255, 62.1 / 255, 66.7 / 255)
+IDX = "an official file, gunzipped"
+PICKLE = "a file of cifar-10-python.tar.gz, unpacked"
+JPEG = "train/*/images/*.JPEG"
+WNIDS = "a WordNet id a line"
+ANNOTATIONS = "lines of a file's name, a tab and a WordNet id of wnids.txt"
+
+
+def mnist(root: str | PathLike) -> Data:
+    """Reads MNIST (LeCun et al. 1998): 60000 training and 10000 test images. Needs torchvision.
+
+    Args:
+        root: the folder of MNIST/raw, where torchvision puts them, or of the official files, gunzipped:
+            train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte.
+
+    Returns:
+        Images uint8 [n, 1, 28, 28]; as many as the files hold.
+
+    Raises:
+        ImportError: torchvision is not installed.
+        FileNotFoundError: a file is missing.
+        ValueError: a file is damaged, or images and labels differ in number.
+
+    Example:
+        >>> import tempfile
+        >>> images = bytes([0, 0, 8, 3, 0, 0, 0, 1, 0, 0, 0, 28, 0, 0, 0, 28]) + bytes(28 * 28)
+        >>> labels = bytes([0, 0, 8, 1, 0, 0, 0, 1]) + bytes([7])
+        >>> with tempfile.TemporaryDirectory() as root:
+        ...     for part in ("train", "t10k"):
+        ...         _ = Path(root, f"{part}-images-idx3-ubyte").write_bytes(images)
+        ...         _ = Path(root, f"{part}-labels-idx1-ubyte").write_bytes(labels)
+        ...     mnist(root)
+        Data(mnist: 1 examples to train and 1 to test, [1, 28, 28] of uint8, 10 classes)
+    """
+    idx = _torchvision("datasets.mnist")
+    folder = _find(root, ["train-images-idx3-ubyte", "MNIST/raw/train-images-idx3-ubyte"], IDX).parent
+
+    def read(name: str, reader: Callable) -> Tensor:
+        path = _find(folder, [name], IDX)
+        try:
+            return reader(path)
+        except Exception as error:  # its assertions, and what its views raise
+            raise _damaged(path, f"is not read by torchvision ({error!r})", IDX) from error
+
+    def part(name: str) -> tuple[Tensor, Tensor]:
+        images = read(f"{name}-images-idx3-ubyte", idx.read_image_file)
+        labels = read(f"{name}-labels-idx1-ubyte", idx.read_label_file)
+        if images.shape != (len(labels), 28, 28) or labels.max() > 9:
+            found = f"has {len(labels)} labels up to {labels.max()} for images {list(images.shape)}"
+            raise _damaged(folder / f"{name}-*", found, "a label in 0..9 for each image of 28x28")
+        return images[:, None], labels
+
+    train, test = part("train"), part("t10k")
+    return Data("mnist", train, test, 10, *moments(train[0]))
+
+
+def cifar10(root: str | PathLike) -> Data:
+    """Reads CIFAR-10 (Krizhevsky 2009): 50000 training and 10000 test images. Needs torchvision.
+
+    Args:
+        root: the folder of cifar-10-batches-py, which is in cifar-10-python.tar.gz, or that folder itself: its
+            data_batch_1 to data_batch_5, test_batch and batches.meta. They are pickles, which can run code: torchvision
+            reads them only if they have the official MD5.
+
+    Returns:
+        Images uint8 [n, 3, 32, 32], red, green and blue. mean and std are the constants of published code.
+
+    Raises:
+        ImportError: torchvision is not installed.
+        FileNotFoundError: a file is missing. The binary version, cifar-10-batches-bin, is not read.
+        ValueError: a file is not the official one.
+
+    Example:
+        >>> cifar10("nowhere")
+        Traceback (most recent call last):
+        FileNotFoundError: there is no nowhere/cifar-10-batches-py/data_batch_1, and no nowhere/data_batch_1; expected a file of cifar-10-python.tar.gz, unpacked. Nothing is downloaded: put the official files there, or pass the folder that holds them as root.
+    """  # noqa: E501, a message is one line
+    datasets = _torchvision("datasets")
+
+    class Files(datasets.CIFAR10):
+        base_folder = ""  # so root is the folder of the files
+
+    folder = _find(root, ["cifar-10-batches-py/data_batch_1", "data_batch_1"], PICKLE).parent
+    for name, md5 in (*Files.train_list, *Files.test_list, (Files.meta["filename"], Files.meta["md5"])):
+        path = _find(folder, [name], PICKLE)
+        if not datasets.utils.check_integrity(path, md5):
+            raise _damaged(path, f"has another MD5 than {md5}", PICKLE)
+
+    def part(train: bool) -> tuple[Tensor, Tensor]:
+        files = Files(folder, train=train)
+        images = torch.from_numpy(files.data).permute(0, 3, 1, 2)  # torchvision's are [n, 32, 32, 3]
+        return images.contiguous(), torch.tensor(files.targets, device="cpu")
+
+    return Data("cifar10", part(train=True), part(train=False), 10, MEAN, STD)
+
+
+def tiny_imagenet(root: str | PathLike) -> Data:
+    """Reads Tiny ImageNet (Le and Yang 2015): 100000 training images, and the 10000 of its validation set to test.
+
+    The official test set has no labels. Decoding takes a minute or more and is shown on a terminal; grey images become
+    colour. Needs torchvision.
+
+    Args:
+        root: the folder of what tiny-imagenet-200.zip holds, or that of its tiny-imagenet-200: wnids.txt,
+            train/<wnid>/images/*.JPEG, val/val_annotations.txt and val/images/*.JPEG.
+
+    Returns:
+        Images uint8 [n, 3, 64, 64], red, green and blue, as many as there are; label i is line i + 1 of wnids.txt.
+
+    Raises:
+        ImportError: torchvision is not installed.
+        FileNotFoundError: a file is missing; before anything is decoded.
+        ValueError: a file is damaged.
+
+    Example:
+        >>> tiny_imagenet("nowhere")
+        Traceback (most recent call last):
+        FileNotFoundError: there is no nowhere/wnids.txt, and no nowhere/tiny-imagenet-200/wnids.txt; expected a WordNet id a line. Nothing is downloaded: put the official files there, or pass the folder that holds them as root.
+    """  # noqa: E501, a message is one line
+    folders = _torchvision("datasets.folder")
+    wnids_path = _find(root, ["wnids.txt", "tiny-imagenet-200/wnids.txt"], WNIDS)
+    folder, wnids = wnids_path.parent, wnids_path.read_text(errors="replace").split()
+    if not wnids or len(set(wnids)) < len(wnids):
+        raise _damaged(wnids_path, f"has {len(wnids)} lines, {len(set(wnids))} distinct", WNIDS)
+    labels = {wnid: label for label, wnid in enumerate(wnids)}
+    try:
+        train = folders.make_dataset(folder / "train", labels, is_valid_file=lambda path: Path(path).match(JPEG))
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error}Expected {folder}/{JPEG} in each class of {wnids_path}.") from error
+    train.sort(key=lambda sample: sample[1])  # torchvision sorts by class, not by label; the rest keeps its order
+    test = _validation_files(folder, labels)
+
+    def decode(samples: list[tuple[str | Path, int]], what: str) -> tuple[Tensor, Tensor]:
+        images = torch.empty(len(samples), 3, 64, 64, dtype=torch.uint8, device="cpu")
+        for image, (path, _) in zip(images.numpy(), tqdm(samples, what, unit=" images", disable=None), strict=True):
+            try:
+                picture = folders.pil_loader(path)
+            except (OSError, SyntaxError) as error:  # Pillow's errors for damaged files
+                raise _damaged(path, f"cannot be decoded ({error})", "an image of 64x64") from error
+            if picture.size != (64, 64):
+                raise _damaged(path, f"is an image of {picture.width}x{picture.height}", "one of 64x64")
+            image.transpose(1, 2, 0)[:] = picture
+        return images, torch.tensor([label for _, label in samples], device="cpu")
+
+    train, test = decode(train, "training images"), decode(test, "test images")
+    return Data("tiny-imagenet", train, test, len(wnids), *moments(train[0]))
+
+
+def _validation_files(folder: Path, labels: dict[str, int]) -> list[tuple[Path, int]]:
+    annotations = _find(folder, ["val/val_annotations.txt"], ANNOTATIONS)
+    samples = []
+    for number, line in enumerate(annotations.read_text(errors="replace").splitlines(), start=1):
+        name, wnid = (*line.split("\t"), "")[:2]
+        if wnid not in labels:
+            raise _damaged(annotations, f"has {line!r} as line {number}", ANNOTATIONS)
+        samples.append((_find(folder, [f"val/images/{name}"], "an image that val_annotations.txt names"), labels[wnid]))
+    images = sum(1 for _ in (folder / "val/images").glob("*.JPEG"))
+    if len(samples) != images or not samples:
+        raise _damaged(annotations, f"has {len(samples)} lines", f"{ANNOTATIONS}: one for each of the {images} images")
+    return samples
+
+
+def _torchvision(module: str):
+    try:
+        return import_module(f"torchvision.{module}")
+    except (ImportError, RuntimeError) as error:  # the latter where it was built for another PyTorch
+        cure = f"pip install partkernels[data], with the torchvision that belongs to PyTorch {torch.__version__}"
+        raise ImportError(f"torchvision, which reads these files, cannot be imported ({error}); {cure}.") from error
+
+
+def _find(root: str | PathLike, names: Sequence[str], expected: str) -> Path:
+    paths = [Path(root, name) for name in names]
+    for path in paths:
+        if path.is_file():
+            return path
+    raise FileNotFoundError(
+        f"there is no {', and no '.join(map(str, paths))}; expected {expected}. Nothing is downloaded: put the official"
+        " files there, or pass the folder that holds them as root."
+    )
+
+
+def _damaged(path: str | Path, found: str, expected: str) -> ValueError:
+    return ValueError(f"{path} {found}; expected {expected}. Copy it anew from the official archive.")

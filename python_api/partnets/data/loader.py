@@ -1,0 +1,133 @@
+"""Loader: the batches that a training draws from chunks, for loops that take a DataLoader."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from torch import Generator
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from partkernels.defaults import check_seed
+from partnets.data.chunks import Chunks, categorical, check_unseen
+from partnets.utils.checks import check_at_least
+from partnets.utils.seeds import derived
+
+
+class Draw(NamedTuple):
+    """The batches of a step: of w_k, and of ψ unless hyper_k is None.
+
+    Attributes:
+        k, batch: a batch of D_1:k, for partition k of subnetwork k.
+        hyper_k, hyper_batch: a batch of D_hyper_k, for the hyperparameters in subnetwork hyper_k - 1.
+    """
+
+    k: int
+    batch: Any
+    hyper_k: int | None
+    hyper_batch: Any
+
+
+class Loader(DataLoader):
+    """A DataLoader of Draws, for training loops of others: partnets.lightning's, Hugging Face's, or one of your own.
+
+    Batches are drawn as partnets.Trainer draws them (Appendix I.1): with replacement, k from the chunks' proportions.
+    Draw n is a function of the seed and n alone, whatever was drawn before it and by however many worker processes. An
+    epoch is so many steps, no pass over the data: an iteration gives what is left of the present one, and the next one
+    goes on with other draws. With its state_dict, or the sampler's set_epoch, an interrupted training does so too.
+
+    For training in one process: those of a distributed one would all have the same draws.
+
+    Args:
+        chunks: D_1..D_C.
+        batch_size: examples in a step of w.
+        steps: the draws of an epoch, len(loader).
+        hyper_batch_size: examples in a step of ψ; None for steps of w alone.
+        seed: an int in [0, 2**63).
+        **options: of torch's DataLoader, such as num_workers and pin_memory.
+
+    Attributes:
+        chunks, hyper_batch_size: as they were given.
+
+    Raises:
+        ValueError: a number is out of range, or there is no chunk for ψ to learn from.
+
+    Example:
+        >>> import partnets, torch
+        >>> chunks = partnets.chunk((torch.randn(20, 4), torch.arange(20)), (0.8, 0.2))
+        >>> for k, (x, y), hyper_k, (hyper_x, hyper_y) in Loader(chunks, 8, steps=2, hyper_batch_size=6):
+        ...     print(x.shape, hyper_k, hyper_x.shape)
+        torch.Size([8, 4]) 2 torch.Size([6, 4])
+        torch.Size([8, 4]) 2 torch.Size([6, 4])
+    """
+
+    def __init__(
+        self,
+        chunks: Chunks,
+        batch_size: int,
+        *,
+        steps: int,
+        hyper_batch_size: int | None = None,
+        seed: int = 0,
+        **options,
+    ) -> None:
+        check_at_least(1, batch_size=batch_size, steps=steps)
+        if hyper_batch_size is not None:
+            check_at_least(1, hyper_batch_size=hyper_batch_size)
+            check_unseen(chunks)
+        check_seed("seed", seed)
+        draws = _Draws(chunks, batch_size, hyper_batch_size, seed)
+        # A draw is a batch of one, as loops that resume skip whole batches; and without a generator of its own, an
+        # iteration would take a number from torch's global one, which the model's noise comes from.
+        one = {"batch_size": 1, "collate_fn": operator.itemgetter(0), "generator": Generator()}
+        self.chunks, self.hyper_batch_size = chunks, hyper_batch_size
+        super().__init__(draws, sampler=_Numbers(steps), **one, **options)
+
+    def __iter__(self) -> Iterator[Draw]:
+        for draw in super().__iter__():
+            self.sampler.done += 1
+            yield draw
+
+    def state_dict(self) -> dict[str, int]:
+        """How many draws have been given."""
+        return {"done": self.sampler.done}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """The next iteration goes on after so many draws."""
+        self.sampler.done = state["done"]
+
+
+class _Draws(Dataset):
+    """Draw n, for each n."""
+
+    def __init__(self, chunks: Chunks, batch_size: int, hyper_batch_size: int | None, seed: int) -> None:
+        self.chunks, self.batch_size, self.hyper_batch_size, self.seed = chunks, batch_size, hyper_batch_size, seed
+
+    def __getitem__(self, n: int) -> Draw:
+        generator = Generator().manual_seed(derived(self.seed, str(n)))
+        u = self.chunks.proportions
+        k = 1 + categorical(u, generator)
+        batch = self.chunks.sample_upto(k, self.batch_size, generator)
+        if self.hyper_batch_size is None:
+            return Draw(k, batch, None, None)
+        hyper_k = 2 + categorical(u[1:], generator)
+        return Draw(k, batch, hyper_k, self.chunks.sample(hyper_k, self.hyper_batch_size, generator))
+
+
+class _Numbers(Sampler):
+    """The numbers of the draws that are left of the present epoch."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps, self.done = steps, 0
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.done, (self.done // self.steps + 1) * self.steps))
+
+    def set_epoch(self, epoch: int) -> None:
+        """As of torch's DistributedSampler, for loops that keep no state_dict of a loader."""
+        if epoch != self.done // self.steps:
+            self.done = epoch * self.steps

@@ -1,0 +1,56 @@
+"""What all ranks must have alike: asked once, before a difference makes one rank wait for another forever."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from partnets.nn.partitioned import partitioned_layers
+
+
+def check_agreement(facts: dict[str, object], group: dist.ProcessGroup | None = None) -> None:
+    """Raises on every rank unless these facts are the same on all of them. All ranks must call it.
+
+    Args:
+        facts: tensors, and plain values that their repr tells apart, under the names that the error gives.
+        group: of the ranks; all of them if None.
+
+    Raises:
+        ValueError: with the names of what differs.
+
+    Example:
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> check_agreement({"the seed": 0})
+        >>> dist.destroy_process_group()
+    """
+    everyone: list = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, {name: _digest(fact) for name, fact in facts.items()}, group)
+    names = dict.fromkeys(name for each in everyone for name in each)
+    if different := [name for name in names if len({each.get(name) for each in everyone}) > 1]:
+        raise ValueError(
+            f"the ranks differ in {', '.join(different)}; make model, chunks and trainer alike on all ranks, from the"
+            " same seeds."
+        )
+
+
+def partitions(model: nn.Module) -> dict[str, object]:
+    """Which entry belongs to which partition, and all defaults, of a model: facts for check_agreement."""
+    facts: dict[str, object] = {}
+    for path, layer in partitioned_layers(model):
+        facts[f"the count of {path or 'the model'}"] = layer.count
+        for name, partition in getattr(layer, "partitions", {}).items():
+            weight = f"{path}.{name}" if path else name
+            packed, stored, _, *arguments = partition.flat()
+            facts[f"the map of {weight}"] = packed
+            facts[f"the defaults of {weight}"] = arguments if stored is None else stored
+    return facts
+
+
+def _digest(fact: object) -> str:
+    if not isinstance(fact, Tensor):
+        return repr(fact)
+    content = fact.detach().cpu().contiguous().flatten().view(torch.uint8)
+    return hashlib.blake2b(content.numpy(), digest_size=16).hexdigest()

@@ -1,0 +1,51 @@
+"""share: chunks of which each rank gets its part of every batch."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import Generator, Tensor
+
+from partnets.data.chunks import Chunks
+
+
+class SharedChunks(Chunks):
+    """Chunks whose sample and sample_upto give each rank its part of the joint batch; make them with share.
+
+    Every rank draws the examples of the whole batch and fetches its own: with generators in the same state, the ranks
+    together see what one process would see, however many they are.
+    """
+
+    def __init__(self, chunks: Chunks, group: dist.ProcessGroup | None = None) -> None:
+        super().__init__(chunks.dataset, chunks.order, chunks.sizes)
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+
+    def _draws(self, count: int, batch_size: int, generator: Generator | None) -> Tensor:
+        if batch_size % self.ranks:
+            raise ValueError(
+                f"batch_size={batch_size}, which {self.ranks} ranks cannot share; pass a multiple of {self.ranks}."
+            )
+        return super()._draws(count, batch_size, generator).chunk(self.ranks)[self.rank]
+
+
+def share(chunks: Chunks, group: dist.ProcessGroup | None = None) -> Chunks:
+    """These chunks, of which each rank samples its part: batch_size is that of all ranks together.
+
+    All ranks must pass generators in the same state. D_k itself, chunks[k], stays whole.
+
+    Args:
+        chunks: the same on all ranks.
+        group: of the ranks; all of them if None.
+
+    Raises:
+        ValueError: on sampling, if batch_size is no multiple of the number of ranks.
+
+    Example:
+        >>> import torch, partnets
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> chunks = share(partnets.chunk((torch.arange(10),), (0.8, 0.2)))
+        >>> (x,) = chunks.sample(1, batch_size=4, generator=Generator().manual_seed(0))
+        >>> len(x)  # the only rank has the whole batch
+        4
+        >>> dist.destroy_process_group()
+    """
+    return SharedChunks(chunks, group)

@@ -1,0 +1,104 @@
+"""PartitionedModule: a LightningModule whose weights and hyperparameters learn together (Appendix I.1)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from partnets.data.loader import Draw, Loader
+from partnets.evaluation.metrics import check_counts
+from partnets.optim import PartitionedOptimizer
+from partnets.training.step import step_hyper, step_weights
+from partnets.utils import random_state
+
+try:
+    from lightning.pytorch import LightningModule
+except ImportError as error:
+    raise ImportError("partnets.lightning needs Lightning; pip install 'partkernels[lightning]'.") from error
+
+
+class PartitionedModule(LightningModule):
+    """The base class of a LightningModule with a partitioned model in it, for the draws of a partnets.Loader.
+
+    Derive from it instead of LightningModule: what was training_step(batch, batch_idx) becomes training_loss(batch),
+    and configure_optimizers returns an optimiser of partnets.optim, followed by one of torch.optim for ψ if the loader
+    has a hyper_batch_size. Everything else is Lightning's own.
+
+    A training step is a step of w_k (Eq. 3) and one of ψ (Eq. 4), as of partnets.Trainer. It logs "loss" and
+    "hyper_loss". Lightning's optimisation is manual: gradients are clipped in on_before_optimizer_step, schedulers
+    stepped in on_train_batch_end, and global_step, and so max_steps, counts the steps of both optimisers. Checkpoints
+    have the random states as well, and resume to the same bits. Call super() where you override the hooks below.
+
+    Raises:
+        ImportError: Lightning is not installed; when this module is imported.
+        ValueError: the loader or the optimisers are not as above, or the model and the chunks differ in C; when
+            training starts.
+
+    Example:
+        >>> import partnets, torch
+        >>> from partnets import hyper
+        >>> class Classifier(PartitionedModule):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         network = torch.nn.Sequential(hyper.InputMask(4), torch.nn.Linear(4, 2))
+        ...         self.network = partnets.partition(network, (0.8, 0.2))
+        ...     def training_loss(self, batch):
+        ...         x, y = batch
+        ...         return torch.nn.functional.cross_entropy(self.network(x), y)
+        ...     def configure_optimizers(self):
+        ...         psi = torch.optim.Adam(hyper.hyperparameters(self))
+        ...         return partnets.optim.Adam(self), psi
+        >>> chunks = partnets.chunk((torch.randn(60, 4), torch.randint(2, (60,))), (0.8, 0.2))
+        >>> loader = partnets.Loader(chunks, batch_size=16, steps=100, hyper_batch_size=16)
+        >>> lightning.Trainer(max_epochs=10).fit(Classifier(), loader)  # doctest: +SKIP
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_loss(self, batch: Any) -> Tensor:
+        """The mean negative log-likelihood of a batch's examples, in nats; of the live subnetwork."""
+        raise NotImplementedError(f"{type(self).__name__} has no training_loss(batch); define it.")
+
+    def training_step(self, draw: Draw, batch_idx: int) -> None:
+        """A step of w_k, and one of ψ if the draw has a batch for it."""
+        optimizers = self.optimizers()
+        optimizer, hyper_optimizer = (optimizers, None) if draw.hyper_k is None else optimizers
+        loss = step_weights(self, optimizer, draw.k, draw.batch, self.training_loss, backward=self.manual_backward)
+        self.log("loss", loss)
+        if hyper_optimizer is not None:
+            batches = {draw.hyper_k: draw.hyper_batch}
+            loss = step_hyper(self, hyper_optimizer, batches, self.training_loss, backward=self.manual_backward)
+            self.log("hyper_loss", loss)
+
+    def on_train_start(self) -> None:
+        """Checks what is to be trained, and sets the random states of the checkpoint that training resumes from."""
+        self._check(self.trainer.train_dataloader, self.trainer.optimizers)
+        if self.trainer.ckpt_path is not None:
+            random_state.set_state(self._noise, self.device)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds the random states."""
+        checkpoint["noise"] = random_state.get_state(self.device)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keeps the random states until training starts."""
+        self._noise = checkpoint["noise"]
+
+    def _check(self, loader: Any, optimizers: list) -> None:
+        if not isinstance(loader, Loader):
+            raise ValueError(f"the training data are a {type(loader).__name__}; pass a partnets.Loader of your chunks.")
+        check_counts(self, loader.chunks)
+        if not isinstance(optimizers[0], PartitionedOptimizer):
+            raise ValueError(
+                f"configure_optimizers gave {type(optimizers[0]).__name__} first, which steps all partitions at once;"
+                " return one of partnets.optim, followed by that of the hyperparameters."
+            )
+        size = loader.hyper_batch_size
+        if len(optimizers) != (1 if size is None else 2):
+            raise ValueError(
+                f"configure_optimizers gave {len(optimizers)} optimisers for hyper_batch_size={size}; return one of"
+                " partnets.optim, and a second one if partnets.Loader gives batches for ψ."
+            )

@@ -1,0 +1,86 @@
+"""Recomputation: a layer that is computed anew in the backward pass must be the subnetwork that it was.
+
+torch.utils.checkpoint knows nothing of a layer's `active` and `update`. `checkpoint_contexts` tells it; where nobody
+did, `same_subnetwork` raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch._C._autograd import _top_saved_tensors_default_hooks
+
+from partnets.nn.live import Live
+from partnets.nn.partitioned import Partitioned, partitioned_layers
+
+
+def checkpoint_contexts(model: nn.Module) -> Callable[[], tuple[AbstractContextManager, AbstractContextManager]]:
+    """The context_fn with which torch.utils.checkpoint recomputes the subnetwork that was live in the forward pass.
+
+    It is needed where the backward pass runs after partnets.subnetwork was left; inside, it changes nothing. Without
+    it such a backward pass raises RuntimeError. Checkpoints with use_reentrant=True take no context_fn: run their
+    backward pass inside, which nothing checks.
+
+    Args:
+        model: what is recomputed, or what it is a part of.
+
+    Example:
+        >>> import partnets
+        >>> from torch.utils.checkpoint import checkpoint
+        >>> layer, x = partnets.Linear(4, 3, proportions=(0.5, 0.5), seed=0), torch.ones(2, 4)
+        >>> with partnets.subnetwork(layer, active=1, update=1):
+        ...     y = checkpoint(layer, x, use_reentrant=False, context_fn=checkpoint_contexts(layer))
+        >>> y.sum().backward()
+        >>> layer.bias.grad
+        tensor([[2., 2., 2.],
+                [0., 0., 0.]])
+    """
+    return lambda: (nullcontext(), _Again(model))
+
+
+class _Again(AbstractContextManager):
+    """Inside, as often as it is entered, the subnetwork of this moment is live."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.layers = [layer for _, layer in partitioned_layers(model)]
+        self.then = Live(self.layers)
+
+    def __enter__(self) -> None:
+        self.before = Live(self.layers)
+        self.then.restore()
+
+    def __exit__(self, *_) -> None:
+        self.before.restore()
+
+
+def same_subnetwork(layer: Partitioned, y: Tensor) -> Tensor:
+    """The output y of a layer, whose backward pass raises RuntimeError if another subnetwork was recomputed for it."""
+    # Only with such hooks can anything be recomputed. In a compiled graph active and update are constants.
+    if not y.requires_grad or torch.compiler.is_compiling() or _top_saved_tensors_default_hooks(False) is None:
+        return y
+    return _SameSubnetwork.apply(y, layer.active, layer.update)
+
+
+class _SameSubnetwork(torch.autograd.Function):
+    """Of one and the same context, attributes are those of the forward pass and saved tensors those recomputed."""
+
+    @staticmethod
+    def forward(ctx, y, active, update):
+        ctx.active, ctx.update = active, update
+        ctx.save_for_backward(torch.tensor([active, update or 0], device="cpu"))
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx, grad):
+        active, update = ctx.saved_tensors[0].tolist()
+        if (active, update) != (ctx.active, ctx.update or 0):
+            raise RuntimeError(
+                f"a checkpoint recomputed subnetwork active={active}, update={update or None} of a layer that had"
+                f" active={ctx.active}, update={ctx.update} in the forward pass; call backward inside"
+                " partnets.subnetwork, or pass context_fn=partnets.checkpoint_contexts(model) to"
+                " torch.utils.checkpoint.checkpoint."
+            )
+        return grad, None, None

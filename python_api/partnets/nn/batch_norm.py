@@ -1,0 +1,140 @@
+"""BatchNorm1d, BatchNorm2d and BatchNorm3d: torch's, with statistics of its own for each subnetwork."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from partnets.nn.activation_checkpoint import same_subnetwork
+from partnets.nn.layer import PartitionedLayer
+from partnets.nn.partitioned import partitioned_layers
+
+
+class _BatchNorm(PartitionedLayer):
+    """torch.nn.BatchNorm with the scale s_1 * ... * s_k and the shift b_1 + ... + b_k of subnetwork k (Appendix I.2).
+
+    Each subnetwork has running statistics of its own. Shared ones would carry what a later chunk looks like into
+    earlier subnetworks, and fit none of them. Those of the live subnetwork follow the batches that it trains on; where
+    nothing learns (update is None) a batch is normalised by its own statistics, in training mode, and leaves none.
+
+    Args:
+        num_features, eps, momentum, affine, track_running_stats, device, dtype: as in torch.nn.BatchNorm.
+        proportions: as in partnets.GroupNorm.
+
+    Attributes:
+        weight: [C, num_features], the row s_i for each partition, all 1 at the start; [num_features] if C is 1, and
+            None without affine.
+        bias: as weight, for b_i, all 0 at the start.
+        running_mean, running_var: [C, num_features], a row for each subnetwork; [num_features] if C is 1, and None
+            without track_running_stats.
+        num_batches_tracked: [C], or [] if C is 1.
+        count, active, update: see Partitioned.
+
+    Raises:
+        ValueError: the proportions are invalid; and torch.nn.BatchNorm's own errors.
+    """
+
+    shifts = ("bias",)
+    scales = ("weight",)
+
+    def divide(self, proportions, **options):
+        super().divide(proportions, **options)
+        if self.count > 1:
+            for name, buffer in self._statistics():
+                self._buffers[name] = buffer.expand(self.count, *buffer.shape).clone()
+
+    def to_ordinary(self, active):
+        new = super().to_ordinary(active)
+        for name, buffer in self._statistics():
+            new._buffers[name] = (buffer[active - 1] if self.count > 1 else buffer).clone()
+        return new
+
+    def _statistics(self) -> list[tuple[str, Tensor]]:
+        return [(name, buffer) for name, buffer in self._buffers.items() if buffer is not None]
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check_input_dim(input)
+        of_batch = self.training or self.running_mean is None
+        learns = self.training and self.update is not None
+        mean = var = None
+        factor = 0.0
+        if self.running_mean is not None and (learns or not self.training):
+            mean, var, batches = (
+                buffer[self.active - 1] if self.count > 1 else buffer for _, buffer in self._statistics()
+            )
+            if learns:
+                batches.add_(1)
+                factor = 1.0 / float(batches) if self.momentum is None else self.momentum
+        y = F.batch_norm(input, mean, var, self.live("weight"), self.live("bias"), of_batch, factor, self.eps)
+        return same_subnetwork(self, y)
+
+
+class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
+    __doc__ = (
+        _BatchNorm.__doc__
+        + """
+    Shapes:
+        x [batch, num_features] or [batch, num_features, length] to the same.
+
+    Example:
+        >>> import torch
+        >>> layer = BatchNorm1d(4, proportions=(0.8, 0.2))
+        >>> layer(torch.randn(5, 4)).shape, layer.running_mean.shape
+        (torch.Size([5, 4]), torch.Size([2, 4]))
+    """
+    )
+
+    ordinary = nn.BatchNorm1d
+
+
+class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
+    __doc__ = (
+        _BatchNorm.__doc__
+        + """
+    Shapes:
+        x [batch, num_features, height, width] to the same.
+
+    Example:
+        >>> import torch
+        >>> layer = BatchNorm2d(4, proportions=(0.8, 0.2))
+        >>> layer(torch.randn(5, 4, 6, 6)).shape, layer.running_var.shape
+        (torch.Size([5, 4, 6, 6]), torch.Size([2, 4]))
+    """
+    )
+
+    ordinary = nn.BatchNorm2d
+
+
+class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
+    __doc__ = (
+        _BatchNorm.__doc__
+        + """
+    Shapes:
+        x [batch, num_features, depth, height, width] to the same.
+
+    Example:
+        >>> import torch
+        >>> BatchNorm3d(4, proportions=(0.8, 0.2))(torch.randn(5, 4, 2, 6, 6)).shape
+        torch.Size([5, 4, 2, 6, 6])
+    """
+    )
+
+    ordinary = nn.BatchNorm3d
+
+
+def running_norms(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
+    """The modules with running statistics: those in partitioned layers, and those that partnets.partition left out.
+
+    The latter would carry what a later chunk looks like into earlier subnetworks: train with them in evaluation mode.
+
+    Example:
+        >>> import partnets
+        >>> model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3), nn.BatchNorm1d(3))
+        >>> inside, outside = running_norms(partnets.partition(model, (0.5, 0.5), skip="0"))
+        >>> len(inside), outside == [model[0]]
+        (1, True)
+    """
+    owned = {module for _, layer in partitioned_layers(model) for module in layer.modules()}
+    norms = [module for module in model.modules() if isinstance(module, _NormBase)]
+    return [module for module in norms if module in owned], [module for module in norms if module not in owned]

@@ -1,0 +1,95 @@
+"""Conv1d, Conv2d and Conv3d: torch's, with a partitioned weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import partkernels
+from partnets.nn.activation_checkpoint import same_subnetwork
+from partnets.nn.layer import PartitionedLayer
+
+
+class _Convolution(PartitionedLayer):
+    """What is computed from the packed map by one of partkernels' convolutions."""
+
+    weights = ("weight",)
+    shifts = ("bias",)
+    kernel: Callable[..., Tensor]
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        padding = self.padding
+        if self.padding_mode != "zeros":
+            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            padding = 0
+        return self.compute(
+            type(self).kernel,
+            input,
+            stride=self.stride,
+            padding=padding,
+            dilation=self.dilation,
+            groups=self.groups,
+        )
+
+
+class Conv2d(_Convolution, nn.Conv2d):
+    """torch.nn.Conv2d, partitioned: the convolution with w_s^(k) plus b_1 + ... + b_k for the live subnetwork k.
+
+    Args:
+        in_channels ... dtype: as in torch.nn.Conv2d, every padding mode included.
+        proportions, seed, defaults, scheme: as in partnets.Linear.
+
+    Attributes:
+        weight: [out_channels, in_channels / groups, kernel_height, kernel_width].
+        bias: [C, out_channels], a row for each partition; [out_channels] if C is 1.
+        partition, count, active, update: see PartitionedLayer.
+
+    Shapes:
+        x [batch, in_channels, height, width] or without batch, of the weight's dtype, as in torch.nn.Conv2d.
+
+    Raises:
+        ValueError: the proportions, seed, defaults or scheme are invalid; and torch.nn.Conv2d's own errors.
+
+    Example:
+        >>> import torch
+        >>> layer = Conv2d(3, 8, 3, padding="same", proportions=(0.75, 0.25), seed=0)
+        >>> layer(torch.zeros(1, 3, 16, 16)).shape
+        torch.Size([1, 8, 16, 16])
+    """
+
+    ordinary = nn.Conv2d
+    kernel = partkernels.conv2d
+
+
+class Conv1d(_Convolution, nn.Conv1d):
+    """torch.nn.Conv1d, partitioned; arguments, attributes and errors as in partnets.Conv2d, in one dimension.
+
+    Example:
+        >>> import torch
+        >>> Conv1d(3, 8, 3, proportions=(0.75, 0.25), seed=0)(torch.zeros(1, 3, 16)).shape
+        torch.Size([1, 8, 14])
+    """
+
+    ordinary = nn.Conv1d
+    kernel = partkernels.conv1d
+
+
+class Conv3d(PartitionedLayer, nn.Conv3d):
+    """torch.nn.Conv3d, partitioned; as partnets.Conv2d, in three dimensions.
+
+    The weight is rebuilt as a whole: it is small beside the volumes that it meets.
+
+    Example:
+        >>> import torch
+        >>> Conv3d(3, 8, 3, proportions=(0.75, 0.25), seed=0)(torch.zeros(1, 3, 5, 5, 5)).shape
+        torch.Size([1, 8, 3, 3, 3])
+    """
+
+    ordinary = nn.Conv3d
+    weights = ("weight",)
+    shifts = ("bias",)
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return same_subnetwork(self, super()._conv_forward(input, self.live("weight"), self.live("bias")))

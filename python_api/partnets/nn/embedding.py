@@ -1,0 +1,150 @@
+"""Embedding and EmbeddingBag: torch's, with a partitioned table."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import partkernels
+from partkernels import Normal, Partition
+from partnets.nn.activation_checkpoint import same_subnetwork
+from partnets.nn.layer import PartitionedLayer
+
+
+class _Table(PartitionedLayer):
+    weights = ("weight",)
+
+    def divide(self, proportions, **options):
+        asked = [name for name in ("max_norm", "scale_grad_by_freq", "sparse") if getattr(self, name)]
+        if asked:
+            raise ValueError(
+                f"a {self.ordinary.__name__} with {', '.join(asked)} cannot be partitioned: these change the table, or"
+                " its gradient, by whole rows; leave them out, or the layer with skip=."
+            )
+        super().divide(proportions, **options)
+
+    def divided(self, name, weight, proportions, seed, scheme):
+        partition = super().divided(name, weight, proportions, seed, scheme)
+        if self.padding_idx is None or partition.count == 1:
+            return partition
+        # The padding's row never learns. In the first partition it stays as it is in every subnetwork.
+        ids = partition.ids()
+        ids[self.padding_idx] = 1
+        return Partition.from_ids(ids, count=partition.count)
+
+    def _started(self, weight, defaults):
+        started = super()._started(weight, defaults)
+        if self.padding_idx is not None:
+            with torch.no_grad():
+                started[self.padding_idx] = weight[self.padding_idx]
+        return started
+
+    def to_fresh(self):
+        new = super().to_fresh()
+        new._fill_padding_idx_with_zero()
+        return new
+
+    def nodes(self, name, shape):
+        return torch.arange(shape[1])[None]
+
+    def usual_distribution(self, name):
+        return functools.partial(Normal, 1.0)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """The rows of the live subnetwork's table at ids, [..., embedding_dim]."""
+        weight = self.own("weight")
+        if self.update is None:
+            weight = weight.detach()
+        y = partkernels.embedding(
+            ids, weight, self.partition, self.active, update=self.update, padding_idx=self.padding_idx
+        )
+        return same_subnetwork(self, y)
+
+
+class Embedding(_Table, nn.Embedding):
+    """torch.nn.Embedding, partitioned: rows of w_s^(k) for the live subnetwork k.
+
+    Args:
+        num_embeddings, embedding_dim, padding_idx, device, dtype: as in torch.nn.Embedding. The padding's row stays as
+            it is, in every subnetwork.
+        max_norm, scale_grad_by_freq, sparse: must be off.
+        proportions, seed, defaults, scheme: as in partnets.Linear; a node is one of the embedding_dim outputs.
+
+    Attributes:
+        weight: [num_embeddings, embedding_dim].
+        partition, count, active, update: see PartitionedLayer.
+
+    Shapes:
+        ids [...], int32 or int64, to [..., embedding_dim].
+
+    Raises:
+        ValueError: max_norm, scale_grad_by_freq or sparse is on; and as in partnets.Linear.
+
+    Example:
+        >>> layer = Embedding(10, 4, proportions=(0.5, 0.5), seed=0)
+        >>> layer(torch.tensor([[1, 2, 1]])).shape
+        torch.Size([1, 3, 4])
+    """
+
+    ordinary = nn.Embedding
+
+    @classmethod
+    def from_pretrained(cls, *args, proportions=(1.0,), seed=None, defaults="stored", scheme="weight", **kwargs):
+        """As torch.nn.Embedding.from_pretrained, and then as `from_ordinary`; the given table stays."""
+        layer = nn.Embedding.from_pretrained(*args, **kwargs)
+        return cls.from_ordinary(layer, proportions, seed=seed, defaults=defaults, scheme=scheme)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.rows(input)
+
+
+class EmbeddingBag(_Table, nn.EmbeddingBag):
+    """torch.nn.EmbeddingBag, partitioned: sums, means or maxima of rows of w_s^(k) for the live subnetwork k.
+
+    Args:
+        num_embeddings ... dtype: as in torch.nn.EmbeddingBag; max_norm, scale_grad_by_freq and sparse must be off.
+        proportions, seed, defaults, scheme: as in partnets.Embedding.
+
+    Attributes:
+        weight: [num_embeddings, embedding_dim].
+        partition, count, active, update: see PartitionedLayer.
+
+    Shapes:
+        ids [batch, bag], or [total] with offsets, to [batch, embedding_dim].
+
+    Raises:
+        ValueError: as in partnets.Embedding.
+
+    Example:
+        >>> layer = EmbeddingBag(10, 4, proportions=(0.5, 0.5), seed=0)
+        >>> layer(torch.tensor([[1, 2, 1]])).shape
+        torch.Size([1, 4])
+    """
+
+    ordinary = nn.EmbeddingBag
+
+    @classmethod
+    def from_pretrained(cls, *args, proportions=(1.0,), seed=None, defaults="stored", scheme="weight", **kwargs):
+        """As torch.nn.EmbeddingBag.from_pretrained, and then as `from_ordinary`; the given table stays."""
+        layer = nn.EmbeddingBag.from_pretrained(*args, **kwargs)
+        return cls.from_ordinary(layer, proportions, seed=seed, defaults=defaults, scheme=scheme)
+
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+        # A table of the rows that are asked for, in the order in which they are; a last one stands for the padding.
+        count = input.numel()
+        table = F.pad(self.rows(input.reshape(-1)), (0, 0, 0, 1))
+        ids = torch.arange(count, device=input.device).view(input.shape)
+        if self.padding_idx is not None:
+            ids = torch.where(input == self.padding_idx, count, ids)
+        return F.embedding_bag(
+            ids,
+            table,
+            None if offsets is None else offsets.to(ids.dtype),
+            mode=self.mode,
+            per_sample_weights=per_sample_weights,
+            include_last_offset=self.include_last_offset,
+            padding_idx=None if self.padding_idx is None else count,
+        )

@@ -1,0 +1,367 @@
+"""PartitionedLayer: torch's layers, each of whose parameters is divided among the partitions."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from partkernels import Defaults, Normal, Partition, Stored, Uniform, Zeros, subnetwork_weight
+from partkernels.partition import sizes
+from partnets.nn import partition_format
+from partnets.nn.activation_checkpoint import same_subnetwork
+from partnets.nn.cumulative import live_product, live_sum, with_rows
+from partnets.nn.initial_values import Distribution, declared, distribution_of, fill
+from partnets.nn.partitioned import Partitioned, as_class, check_parameters
+from partnets.nn.registry import register
+from partnets.nn.state_dict import refuse_unfit, unfit_tensors
+from partnets.utils import seeds
+
+# The default's stream 0 fills a weight; a shift draws from another, so that the two are independent.
+SHIFT_STREAM = 1
+
+SCHEMES = ("weight", "node")
+
+
+class PartitionedLayer(Partitioned):
+    """A mixin for torch's layers, whose parameters are of three kinds.
+
+    - weights: each entry belongs to a partition, and where that is not live it has its default (Section 3).
+    - shifts: a row for each partition, of which subnetwork k adds up the first k, b_1 + ... + b_k (Appendix I.2).
+    - scales: a row for each partition, of which it multiplies the first k, s_1 * ... * s_k.
+
+    Put it before torch's layer among the bases, name that layer in `ordinary` and its parameters in `weights`, `shifts`
+    and `scales`, and compute with `self.compute` or `self.live`, as partnets.Linear and GroupNorm do. A shift or scale
+    is [C, ...]; its first row starts at the ordinary layer's value and the others at 0 or 1, so that all subnetworks
+    start alike. With C = 1 parameters and state_dict are torch's.
+
+    Args:
+        *args, **kwargs: as torch's layer takes them.
+        proportions: C numbers that sum to 1, the share of each weight's entries in each partition.
+        seed: an int in [0, 2**63) that decides the partitions and, with 'seed', the initial values; None draws one from
+            torch's global generator.
+        defaults: of entries that are not live; see partnets.partition.
+        scheme: 'weight' or 'node'; see partnets.partition.
+
+    Attributes:
+        partitions: of each weight, by its name.
+        partition: that of the parameter `weight`.
+        seed_defaults: how a layer starts that is drawn from a seed, if not as it is now; see partnets.partition.
+        count, active, update: see Partitioned.
+    """
+
+    ordinary: type[nn.Module]
+    weights: Sequence[str] = ()
+    shifts: Sequence[str] = ()
+    scales: Sequence[str] = ()
+    seed_defaults: Defaults | Callable[..., Defaults] | None = None
+    partitions: dict[str, Partition]
+
+    def __init_subclass__(cls, **kwargs) -> None:
+        super().__init_subclass__(**kwargs)
+        if "ordinary" in vars(cls):
+            register(cls.ordinary, cls.from_ordinary)
+        if hasattr(cls, "ordinary"):
+            theirs = inspect.signature(cls.ordinary).parameters.values()
+            ours = list(inspect.signature(PartitionedLayer.__init__).parameters.values())[2:-1]
+            rest = [parameter for parameter in theirs if parameter.kind is parameter.VAR_KEYWORD]
+            cls.__signature__ = inspect.Signature([*(p for p in theirs if p not in rest), *ours, *rest])
+
+    def __init__(
+        self,
+        *args,
+        proportions: Sequence[float] = (1.0,),
+        seed: int | None = None,
+        defaults: str | Defaults = "seed",
+        scheme: str = "weight",
+        **kwargs,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.divide(proportions, seed=seed, defaults=defaults, scheme=scheme)
+
+    @property
+    def partition(self) -> Partition:
+        """The partition of the parameter `weight`; AttributeError if it has none."""
+        if "weight" not in self.partitions:
+            raise AttributeError(f"a {type(self).__name__} has no partition of its own; see `partitions`.")
+        return self.partitions["weight"]
+
+    @partition.setter
+    def partition(self, partition: Partition) -> None:
+        self.partitions["weight"] = partition
+
+    def divide(
+        self, proportions: Sequence[float], *, seed: int | None, defaults: str | Defaults, scheme: str = "weight"
+    ) -> None:
+        """Partitions this layer, which is still an ordinary one inside (Appendix C).
+
+        A weight starts at its defaults, except with 'zero', 'stored' or Zeros(), where it stays as it is. With 'seed'
+        the shifts are drawn anew as well, unless the layer has `seed_defaults` (see partnets.partition).
+        """
+        check_parameters(self, *self.weights, *self.shifts, *self.scales)
+        sizes(0, proportions)
+        if scheme not in SCHEMES:
+            raise ValueError(f"scheme={scheme!r}; pass 'weight' or 'node'.")
+        count, seed = len(proportions), seeds.random() if seed is None else seed
+        changed, partitions = {}, {}
+        for name, parameter in self._present(self.weights):
+            partition = self.divided(name, parameter, proportions, seed, scheme).to(parameter.device)
+            resolved = self._resolve(name, parameter, defaults, self.seed_of(name, seed))
+            partitions[name] = dataclasses.replace(partition, defaults=resolved.map_tensors(self.oriented))
+            if defaults == "seed" or not (isinstance(resolved, Zeros) or defaults == "stored"):
+                changed[name] = self._started(parameter, partitions[name].defaults)
+        for name, parameter in self._present(self.shifts):
+            value = self._redrawn(name, parameter, seed) if defaults == "seed" else parameter
+            changed[name] = with_rows(value, count, neutral=0.0)
+        for name, parameter in self._present(self.scales):
+            changed[name] = with_rows(parameter, count, neutral=1.0)
+        for name, parameter in changed.items():
+            self._parameters[name] = parameter
+        self.partitions = partitions
+        self.count = self.active = self.update = count
+
+    def _present(self, names: Sequence[str]) -> Iterator[tuple[str, nn.Parameter]]:
+        for name in names:
+            parameter = self._parameters.get(name)
+            if parameter is not None:
+                yield name, parameter
+
+    def divided(self, name: str, weight: Tensor, proportions: Sequence[float], seed: int, scheme: str) -> Partition:
+        """The partition of a weight, without its defaults."""
+        shape, own = self.oriented(weight).shape, self.seed_of(name, seed)
+        if scheme == "weight":
+            return Partition.random(shape, proportions, seed=own)
+        nodes = self.nodes(name, shape)
+        of_nodes = Partition.random((1, int(nodes.max()) + 1), proportions, seed=own).ids()[0]
+        return Partition.from_ids(of_nodes[nodes].expand(shape).contiguous(), count=len(proportions))
+
+    def seed_of(self, name: str, seed: int) -> int:
+        """The seed of one of the layer's parameters."""
+        return seed if name in ("weight", "bias") else seeds.derived(seed, name)
+
+    def nodes(self, name: str, shape: torch.Size) -> Tensor:
+        """Which of the layer's outputs depends on each entry of a weight: int64, 0.., broadcast to its shape."""
+        return torch.arange(shape[0]).view(-1, *[1] * (len(shape) - 1))
+
+    def usual_distribution(self, name: str) -> Distribution | None:
+        """What torch draws a weight or a shift from when it makes such a layer; None if it is not drawn."""
+        if "weight" not in self.weights:
+            return None
+        # 1 / sqrt(fan_in), for the weight and the bias alike
+        return functools.partial(Uniform, 1 / math.sqrt(max(self._parameters["weight"][0].numel(), 1)))
+
+    def oriented(self, weight: Tensor) -> Tensor:
+        """A weight as its partition sees it, [out, in]: a view. Layers that keep the transpose override this."""
+        return weight
+
+    def _resolve(self, name: str, weight: Tensor, defaults: str | Defaults, seed: int) -> Defaults:
+        if defaults == "seed":
+            return declared(self, seed) or distribution_of(weight, self.usual_distribution(name))(seed=seed)
+        if defaults == "zero":
+            return Zeros()
+        if defaults == "stored":
+            return Stored(weight.detach().clone())
+        if isinstance(defaults, Defaults):
+            return defaults
+        raise ValueError(
+            f"defaults={defaults!r}; pass 'seed', 'zero', 'stored', or one of partkernels' Zeros, Uniform, Normal,"
+            " Stored."
+        )
+
+    def _started(self, weight: nn.Parameter, defaults: Defaults) -> nn.Parameter:
+        """A new parameter at its defaults."""
+        seen = self.oriented(weight)
+        values = torch.empty_like(weight, memory_format=torch.contiguous_format)
+        self.oriented(values).copy_(defaults.values(seen.shape, seen.dtype, seen.device))
+        return nn.Parameter(values, requires_grad=weight.requires_grad)
+
+    def _redrawn(self, name: str, shift: nn.Parameter, seed: int) -> nn.Parameter:
+        """A shift drawn anew as torch draws it; itself if torch does not, or if it was drawn otherwise."""
+        usual = None if self.seed_defaults is not None else self.usual_distribution(name)
+        if usual is None or distribution_of(shift, usual) is not usual:
+            return shift
+        drawn = dataclasses.replace(usual(seed=self.seed_of(name, seed)), stream=SHIFT_STREAM)
+        values = drawn.values((1, shift.numel()), shift.dtype, shift.device).clone().view(shift.shape)
+        return nn.Parameter(values, requires_grad=shift.requires_grad)
+
+    @classmethod
+    def from_ordinary(
+        cls,
+        layer: nn.Module,
+        proportions: Sequence[float],
+        *,
+        seed: int | None = None,
+        defaults: str | Defaults = "seed",
+        scheme: str = "weight",
+    ) -> PartitionedLayer:
+        """A partitioned layer made of an ordinary one, which stays as it is; parameters that need no change are shared.
+
+        Dtype, device, requires_grad, training mode and hooks are the layer's. See the class for the other arguments.
+
+        Raises:
+            ValueError: the proportions, seed, defaults or scheme are invalid, or the layer has other parameters than
+                its class.
+
+        Example:
+            >>> import partnets
+            >>> partnets.Linear.from_ordinary(nn.Linear(4, 3), (0.5, 0.5), seed=0)
+            Linear(in_features=4, out_features=3, bias=True, partitions=[6, 6])
+            >>> layer = partnets.LayerNorm.from_ordinary(nn.LayerNorm(2), (0.5, 0.5))
+            >>> layer.weight.tolist(), layer.bias.tolist()
+            ([[1.0, 1.0], [1.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]])
+        """
+        new = as_class(layer, cls)
+        new.divide(proportions, seed=seed, defaults=defaults, scheme=scheme)
+        return new
+
+    def entries(self, name, tensors, update):
+        if name in self.partitions:
+            return [self.oriented(tensor) for tensor in tensors], self.partitions[name]
+        return super().entries(name, tensors, update)
+
+    def to_ordinary(self, active: int) -> nn.Module:
+        """torch's layer that computes what subnetwork `active` computes; shares no parameter with this one."""
+        for name in (*self.weights, *self.shifts, *self.scales):
+            self.own(name)
+        new = as_class(self, self.ordinary)
+        for name, parameter in self.named_parameters(recurse=False):
+            value = self._value(name, parameter.detach(), active, None)
+            value = value.contiguous() if name in self.partitions else value.clone()
+            new._parameters[name] = nn.Parameter(value, requires_grad=parameter.requires_grad)
+        return new
+
+    def to_fresh(self) -> nn.Module:
+        """torch's layer with initial values anew; its weights are drawn as this layer's were, from another seed.
+
+        Raises:
+            ValueError: this layer's defaults are stored ones: it started at values that were given.
+        """
+        if any(isinstance(partition.defaults, Stored) for partition in self.partitions.values()):
+            raise ValueError(
+                "its defaults are stored: it started at weights that were given, and of its bias they are lost; start"
+                " from those weights instead."
+            )
+        new = super().to_fresh()
+        for name, partition in self.partitions.items():
+            weight, defaults = new._parameters[name], partition.defaults
+            if isinstance(defaults, Uniform | Normal) and self.seed_defaults is None and weight.requires_grad:
+                fill(self.oriented(weight), dataclasses.replace(defaults, seed=seeds.random()))
+        return new
+
+    def compute(self, kernel: Callable[..., Tensor], x: Tensor, **geometry) -> Tensor:
+        """What the live subnetwork makes of x by one of partkernels' operators; w_update and b_update get gradients."""
+        parameters = self._parameters
+        if "weight" in parameters and "bias" in parameters:
+            weight, bias = parameters["weight"], parameters["bias"]
+        else:
+            weight, bias = self.own("weight"), self.own("bias")
+        if self.update is None:  # where nothing learns, what is detached has no gradient computed for its sake
+            weight, bias = weight.detach(), None if bias is None else bias.detach()
+        weight = self.oriented(weight)
+        y = kernel(x, weight, self.partitions["weight"], self.active, update=self.update, bias=bias, **geometry)
+        return same_subnetwork(self, y)
+
+    def live(self, name: str) -> Tensor | None:
+        """A parameter of the live subnetwork, a weight rebuilt as a whole; only partition `update` gets a gradient.
+
+        None if there is no such parameter.
+        """
+        parameter = self.own(name)
+        if parameter is None:
+            return None
+        return same_subnetwork(self, self._value(name, parameter, self.active, self.update))
+
+    def _value(self, name: str, parameter: Tensor, active: int, update: int | None) -> Tensor:
+        if name in self.partitions:
+            weight = self.oriented(parameter if update is not None else parameter.detach())
+            return self.oriented(subnetwork_weight(weight, self.partitions[name], active, update=update))
+        combine = live_product if name in self.scales else live_sum
+        return combine(parameter, self.count, active, update)
+
+    def reset_parameters(self) -> None:
+        """Weights back to their defaults, or to torch's initial values if those are 0; shifts and scales to torch's."""
+        super().reset_parameters()
+        if "count" not in self.__dict__:  # torch's own constructor calls this
+            return
+        with torch.no_grad():
+            for name, partition in self.partitions.items():
+                if not isinstance(partition.defaults, Zeros):
+                    weight = self.oriented(self._parameters[name])
+                    place = {"row": partition.row, "col": partition.col}
+                    weight.copy_(partition.defaults.values(weight.shape, device=weight.device, **place))
+            for names, neutral in ((self.shifts, 0.0), (self.scales, 1.0)):
+                for _, parameter in self._present(names):
+                    if self.count > 1:
+                        parameter[1:] = neutral
+
+    def extra_repr(self) -> str:
+        if "count" not in self.__dict__:
+            return super().extra_repr()
+        maps = list(self.partitions.values())
+        is_one = len(maps) == 1 and not maps[0].map.is_meta
+        partitions = maps[0].sizes() if is_one else self.count
+        return ", ".join(filter(None, (super().extra_repr(), f"partitions={partitions}")))
+
+    def _apply(self, fn, recurse=True):
+        partitions = {name: partition.map_tensors(fn) for name, partition in self.partitions.items()}
+        if any(self.partitions[name].map.is_meta and not new.map.is_meta for name, new in partitions.items()):
+            raise RuntimeError(
+                f"this {type(self).__name__} is on the meta device, and its partition cannot be made of empty memory;"
+                " use load_state_dict(..., assign=True), or construct the layer on its real device."
+            )
+        super()._apply(fn, recurse)
+        self.partitions = partitions
+        return self
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.count > 1:
+            for name, partition in self.partitions.items():
+                destination[prefix + _key(name)] = partition_format.to_plain(partition)
+
+    def unfit(self, state_dict, prefix):
+        return [*self._saved_partitions(state_dict, prefix)[1], *unfit_tensors(self, state_dict, prefix)]
+
+    def _saved_partitions(self, state_dict: Mapping, prefix: str) -> tuple[dict[str, Partition], list[str]]:
+        """The partitions that a state_dict has for this layer, and what is wrong with the others."""
+        saved, messages = {}, []
+        for name, partition in self.partitions.items():
+            key = prefix + _key(name)
+            if key in state_dict:
+                try:
+                    saved[name] = partition_format.from_plain(state_dict[key], partition.shape, self.count)
+                except (TypeError, ValueError) as error:
+                    messages.append(f"{key}: {error}")
+            elif self.count > 1 and prefix + name in state_dict:
+                messages.append(
+                    f"{prefix}{name}: is that of an ordinary layer, without a partition; load it into the ordinary"
+                    " model and partition that with partnets.partition(..., defaults='stored')."
+                )
+        return saved, messages
+
+    def _load_from_state_dict(self, state_dict, prefix, metadata, strict, missing_keys, unexpected_keys, error_msgs):
+        refuse_unfit(self, state_dict, prefix)
+        errors = len(error_msgs)
+        saved, _ = self._saved_partitions(state_dict, prefix)
+        keys = [prefix + _key(name) for name in self.partitions]
+        theirs = []  # torch does not expect partitions
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing_keys, theirs, error_msgs)
+        unexpected_keys += [key for key in theirs if key not in keys]
+        if self.count > 1:
+            missing_keys += [key for key in keys if key not in state_dict]
+        if len(error_msgs) > errors:
+            return
+        for name, partition in saved.items():
+            weight = self._parameters[name]
+            copied = partition.map_tensors(lambda tensor, to=weight.device: tensor.to(to, copy=True))
+            self.partitions[name] = copied.to(dtype=weight.dtype)
+
+
+def _key(weight: str) -> str:
+    """What a state_dict calls the partition of a weight."""
+    return "partition" if weight == "weight" else f"{weight}_partition"

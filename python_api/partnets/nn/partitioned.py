@@ -1,0 +1,174 @@
+"""Partitioned: what everything that is divided among C partitions has in common, whatever it computes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+
+from torch import Tensor, nn
+
+from partkernels import Partition
+from partnets.nn.initial_values import reinitialise
+
+
+class Partitioned(nn.Module):
+    """The base class of what is divided among C partitions: layers, or a module that owns whole networks.
+
+    partnets.subnetwork, merge, finalize and the optimisers use what is defined here and nothing else. The defaults
+    serve a module each of whose own parameters has a row for each partition, [C, ...], or none of it where C is 1.
+
+    Attributes:
+        count: C, the number of partitions.
+        active: k, 1..C, the live subnetwork. Starts at C.
+        update: the partition that receives gradients, 1..active, or None. Starts at C: data of an unknown chunk may
+            reach the last partition only. Set both with partnets.subnetwork.
+
+    Example:
+        >>> import torch, partnets
+        >>> class Networks(Partitioned):
+        ...     "A network of its own for each partition; subnetwork k is network k alone."
+        ...     def __init__(self, *networks):
+        ...         super().__init__()
+        ...         self.networks = nn.ModuleList(networks)
+        ...         self.count = self.active = self.update = len(networks)
+        ...     def owned(self):
+        ...         return self.named_parameters()
+        ...     def entries(self, name, tensors, update):
+        ...         return (tensors, None) if name.startswith(f"networks.{update - 1}.") else None
+        ...     def forward(self, x):
+        ...         network = self.networks[self.active - 1]
+        ...         weights = dict(network.named_parameters())
+        ...         if self.update != self.active:
+        ...             weights = {name: weight.detach() for name, weight in weights.items()}
+        ...         return torch.func.functional_call(network, weights, x)
+        >>> model = Networks(nn.Linear(2, 1), nn.Linear(2, 1))
+        >>> with partnets.subnetwork(model, active=1, update=1):
+        ...     model(torch.ones(2)).backward()
+        >>> [name for name, parameter in model.owned() if parameter.grad is not None]
+        ['networks.0.weight', 'networks.0.bias']
+    """
+
+    count: int
+    active: int
+    update: int | None
+
+    def owned(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The name and the parameter, for each parameter that is divided among the partitions."""
+        return self.named_parameters(recurse=False)
+
+    def entries(self, name: str, tensors: list[Tensor], update: int) -> tuple[list[Tensor], Partition | None] | None:
+        """What a step of one partition changes of a parameter, for the optimisers.
+
+        Args:
+            name: of the parameter, as `owned` has it.
+            tensors: the parameter, its gradient and its moments, all of its shape.
+            update: the partition, 1..count.
+
+        Returns:
+            Views of the tensors, all of whose entries belong to partition `update`, and None; or the tensors and the
+            Partition that tells which of their entries do. None if the partition owns nothing of this parameter.
+        """
+        return (tensors if self.count == 1 else [tensor[update - 1] for tensor in tensors]), None
+
+    def own(self, name: str) -> nn.Parameter | None:
+        """The parameter of this name, or None if the module has it as None.
+
+        Raises:
+            RuntimeError: it is computed from others, by torch.nn.utils.parametrize, weight_norm or prune. No partition
+                owns those: they would carry what is learned from one chunk into all partitions.
+        """
+        try:
+            return self._parameters[name]
+        except KeyError:
+            if getattr(self, name, None) is None:
+                return None
+            raise RuntimeError(
+                f"the {name} of this {type(self).__name__} is computed from other parameters, which no partition owns;"
+                " remove its parametrization, weight normalisation or pruning before the layer is partitioned."
+            ) from None
+
+    def unfit(self, state_dict: Mapping, prefix: str) -> list[str]:
+        """What is wrong with a state_dict's entries for this module alone, if it loads them in a way of its own."""
+        return []
+
+    def to_ordinary(self, active: int) -> nn.Module:
+        """An ordinary module that computes what subnetwork `active` computes; shares no parameter with this one."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no to_ordinary(active); define it, for partnets.merge, as a module without"
+            " partitions."
+        )
+
+    def to_fresh(self) -> nn.Module:
+        """An ordinary module as to_ordinary's, with initial values drawn anew by torch's global generator.
+
+        Raises:
+            ValueError: a module in it does not know how it starts; see partnets.nn.initial_values.
+        """
+        new = self.to_ordinary(self.count)
+        reinitialise(new)
+        return new
+
+
+def as_class(layer: nn.Module, cls: type[nn.Module]) -> nn.Module:
+    """A shallow copy of a layer as an instance of another class. Hooks are shared, so that their handles still work.
+
+    What a Partitioned layer knows of its partitions is left behind on the way to a class that is none.
+    """
+    new = cls.__new__(cls)
+    new.__dict__.update(layer.__dict__)
+    for own in ("_parameters", "_buffers", "_modules"):
+        new.__dict__[own] = copy.copy(layer.__dict__[own])
+    if not issubclass(cls, Partitioned):
+        for name in ("partitions", "count", "active", "update"):
+            new.__dict__.pop(name, None)
+    return new
+
+
+def check_parameters(layer: nn.Module, *expected: str) -> None:
+    """Raises ValueError unless a layer has parameters (or None) of these names and no others.
+
+    Example:
+        >>> check_parameters(nn.Linear(2, 2, bias=False), "weight", "bias")
+    """
+    absent = {name for name in expected if getattr(layer, name, None) is None}
+    if set(layer._parameters) | absent != set(expected):
+        raise ValueError(
+            f"a {type(layer).__name__} with the parameters {sorted(layer._parameters)} cannot be partitioned, only"
+            f" one with {' and '.join(expected)}; remove its weight normalisation first, or leave it out with skip=."
+        )
+
+
+def partitioned_layers(model: nn.Module) -> Iterator[tuple[str, Partitioned]]:
+    """The dotted path and the layer, for each partitioned layer of a model, in the order of model.modules().
+
+    Example:
+        >>> import partnets
+        >>> model = partnets.partition(nn.Sequential(nn.Linear(4, 3), nn.ReLU()), (0.5, 0.5))
+        >>> [path for path, _ in partitioned_layers(model)]
+        ['0']
+    """
+    for path, module in model.named_modules():
+        if isinstance(module, Partitioned):
+            yield path, module
+
+
+def count(model: nn.Module) -> int:
+    """C, the number of partitions of a model's layers.
+
+    Raises:
+        ValueError: the model has no partitioned layer, or its layers have different numbers of partitions.
+
+    Example:
+        >>> import partnets
+        >>> count(partnets.Linear(4, 3, proportions=(0.5, 0.25, 0.25)))
+        3
+    """
+    counts = {path: layer.count for path, layer in partitioned_layers(model)}
+    if not counts:
+        raise ValueError(
+            f"this {type(model).__name__} has no partitioned layer; make them with partnets.partition(model,"
+            " proportions)."
+        )
+    if len(set(counts.values())) > 1:
+        raise ValueError(f"the layers differ in their number of partitions, {counts}; partition all of them alike.")
+    return next(iter(counts.values()))

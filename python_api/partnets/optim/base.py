@@ -1,0 +1,226 @@
+"""PartitionedOptimizer: steps one partition at a time, with moments of each entry (Appendix I.1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from partkernels import Partition
+from partkernels.operators.optimizers import check_not_negative
+from partnets.hyper import hyperparameters
+from partnets.nn.local_shard import local_entries
+from partnets.nn.partitioned import Partitioned, count, partitioned_layers
+
+
+class PartitionedOptimizer(torch.optim.Optimizer):
+    """What the optimisers share. A subclass defines check, moments and step_entries.
+
+    Each entry of a parameter has one owner, so the state is one tensor like the parameter for each moment. A step
+    changes entries of one partition, in the parameter and in its state; all others keep their bits.
+    """
+
+    # Whether the state has the number of steps of each partition.
+    counts = False
+
+    def __init__(self, model: nn.Module, groups: Iterable[dict], **defaults) -> None:
+        self.count = count(model)
+        self._owners = _owners(model)
+        defaults = self._with_decays(defaults)
+        self.check(defaults)
+        groups = [group | {"params": _listed(group)} for group in groups]
+        grouped = {parameter for group in groups for parameter in group["params"]}
+        rest = [parameter for parameter in self._owners if parameter not in grouped]
+        super().__init__([*groups, {"params": rest}] if rest else groups, defaults)
+
+    def add_param_group(self, group: dict) -> None:
+        """As torch.optim.Optimizer's, which calls it for each of `groups`.
+
+        Raises:
+            ValueError: a setting is unknown or out of range, or a parameter is not one that this optimiser may step or
+                is in another group already; nothing has changed then.
+        """
+        unknown = sorted(group.keys() - self.defaults.keys() - {"params"})
+        if unknown:
+            raise ValueError(f"a group has {', '.join(unknown)}; its settings can be {', '.join(self.defaults)}.")
+        parameters = _listed(group)
+        if not all(parameter in self._owners for parameter in parameters):
+            raise ValueError(
+                "a group has a parameter that is no trainable one of this model's partitioned layers; take parameters"
+                " from the model after partnets.partition, and leave out frozen ones and those of partnets.hyper."
+            )
+        group = self._with_decays(self.defaults | group | {"params": parameters})
+        self.check(group)
+        super().add_param_group(group)
+
+    def _with_decays(self, settings: dict) -> dict:
+        """The settings with a weight decay for each partition, if they have any."""
+        return settings | {name: self._decays(settings[name]) for name in settings.keys() & {"weight_decay"}}
+
+    def _decays(self, weight_decay: float | Sequence[float]) -> tuple[float, ...]:
+        decays = tuple(weight_decay) if isinstance(weight_decay, Iterable) else (weight_decay,) * self.count
+        if len(decays) != self.count or not all(0 <= decay < math.inf for decay in decays):
+            raise ValueError(
+                f"weight_decay={weight_decay}; pass a finite number that is not negative, or {self.count} of them, one"
+                " for each partition."
+            )
+        return decays
+
+    @property
+    def kind(self) -> str:
+        """What this optimiser is, for messages and checkpoints."""
+        return type(self).__name__
+
+    def parameters(self) -> list[nn.Parameter]:
+        """All parameters that this optimiser updates."""
+        return [parameter for group in self.param_groups for parameter in group["params"]]
+
+    @torch.no_grad()
+    def step(self, update: int, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
+        """Updates the entries of one partition; parameters without a gradient are left out.
+
+        Args:
+            update: the partition, 1..C.
+            closure: as torch's optimisers take it: called first, with gradients.
+
+        Returns:
+            What closure returns.
+
+        Raises:
+            ValueError: update is out of range.
+        """
+        if isinstance(update, bool) or not isinstance(update, int) or not 1 <= update <= self.count:
+            raise ValueError(
+                f"update={update!r}, but there are {self.count} partitions; pass an int in 1..{self.count}."
+            )
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self._filled(parameter, group)
+                tensors = [parameter, parameter.grad, *(state[moment] for moment in self.moments(group))]
+                layer, name = self._owners[parameter]
+                found = local_entries(layer, name, tensors, update)
+                if found is not None:
+                    self.step_entries(found[0], state, found[1], update, group)
+        return loss
+
+    def fill_state(self) -> None:
+        """Gives each parameter the state that its first step would, all 0: what a saved one can be loaded into."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self._filled(parameter, group)
+
+    def _filled(self, parameter: nn.Parameter, group: dict) -> dict:
+        state = self.state[parameter]
+        for moment in self.moments(group):
+            if moment not in state:
+                state[moment] = torch.zeros_like(parameter)
+        if self.counts and "step" not in state:
+            state["step"] = torch.zeros(self.count, dtype=torch.int64, device="cpu")
+        return state
+
+    def check(self, settings: dict) -> None:
+        """Raises ValueError unless a group can be stepped with these settings."""
+        check_not_negative(lr=settings["lr"])
+
+    def moments(self, group: dict) -> tuple[str, ...]:
+        """The names in the state of those tensors that are like the parameter."""
+        raise NotImplementedError
+
+    def step_entries(
+        self, tensors: list[Tensor], state: dict, partition: Partition | None, update: int, group: dict
+    ) -> None:
+        """Steps one partition of a parameter.
+
+        Args:
+            tensors: the parameter, its gradient and its moments; if there is no partition, all of their entries are
+                to be stepped.
+        """
+        raise NotImplementedError
+
+    def state_shapes(self, parameter: nn.Parameter, group: dict) -> dict[str, tuple[int, ...]]:
+        """The name and shape of everything in the state of a parameter that was stepped."""
+        return dict.fromkeys(self.moments(group), tuple(parameter.shape))
+
+    def check_states(self, states: dict[nn.Parameter, dict], group: dict) -> None:
+        """Raises ValueError unless these can be states of the parameters, by the settings of their saved group."""
+        for parameter, state in states.items():
+            check_shapes(state, state and self.state_shapes(parameter, group))
+
+    def __getstate__(self) -> dict:
+        return {**super().__getstate__(), "count": self.count, "_owners": self._owners}
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """As torch.optim.Optimizer's; the state must be of such an optimiser of the same model.
+
+        Raises:
+            ValueError: settings, parameters, their shapes or the number of partitions differ, or something is missing;
+                nothing has changed then.
+        """
+        if not {"state", "param_groups"} <= state_dict.keys():
+            raise_foreign(f"{sorted(state_dict)} instead of state and param_groups")
+        states, groups = state_dict["state"], state_dict["param_groups"]
+        indices = [index for group in groups for index in group["params"]]
+        if len(indices) != len(self.parameters()):
+            raise_foreign(f"{len(indices)} parameters and this one {len(self.parameters())}")
+        if not set(indices) >= states.keys():
+            raise_foreign(f"states of {sorted(states)}, but the parameters {sorted(indices)}")
+        for group in groups:
+            # Which torch adds to the defaults, but to no group, when a state is loaded or copied.
+            lacking = self.defaults.keys() - group.keys() - {"differentiable"}
+            decays = group.get("weight_decay")
+            if lacking or (decays is not None and (not isinstance(decays, Sequence) or len(decays) != self.count)):
+                what = f"no {', '.join(sorted(lacking))}" if lacking else f"weight_decay={decays}"
+                raise_foreign(f"{what}, and this one is a {self.kind} of {self.count} partitions")
+        owners = dict(zip(indices, self.parameters(), strict=True))
+        for group in groups:
+            self.check_states({owners[i]: states[i] for i in group["params"] if i in states}, group)
+        super().load_state_dict(state_dict)
+
+
+def check_shapes(state: dict, expected: dict) -> None:
+    """Raises ValueError unless a saved state has these names and shapes; dicts within dicts have those of theirs."""
+    if (shapes := _shapes(state)) != expected:
+        raise_foreign(f"a parameter's state of shapes {shapes} instead of {expected}")
+
+
+def raise_foreign(what: str) -> None:
+    """Raises the ValueError that a saved optimiser has something that this one cannot load."""
+    raise ValueError(f"the saved optimiser has {what}; load the state of such an optimiser of the same model.")
+
+
+def _shapes(state: dict) -> dict:
+    return {
+        name: _shapes(value) if isinstance(value, dict) else tuple(getattr(value, "shape", ()))
+        for name, value in state.items()
+    }
+
+
+def _listed(group: dict) -> list[nn.Parameter]:
+    return [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
+
+
+def _owners(model: nn.Module) -> dict[nn.Parameter, tuple[Partitioned, str]]:
+    """The layer and name of each trainable parameter that a partitioned layer owns; raises for any other."""
+    owners = {
+        parameter: (layer, name)
+        for _, layer in partitioned_layers(model)
+        for name, parameter in layer.owned()
+        if parameter.requires_grad
+    }
+    known = owners.keys() | set(hyperparameters(model))
+    strangers = [
+        path for path, parameter in model.named_parameters() if parameter.requires_grad and parameter not in known
+    ]
+    if strangers:
+        raise ValueError(
+            f"{', '.join(strangers)} would learn from every chunk: no partitioned layer owns them. Freeze them with"
+            " requires_grad_(False), partition their layers with partnets.partition, or derive their module from"
+            " partnets.hyper.Hyperparameter."
+        )
+    return owners

@@ -1,0 +1,177 @@
+"""SGD, Adam and AdamW: a partition at a time, in one pass over the weight (Appendix I.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torch import nn
+
+from partkernels import adam_step, sgd_step
+from partkernels.operators.optimizers import check_betas, check_momentum, check_not_negative
+from partnets.optim.base import PartitionedOptimizer
+
+
+class SGD(PartitionedOptimizer):
+    """Stochastic gradient descent with momentum, a partition at a time. With C = 1, torch.optim.SGD.
+
+    Args:
+        model: all its trainable parameters must be those of partitioned layers or of partnets.hyper's modules; the
+            latter have an optimiser of their own.
+        lr: the learning rate. torch's schedulers work; the paper counts every step of any partition.
+        momentum: 0 keeps no state.
+        weight_decay: added to the gradient, times the parameter. One number, or C, one for each partition, as
+            `optim.decays(precision, chunks.sizes)` gives them (Appendix I.1). Norms' scales decay towards 0 as well, as
+            in torch, in every row; give them a group without decay if they should not.
+        nesterov: Nesterov's momentum; needs one.
+        groups: parameters with settings of their own, as in torch.optim: dicts of "params" and of those arguments that
+            differ, such as "lr". All other parameters are in a last group. FixUp's scalars, at a tenth of the rate:
+            `[{"params": [p for m in model.modules() if isinstance(m, (models.Bias, models.Scale))
+            for p in m.parameters()], "lr": lr / 10}]`.
+
+    Raises:
+        ValueError: an argument is out of range, a trainable parameter is none of the above, or a group has a parameter
+            or a setting that this optimiser doesn't know.
+
+    Example:
+        >>> import torch, partnets
+        >>> model = partnets.Linear(2, 1, bias=False, proportions=(0.5, 0.5), defaults="zero", seed=0)
+        >>> optimizer = SGD(model, lr=1.0)
+        >>> _ = nn.init.zeros_(model.weight)
+        >>> model.weight.grad = torch.ones(1, 2)
+        >>> optimizer.step(update=2)
+        >>> model.weight.sum().item()
+        -1.0
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 1e-3,
+        momentum: float = 0.0,
+        weight_decay: float | Sequence[float] = 0.0,
+        nesterov: bool = False,
+        *,
+        groups: Iterable[dict] = (),
+    ) -> None:
+        super().__init__(model, groups, lr=lr, weight_decay=weight_decay, momentum=momentum, nesterov=nesterov)
+
+    def check(self, settings):
+        super().check(settings)
+        check_momentum(settings["momentum"], settings["nesterov"])
+
+    def moments(self, group):
+        return ("momentum",) if group["momentum"] else ()
+
+    def step_entries(self, tensors, state, partition, update, group):
+        parameter, grad, *buffer = tensors
+        sgd_step(
+            parameter,
+            grad,
+            buffer[0] if buffer else None,
+            partition,
+            update,
+            lr=group["lr"],
+            momentum=group["momentum"],
+            weight_decay=group["weight_decay"][update - 1],
+            nesterov=group["nesterov"],
+        )
+
+
+class Adam(PartitionedOptimizer):
+    """Adam (Kingma and Ba 2015), a partition at a time. With C = 1, torch.optim.Adam.
+
+    Args:
+        model, lr, weight_decay, groups: as for SGD; weight_decay is added to the gradient.
+        betas: of the two moments, in [0, 1).
+        eps: added to the denominator.
+
+    Raises:
+        ValueError: as SGD.
+
+    Example:
+        >>> import torch, partnets
+        >>> model = partnets.Linear(4, 3, proportions=(0.5, 0.5), seed=0)
+        >>> optimizer = Adam(model, lr=1e-2)
+        >>> with partnets.subnetwork(model, active=1, update=1):
+        ...     model(torch.ones(2, 4)).sum().backward()
+        >>> optimizer.step(update=1)
+        >>> optimizer.state[model.weight]["step"]
+        tensor([1, 0])
+    """
+
+    counts = True
+    decoupled = False
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float | Sequence[float] = 0.0,
+        *,
+        groups: Iterable[dict] = (),
+    ) -> None:
+        super().__init__(model, groups, lr=lr, weight_decay=weight_decay, betas=tuple(betas), eps=eps)
+
+    def check(self, settings):
+        super().check(settings)
+        check_betas(settings["betas"])
+        check_not_negative(eps=settings["eps"])
+
+    def moments(self, group):
+        return "exp_avg", "exp_avg_sq"
+
+    def state_shapes(self, parameter, group):
+        return super().state_shapes(parameter, group) | {"step": (self.count,)}
+
+    def step_entries(self, tensors, state, partition, update, group):
+        step = state["step"].tolist()[update - 1] + 1
+        adam_step(
+            *tensors,
+            partition,
+            update,
+            step=step,
+            lr=group["lr"],
+            betas=group["betas"],
+            eps=group["eps"],
+            weight_decay=group["weight_decay"][update - 1],
+            decoupled=self.decoupled,
+        )
+        state["step"][update - 1] = step
+
+
+class AdamW(Adam):
+    """AdamW (Loshchilov and Hutter 2019), a partition at a time. With C = 1, torch.optim.AdamW.
+
+    Args:
+        model, lr, betas, eps, groups: as for Adam.
+        weight_decay: the partition that is stepped shrinks by the factor 1 - lr * weight_decay. One number, or C, one
+            for each partition.
+
+    Raises:
+        ValueError: as SGD.
+
+    Example:
+        >>> import torch, partnets
+        >>> model = partnets.Linear(4, 3, bias=False, proportions=(0.5, 0.5), seed=0)
+        >>> before = model.weight.detach().clone()
+        >>> model.weight.grad = torch.zeros(3, 4)
+        >>> AdamW(model, lr=0.1, weight_decay=(0.0, 5.0)).step(update=2)
+        >>> torch.allclose(model.weight, torch.where(model.partition.mask(2), before / 2, before))
+        True
+    """
+
+    decoupled = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float | Sequence[float] = 1e-2,
+        *,
+        groups: Iterable[dict] = (),
+    ) -> None:
+        super().__init__(model, lr, betas, eps, weight_decay, groups=groups)

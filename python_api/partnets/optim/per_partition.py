@@ -1,0 +1,128 @@
+"""PerPartition: any optimiser of torch.optim that steps each entry by itself, a partition at a time (Appendix I.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from partnets.optim import entrywise
+from partnets.optim.base import PartitionedOptimizer, check_shapes
+
+
+class PerPartition(PartitionedOptimizer):
+    """An optimiser of torch.optim, a partition at a time; with C = 1 that optimiser itself, to the bit.
+
+    The entries of the partition that is stepped are gathered, torch's optimiser steps them as a tensor of their own,
+    and they are scattered back. Each partition has its own state, step count included: together as many numbers as
+    torch's optimiser keeps for the whole parameter. What is gathered lives for the step of one parameter. SGD, Adam
+    and AdamW do the same in one pass and without that copy, many times faster: use partnets.optim's for these.
+
+    Args:
+        optimizer: the class; of torch.optim: Adadelta, Adagrad, Adamax, ASGD, NAdam, RAdam, RMSprop, Rprop, and Adam,
+            AdamW and SGD for the settings that partnets.optim's lack (amsgrad, dampening, ...). Or any other
+            torch.optim.Optimizer whose step of an entry goes by that entry, its gradient and its state alone. Whether
+            it does is tried out on a small tensor, here and for each group.
+        model, groups: as for partnets.optim.SGD.
+        settings: of the optimiser, by name. weight_decay can be C numbers, one for each partition.
+
+    Raises:
+        TypeError: optimizer is no class of optimisers, or does not know a setting.
+        ValueError: it does not step each entry by itself (LBFGS, Muon, Adafactor, SparseAdam, ...); and as
+            partnets.optim.SGD.
+
+    Example:
+        >>> import partnets
+        >>> model = partnets.Linear(4, 3, proportions=(0.5, 0.5), seed=0)
+        >>> optimizer = PerPartition(torch.optim.RMSprop, model, lr=1e-2)
+        >>> with partnets.subnetwork(model, active=1, update=1):
+        ...     model(torch.ones(2, 4)).sum().backward()
+        >>> optimizer.step(update=1)
+        >>> {k: state["square_avg"].shape for k, state in optimizer.state[model.weight].items()}
+        {1: torch.Size([6])}
+    """
+
+    def __init__(
+        self, optimizer: type[torch.optim.Optimizer], model: nn.Module, *, groups: Iterable[dict] = (), **settings
+    ) -> None:
+        ordinary = isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer)
+        if not ordinary or issubclass(optimizer, PartitionedOptimizer):
+            raise TypeError(
+                f"PerPartition got {optimizer!r}; pass a class of torch.optim, such as torch.optim.RMSprop."
+            )
+        self.optimizer = optimizer
+        one_decay = {"weight_decay": 0.0} if "weight_decay" in settings else {}
+        # Two dimensions, as some optimisers want; they are refused below, for what they do.
+        defaults = optimizer([torch.zeros(1, 1)], **settings | one_decay).defaults
+        super().__init__(model, groups, **defaults | settings)
+
+    @property
+    def kind(self):
+        return f"{super().kind}({self.optimizer.__name__})"
+
+    def check(self, settings):
+        super().check(settings)
+        self._state(settings)
+
+    def moments(self, group):
+        return ()
+
+    def step_entries(self, tensors, state, partition, update, group):
+        settings = self._settings(group, update)
+        if partition is None or partition.count == 1:
+            parameter, grad = tensors
+            state[update] = entrywise.step(self.optimizer, parameter.detach(), grad, state.get(update), settings)
+            return
+        mask = partition.mask(update)
+        index = mask.flatten().nonzero().squeeze(1)  # once; masked_select would look for it in each tensor
+        entries, grad = (tensor.take(index) for tensor in tensors)
+        state[update] = entrywise.step(self.optimizer, entries, grad, state.get(update), settings)
+        tensors[0].masked_scatter_(mask, entries)
+
+    def check_states(self, states, group):
+        like_entries = self._state(group)
+        for parameter, state in states.items():
+            stepped = {k: inner for k, inner in state.items() if inner != {}}
+            expected = {
+                k: {name: shape if like else () for name, like in like_entries.items()}
+                for k, shape in self._shapes(parameter).items()
+                if k in stepped
+            }
+            check_shapes(stepped, expected)
+
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        # torch casts all but 'step' to the parameter's dtype; numbers, as NAdam's products, keep theirs.
+        indices = [index for group in state_dict["param_groups"] for index in group["params"]]
+        for index, parameter in zip(indices, self.parameters(), strict=True):
+            for k, saved in state_dict["state"].get(index, {}).items():
+                loaded = self.state[parameter][k]
+                numbers = [name for name, value in saved.items() if isinstance(value, Tensor) and value.dim() == 0]
+                loaded.update({name: saved[name].to(loaded[name].device) for name in numbers})
+
+    def __getstate__(self):
+        return {**super().__getstate__(), "optimizer": self.optimizer}
+
+    def _shapes(self, parameter: nn.Parameter) -> dict[int, tuple[int, ...]]:
+        """The shape of what is stepped in the place of a parameter, by partition."""
+        layer, name = self._owners[parameter]
+        shapes = {}
+        for k in range(1, self.count + 1):
+            if found := layer.entries(name, [parameter], k):
+                (entries,), partition = found
+                divided = partition is not None and partition.count > 1
+                shapes[k] = (partition.sizes()[k - 1],) if divided else tuple(entries.shape)
+        return shapes
+
+    def _state(self, group: dict) -> dict[str, bool]:
+        """What entrywise.check says of the optimiser with a group's settings."""
+        device = next((parameter.device for parameter in self._owners), None)
+        return entrywise.check(self.optimizer, self._settings(group, 1), device)
+
+    def _settings(self, group: dict, update: int) -> dict:
+        """What torch's optimiser is told for one partition."""
+        settings = {name: value for name, value in group.items() if name != "params"}
+        if "weight_decay" in settings:
+            settings["weight_decay"] = settings["weight_decay"][update - 1]
+        return settings

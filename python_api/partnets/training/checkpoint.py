@@ -1,0 +1,163 @@
+"""Checkpoints of a Trainer: all that decides its further steps, as plain values and tensors in one file."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import reprlib
+from collections.abc import Collection
+from os import PathLike
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from partnets.data.chunks import Chunks, below_subsets
+from partnets.nn.partitioned import partitioned_layers
+from partnets.training.best_model import Best
+from partnets.training.history import History
+from partnets.training.state import TrainingState
+from partnets.utils import random_state as random_states
+from partnets.utils.files import replacing
+
+FORMAT = 4
+# How many examples tell one data set from another.
+DIGESTED = 64
+
+
+def save(trainer: TrainingState, path: str | PathLike, noises: list[dict], without: Collection[str] = ()) -> None:
+    """Writes a checkpoint that `load` can read, as a whole or not at all.
+
+    Args:
+        noises: the random_state of each rank's trainer; there is one where training is not distributed.
+        without: what is kept elsewhere: of "model", "optimizer" and "best".
+    """
+    state = {name: value for name, value in _state(trainer).items() if name not in without}
+    contents = {"format": FORMAT, "configuration": configuration(trainer), "noises": noises, **state}
+    with replacing(path, binary=True) as file:
+        torch.save(contents, file)
+        file.flush()
+        if code := torch.serialization.get_unsafe_globals_in_checkpoint(file.name):
+            raise ValueError(
+                f"the checkpoint would need {', '.join(code)}, which Trainer.load does not run; give optimisers and"
+                " schedulers Python's numbers and torch's tensors, not NumPy's, and no functions inside of objects."
+            )
+
+
+def load(trainer: TrainingState, path: str | PathLike, rank: int = 0) -> None:
+    """Sets a trainer to what `save` wrote; runs no code from the file, and checks it before anything changes.
+
+    Args:
+        rank: whose noise it takes; of a rank that was not there when the file was saved, it stays.
+    """
+    saved = _read(path)
+    own = configuration(trainer)
+    for name, value in saved["configuration"].items():
+        if value != own[name]:
+            raise ValueError(
+                f"{path} was saved with {name} {reprlib.repr(value)}, and this trainer has {reprlib.repr(own[name])};"
+                " construct the trainer as the saved one was."
+            )
+    if not torch.equal(saved["order"], trainer.chunks.order) or saved["examples"] != digest(trainer.chunks):
+        raise ValueError(
+            f"{path} was saved with other chunks: its partitions have seen examples of what are later chunks here."
+            " Call partnets.chunk with the same data, in the same order, and the same proportions and seed."
+        )
+    for name in ("model", "optimizer"):
+        if name in saved:
+            getattr(trainer, name).load_state_dict(saved[name])
+    if trainer.hyper_optimizer is not None:
+        trainer.hyper_optimizer.load_state_dict(saved["hyper_optimizer"])
+    for name in ("scheduler", "hyper_scheduler"):
+        if saved[name] is not None:
+            getattr(trainer, name).load_state_dict(saved[name])
+    if trainer.best is not None and "best" in saved:
+        trainer.best = Best(**saved["best"])
+    trainer.generator.set_state(saved["generator"])
+    for state in saved["noises"][rank : rank + 1]:
+        random_states.set_state(state, trainer.device)
+    trainer.history = History(**saved["history"])
+
+
+def _read(path: str | PathLike) -> dict:
+    no_checkpoint = f"{path} is no checkpoint of format {FORMAT}; pass a file that Trainer.save wrote."
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+    except (FileNotFoundError, IsADirectoryError, PermissionError):
+        raise
+    except Exception as error:  # torch's are of many types
+        raise ValueError(no_checkpoint) from error
+    if not isinstance(saved, dict) or saved.get("format") != FORMAT or "configuration" not in saved:
+        raise ValueError(no_checkpoint)
+    return saved
+
+
+def digest(chunks: Chunks) -> str | None:
+    """Of a few examples, to know data in another order by; None for data sets that may transform what they give."""
+    few = chunks.order[torch.linspace(0, len(chunks.order) - 1, DIGESTED, device="cpu").long()]
+    dataset, places = below_subsets(chunks.dataset, few)
+    if type(dataset) is not TensorDataset:
+        return None
+    digest = hashlib.blake2b(digest_size=16)
+    for part in dataset[places]:
+        digest.update(part.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _state(trainer: TrainingState) -> dict:
+    return {
+        "order": trainer.chunks.order,
+        "examples": digest(trainer.chunks),
+        "model": trainer.model.state_dict(),
+        "optimizer": trainer.optimizer.state_dict(),
+        "hyper_optimizer": _state_dict(trainer.hyper_optimizer),
+        "scheduler": _state_dict(trainer.scheduler),
+        "hyper_scheduler": _state_dict(trainer.hyper_scheduler),
+        "best": None if trainer.best is None else vars(trainer.best),
+        "generator": trainer.generator.get_state(),
+        "history": dataclasses.asdict(trainer.history),
+    }
+
+
+def random_state(trainer: TrainingState) -> dict:
+    """From which a trainer's noise goes on; while callbacks run, that before them."""
+    return trainer.noise or random_states.get_state(trainer.device)
+
+
+def _state_dict(stateful) -> dict | None:
+    return None if stateful is None else stateful.state_dict()
+
+
+def _groups(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[list[str]]:
+    """The names of each group's parameters: an optimiser's state goes by their order."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    groups = [] if optimizer is None else optimizer.param_groups
+    return [[names[parameter] for parameter in group["params"]] for group in groups]
+
+
+def _kind(value) -> str:
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def configuration(trainer: TrainingState) -> dict:
+    """What a trainer must have alike to go on where another one was."""
+    return {
+        "chunk sizes": trainer.chunks.sizes,
+        "partitions": {path: layer.count for path, layer in partitioned_layers(trainer.model)},
+        "parameters": {name: _kind(value) for name, value in trainer.model.state_dict().items()},
+        "hyper": list(trainer.hyper),
+        "optimizer": trainer.optimizer.kind,
+        "hyper_optimizer": type(trainer.hyper_optimizer).__name__,
+        "optimizer groups": _groups(trainer.model, trainer.optimizer),
+        "hyper_optimizer groups": _groups(trainer.model, trainer.hyper_optimizer),
+        "scheduler": type(trainer.scheduler).__name__,
+        "hyper_scheduler": type(trainer.hyper_scheduler).__name__,
+        "batch_size": trainer.batch_size,
+        "hyper_batch_size": trainer.hyper_batch_size,
+        "sampling": list(trainer.sampling),
+        "clip": trainer.clip,
+        "hyper_every": trainer.hyper_every,
+        "hyper_after": trainer.hyper_after,
+        "hyper_chunks": trainer.hyper_chunks,
+        "keep_best": trainer.best is not None,
+    }

@@ -1,0 +1,62 @@
+"""Progress of training on a terminal: steps, losses and the time left, and each hyperparameter below."""
+
+from __future__ import annotations
+
+import sys
+
+from tqdm import tqdm
+
+from partnets.training.records import Records
+
+BAR = "{n_fmt}/{total_fmt} steps |{bar:20}| {elapsed}, {remaining} left{postfix}"
+
+
+class Progress:
+    """Two lines on standard error while training runs, if that is a terminal and they are to be shown.
+
+    Example:
+        >>> with Progress(done=0, steps=10) as progress:
+        ...     progress.update(Records())
+    """
+
+    def __init__(self, done: int, steps: int, *, shown: bool = True) -> None:
+        disable = None if shown else True  # None: where there is no terminal
+        self.bar = tqdm(total=done + steps, initial=done, disable=disable, bar_format=BAR)
+        self.values = tqdm(position=1, disable=disable, bar_format="{desc}", leave=False)
+
+    def update(self, history: Records) -> None:
+        """Shows one more step and the latest of a history."""
+        if self.bar.disable:
+            return
+        latest = {"loss": history.steps["loss"][-1:], "L_ML": history.lml["lml"][-1:]}
+        self.bar.set_postfix_str(_joined(latest), refresh=False)
+        self.values.set_description_str(_joined(short_names(history.values)), refresh=False)
+        if self.bar.update():  # true where it was time to print
+            self.values.refresh()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self.bar.disable:
+            return
+        self.values.close()
+        self.bar.refresh()
+        self.bar.close()
+        if self.values.desc:  # tqdm cannot leave a second line standing
+            print(self.values.desc, file=sys.stderr)
+
+
+def short_names(values: dict[str, list]) -> dict[str, list]:
+    """The values under the last part of their dotted names, where that tells them apart.
+
+    Example:
+        >>> short_names({"augmentation.rotation": [5.0]})
+        {'rotation': [5.0]}
+    """
+    short = {name.rpartition(".")[2]: value for name, value in values.items()}
+    return short if len(short) == len(values) else values
+
+
+def _joined(columns: dict[str, list]) -> str:
+    return ", ".join(f"{name} {column[-1]:.3g}" for name, column in columns.items() if column)

@@ -1,0 +1,194 @@
+"""Records: what happened in each step of training, as numbers in plain lists."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+STEP_COLUMNS = ("step", "k", "loss", "hyper_k", "hyper_loss")
+
+
+@dataclass
+class Records:
+    """What a Trainer recorded, in plain lists; a History can also show it.
+
+    Attributes:
+        steps: a list for each of step (from 1), k and loss (of the step of w_k: the mean negative log-likelihood of the
+            batch from D_1:k, in nats), hyper_k and hyper_loss (of the step of ψ: that of the batch from D_k on
+            subnetwork k - 1; None where ψ took no step, and hyper_k where it took one on all chunks).
+        values: a list for each hyperparameter, its value after each step, in its units.
+        lml: a list for each of step and lml, in nats.
+        metrics: under each metric's name, a list for each of step and value.
+        matrices: a list for each of step and matrix: matrix[k - 1][j - 1] is the mean loss per example of subnetwork k
+            on chunk j, in nats. It has seen chunks 1..k; L_ML (Eq. 2) sums the entries [k - 1][k].
+
+    Raises:
+        ValueError, TypeError: by the methods below; nothing is recorded then.
+
+    Example:
+        >>> history = Records()
+        >>> history.add(1, k=2, loss=0.7, hyper_k=2, hyper_loss=0.8, values={"augmentation.rotation": 5.0})
+        >>> history.add_lml(1, -120.0)
+        >>> history.steps["loss"], history.values, history.lml["lml"]
+        ([0.7], {'augmentation.rotation': [5.0]}, [-120.0])
+    """
+
+    steps: dict[str, list] = field(default_factory=lambda: {name: [] for name in STEP_COLUMNS})
+    values: dict[str, list[float]] = field(default_factory=dict)
+    lml: dict[str, list] = field(default_factory=lambda: {"step": [], "lml": []})
+    metrics: dict[str, dict[str, list]] = field(default_factory=dict)
+    matrices: dict[str, list] = field(default_factory=lambda: {"step": [], "matrix": []})
+
+    def add(
+        self,
+        step: int,
+        k: int,
+        loss: float,
+        hyper_k: int | None = None,
+        hyper_loss: float | None = None,
+        values: dict[str, float] | None = None,
+    ) -> None:
+        """Appends a step.
+
+        Raises:
+            TypeError: a value is not a number.
+            ValueError: values has other names than at the steps before, or that of another column of `frame`.
+        """
+        values = _numbers(values or {})
+        if self.steps["step"] and values.keys() != self.values.keys():
+            raise ValueError(
+                f"step {step} has values of {list(values)}, and the steps before of {list(self.values)}; pass every"
+                " hyperparameter at every step."
+            )
+        for name in values:
+            if name not in self.values:
+                self._check_name(name)
+        for name, value in zip(STEP_COLUMNS, (step, k, loss, hyper_k, hyper_loss), strict=True):
+            self.steps[name].append(value)
+        for name, value in values.items():
+            self.values.setdefault(name, []).append(value)
+
+    def add_lml(self, step: int, lml: float) -> None:
+        """Appends an evaluation of L_ML, in nats.
+
+        Raises:
+            ValueError: step is before that of the last evaluation.
+        """
+        _check_order(step, self.lml)
+        self.lml["step"].append(step)
+        self.lml["lml"].append(lml)
+
+    def add_metrics(self, step: int, metrics: dict[str, float]) -> None:
+        """Appends an evaluation of metrics, each under a name of your own.
+
+        Raises:
+            TypeError: metrics is no dict, or a metric is not a number.
+            ValueError: a metric has the name of another column of `frame`, or step is before that of its last value.
+
+        Example:
+            >>> history = Records()
+            >>> history.add_metrics(10, {"test accuracy": 0.93})
+            >>> history.metrics
+            {'test accuracy': {'step': [10], 'value': [0.93]}}
+        """
+        numbers = _numbers(metrics)
+        for name in numbers:
+            if name in self.metrics:
+                _check_order(step, self.metrics[name])
+            else:
+                self._check_name(name)
+        for name, value in numbers.items():
+            record = self.metrics.setdefault(name, {"step": [], "value": []})
+            record["step"].append(step)
+            record["value"].append(value)
+
+    def add_matrix(self, step: int, matrix: Sequence[Sequence[float]]) -> None:
+        """Appends the mean loss of each subnetwork (C rows) on each chunk (C columns), in nats per example.
+
+        Raises:
+            ValueError: matrix is not square, or step is before that of the last one.
+
+        Example:
+            >>> history = Records()
+            >>> history.add_matrix(10, [[0.2, 0.6], [0.3, 0.3]])
+            >>> history.matrices["matrix"][-1][0][1]  # subnetwork 1 on chunk 2, which it has not seen
+            0.6
+        """
+        rows = [[float(loss) for loss in row] for row in matrix]
+        if not rows or {len(row) for row in rows} != {len(rows)}:
+            raise ValueError(
+                f"the matrix has rows of {[len(row) for row in rows]} losses; pass C rows, one for each subnetwork, of"
+                " C losses, one for each chunk."
+            )
+        _check_order(step, self.matrices)
+        self.matrices["step"].append(step)
+        self.matrices["matrix"].append(rows)
+
+    def best_lml(self) -> tuple[int, float] | None:
+        """The step of the highest L_ML, the first of several, and that L_ML in nats; None without a finite one.
+
+        Example:
+            >>> history = Records()
+            >>> for step, lml in ((10, -80.0), (20, -60.0), (30, -75.0)):
+            ...     history.add_lml(step, lml)
+            >>> history.best_lml()
+            (20, -60.0)
+        """
+        evaluations = zip(self.lml["step"], self.lml["lml"], strict=True)
+        finite = [(step, lml) for step, lml in evaluations if math.isfinite(lml)]
+        return max(finite, key=lambda evaluation: evaluation[1], default=None)
+
+    def columns(self, start: int = 0) -> dict[str, list]:
+        """The columns of `frame` as lists, from row `start` (from 0) on, with None where nothing was evaluated.
+
+        Of several evaluations of a step the last counts.
+
+        Example:
+            >>> history = Records()
+            >>> history.add(1, k=1, loss=0.7)
+            >>> history.add(2, k=2, loss=0.5)
+            >>> history.add_lml(2, -120.0)
+            >>> history.columns(start=1)
+            {'step': [2], 'k': [2], 'loss': [0.5], 'hyper_k': [None], 'hyper_loss': [None], 'lml': [-120.0]}
+        """
+        columns = {name: column[start:] for name, column in (self.steps | self.values).items()}
+        steps = columns["step"]
+        columns["lml"] = _at(steps, self.lml["step"], self.lml["lml"])
+        for name, record in self.metrics.items():
+            columns[name] = _at(steps, record["step"], record["value"])
+        return columns
+
+    def _check_name(self, name: str) -> None:
+        if name in STEP_COLUMNS or name == "lml" or name in self.values or name in self.metrics:
+            raise ValueError(f"{name!r} is another column of History.frame; give this one a name of its own.")
+
+
+def _check_order(step: int, record: dict[str, list]) -> None:
+    if record["step"] and step < record["step"][-1]:
+        raise ValueError(
+            f"an evaluation of step {step} came after that of step {record['step'][-1]}; pass them in order."
+        )
+
+
+def _at(steps: list[int], evaluated: list[int], values: list[float]) -> list[float | None]:
+    """The value that was evaluated last at each of these steps, None where there is none."""
+    found, first = {}, min(steps, default=math.inf)
+    for step, value in zip(reversed(evaluated), reversed(values), strict=True):
+        if step < first:  # a logger asks for the last rows alone, after each step
+            break
+        found.setdefault(step, value)
+    return [found.get(step) for step in steps]
+
+
+def _numbers(numbers: dict[str, float]) -> dict[str, float]:
+    """The same as Python's floats."""
+    if not isinstance(numbers, dict):
+        raise TypeError(f"the metrics are {numbers!r}; pass a dict of a float for each name.")
+    found = {}
+    for name, value in numbers.items():
+        try:
+            found[name] = float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"{name!r} is {value!r}; pass a float for each name.") from error
+    return found

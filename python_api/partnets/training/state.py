@@ -1,0 +1,90 @@
+"""TrainingState: where a training is, which callbacks look at and checkpoints save."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from partnets.data.chunks import Chunks
+from partnets.hyper import Hyperparameter
+from partnets.optim import PartitionedOptimizer
+from partnets.training.best_model import Best
+from partnets.training.history import History
+from partnets.utils.modules import device_of
+
+
+class TrainingState:
+    """What a Trainer trains, with what, and how far it is.
+
+    Attributes:
+        model, chunks, loss, optimizer, hyper_optimizer, scheduler, hyper_scheduler: as of Trainer.
+        hyper: the path and the module of each hyperparameter that is trained.
+        history: the History of all steps.
+        generator: of the draws of chunks and batches.
+        best: the step, L_ML and state that keep_best kept; None where nothing is kept.
+        noise: while callbacks run, the random states from which training goes on after them; otherwise None.
+        batch_size, hyper_batch_size, sampling, clip, hyper_every, hyper_after, hyper_chunks, patience: as of Trainer.
+    """
+
+    model: nn.Module
+    chunks: Chunks
+    loss: Callable[[Tensor, Tensor], Tensor]
+    optimizer: PartitionedOptimizer
+    hyper_optimizer: torch.optim.Optimizer | None
+    scheduler: LRScheduler | None
+    hyper_scheduler: LRScheduler | None
+    hyper: dict[str, Hyperparameter]
+    history: History
+    generator: torch.Generator
+    best: Best | None
+    noise: dict | None
+    batch_size: int
+    hyper_batch_size: int
+    sampling: tuple[float, ...]
+    clip: float | None
+    hyper_every: int
+    hyper_after: int
+    hyper_chunks: str
+    patience: int | None
+
+    @property
+    def steps(self) -> int:
+        """How many steps are done."""
+        return len(self.history.steps["step"])
+
+    @property
+    def device(self) -> torch.device:
+        """The model's."""
+        return device_of(self.model)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether `patience` evaluations in a row brought no higher L_ML."""
+        if self.patience is None:
+            return False
+        best = self.history.best_lml()
+        return sum(step > (best[0] if best else 0) for step in self.history.lml["step"]) >= self.patience
+
+    def values(self) -> dict[str, float]:
+        """The present value of each hyperparameter that is trained, in its units, under its module's path."""
+        return {
+            f"{path}.{name}" if path else name: value
+            for path, module in self.hyper.items()
+            for name, value in module.values().items()
+        }
+
+    def restore_best(self) -> float:
+        """Sets the model, ψ included, to where L_ML was highest, and returns that L_ML, in nats.
+
+        The optimisers stay where they are: this is for the end of training.
+
+        Raises:
+            ValueError: the trainer keeps no best state, or has evaluated none.
+        """
+        if self.best is None:
+            raise ValueError("this trainer keeps no best state; construct it with keep_best=True and lml_every.")
+        self.best.restore(self.model)
+        return self.best.lml

@@ -1,0 +1,178 @@
+"""A step of w_k and a step of ψ (Appendix I.1): what every training loop is made of, Trainer's own included.
+
+A loop that has optimiser steps of its own takes weights_learning and hyper_learning, which say what learns meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from partnets.hyper import hyperparameters
+from partnets.nn.batch_norm import running_norms
+from partnets.nn.live import subnetwork
+from partnets.optim import PartitionedOptimizer
+from partnets.utils.modules import evaluating, frozen
+
+
+@contextmanager
+def weights_learning(model: nn.Module, k: int) -> Iterator[None]:
+    """Inside, subnetwork k computes and partition k alone learns, from a batch of D_1:k (Eq. 3); ψ does not.
+
+    Modules with running statistics that partnets.partition left out are in evaluation mode: they would carry D_k into
+    earlier subnetworks.
+
+    Args:
+        model: with partitioned layers.
+        k: 1..C.
+    """
+    with subnetwork(model, active=k, update=k), frozen(hyperparameters(model)), evaluating(*running_norms(model)[1]):
+        yield
+
+
+@contextmanager
+def hyper_learning(model: nn.Module, k: int) -> Iterator[None]:
+    """Inside, subnetwork k - 1 computes and ψ alone learns, from a batch of D_k, which it has not seen (Eq. 4).
+
+    Normalisation layers use the running statistics of that subnetwork and leave none.
+
+    Args:
+        model: with partitioned layers.
+        k: 2..C.
+
+    Raises:
+        ValueError: k is out of range: no subnetwork comes before the first.
+    """
+    if k == 1:
+        raise ValueError("k=1, but no subnetwork comes before the first; ψ learns on the chunks 2..C.")
+    inside, outside = running_norms(model)
+    with subnetwork(model, active=k - 1, update=None), evaluating(*inside, *outside):
+        yield
+
+
+def step_weights(
+    model: nn.Module,
+    optimizer: PartitionedOptimizer,
+    k: int,
+    batch: Any,
+    loss: Callable[[Any], Tensor],
+    *,
+    clip: float | None = None,
+    backward: Callable[[Tensor], None] = Tensor.backward,
+) -> Tensor:
+    """One step of the partition w_k on a batch of D_1:k (Eq. 3): gradients from zero, clipped, and stepped.
+
+    Modes are the caller's: call model.train() before. Step a scheduler afterwards.
+
+    Args:
+        model: with partitioned layers.
+        optimizer: of partnets.optim, of this model.
+        k: 1..C.
+        batch: what `loss` takes; from chunks 1..k alone, as Chunks.sample_upto gives it.
+        loss: loss(batch), the mean negative log-likelihood per example in nats, computed by the model.
+        clip: the gradient of w_k is scaled down to this norm where it is longer; None leaves it.
+        backward: computes the gradients of the loss, if not its own backward().
+
+    Returns:
+        The loss, detached.
+
+    Raises:
+        ValueError: k is out of range; nothing has changed then.
+
+    Example:
+        >>> import partnets
+        >>> model = partnets.partition(nn.Linear(4, 2), (0.8, 0.2))
+        >>> optimizer = partnets.optim.SGD(model, lr=0.1)
+        >>> x, y = torch.ones(3, 4), torch.tensor([0, 1, 1])
+        >>> before = model.weight.detach().clone()
+        >>> def loss(batch):
+        ...     return nn.functional.cross_entropy(model(batch[0]), batch[1])
+        >>> value = step_weights(model, optimizer, 2, (x, y), loss)
+        >>> changed = model.weight != before
+        >>> torch.equal(changed, model.partition.mask(2))
+        True
+    """
+    optimizer.zero_grad()
+    with weights_learning(model, k):
+        value = loss(batch)
+        backward(value)
+    clip_gradient(optimizer, clip)
+    optimizer.step(update=k)
+    return value.detach()
+
+
+def step_hyper(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Mapping[int, Any],
+    loss: Callable[[Any], Tensor],
+    *,
+    weights: Mapping[int, float] | None = None,
+    backward: Callable[[Tensor], None] = Tensor.backward,
+) -> Tensor:
+    """One step of the hyperparameters ψ on chunks that the subnetworks have not seen (Eq. 4).
+
+    Args:
+        model: with partitioned layers and ψ inside.
+        optimizer: of torch.optim, of ψ.
+        batches: {k: a batch of D_k}, k from 2 on: usually one; subnetwork k - 1 computes on it. `loss` takes it.
+        loss: as of step_weights.
+        weights: of each chunk's loss, by its number; alike, with a sum of 1, if None.
+        backward: as of step_weights.
+
+    Returns:
+        The sum of the weighted losses, detached.
+
+    Raises:
+        ValueError: a k is out of range, or there is no batch; nothing has changed then.
+        RuntimeError: the loss gives a parameter of the optimiser no gradient; ψ has not been stepped.
+
+    Example:
+        >>> import partnets
+        >>> from partnets import hyper
+        >>> model = partnets.partition(nn.Sequential(mask := hyper.InputMask(4), nn.Linear(4, 2)), (0.8, 0.2))
+        >>> optimizer = torch.optim.Adam(mask.parameters(), lr=0.1)
+        >>> x, y = torch.ones(3, 4), torch.tensor([0, 1, 1])
+        >>> def loss(batch):
+        ...     return nn.functional.cross_entropy(model(batch[0]), batch[1])
+        >>> value = step_hyper(model, optimizer, {2: (x, y)}, loss)
+        >>> bool((mask.logits != 0).all())
+        True
+    """
+    if not batches:
+        raise ValueError("there is no batch; pass {k: a batch of D_k}, with k from 2 on.")
+    weights = dict.fromkeys(batches, 1 / len(batches)) if weights is None else weights
+    optimizer.zero_grad()
+    values = []
+    for k, batch in batches.items():
+        with hyper_learning(model, k):
+            value = weights[k] * loss(batch)
+            if value.requires_grad:  # otherwise ψ reaches nothing, which is reported below
+                backward(value)
+        values.append(value.detach())
+    check_reached(model, optimizer)
+    optimizer.step()
+    return sum(values)
+
+
+def clip_gradient(optimizer: torch.optim.Optimizer, clip: float | None) -> None:
+    """Scales the gradient of all that an optimiser steps down to a norm where it is longer; with None it stays."""
+    if clip is not None:  # all gradients but those of w_k are 0
+        nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip)
+
+
+def check_reached(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raises RuntimeError, naming them, if parameters of an optimiser have no gradient."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if all(parameter.grad is not None or not parameter.requires_grad for parameter in parameters):
+        return
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    unreached = [names.get(p, "a parameter") for p in parameters if p.requires_grad and p.grad is None]
+    raise RuntimeError(
+        f"the loss gives {', '.join(unreached)} no gradient; use it in the model's forward, without detaching, or leave"
+        " it out of the hyperparameters' optimiser."
+    )

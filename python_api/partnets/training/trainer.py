@@ -1,0 +1,309 @@
+"""Trainer: learns the weights and the hyperparameters of a partitioned network together (Appendix I.1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from os import PathLike
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from partkernels.defaults import check_seed
+from partnets import optim
+from partnets.data.chunks import Chunks, categorical, check_unseen
+from partnets.evaluation.metrics import check_counts
+from partnets.evaluation.out_of_chunk import lml
+from partnets.hyper import Hyperparameter, hyperparameters
+from partnets.nn.partitioned import partitioned_layers
+from partnets.training import checkpoint
+from partnets.training.best_model import Best
+from partnets.training.callbacks import Callback
+from partnets.training.history import History
+from partnets.training.progress import Progress
+from partnets.training.state import TrainingState
+from partnets.training.step import step_hyper, step_weights
+from partnets.utils.checks import check_at_least
+from partnets.utils.random_state import preserved
+
+
+class Trainer(TrainingState):
+    """Alternates steps of the partitions w_k (Eq. 3) and of the hyperparameters ψ (Eq. 4), as in Appendix I.1.
+
+    A step of w_k is partnets.step_weights on a batch of D_1:k with k ~ Cat(sampling), one of ψ partnets.step_hyper on a
+    batch of D_k with k ~ Cat(u_2..u_C), u being the chunks' proportions. Loops of your own take the same two.
+
+    While one of the two is updated, the other requires no gradient and none is computed. Batches go to the model's
+    device. Chunks and batches are drawn by a generator of the trainer's own; the model's noise comes from torch's.
+
+    Args:
+        model: partitioned, with as many partitions as there are chunks.
+        chunks: of (x, y) examples.
+        hyper: ψ: a module of partnets.hyper, or several, inside the model; None for steps of w alone.
+        loss: loss(output, y), the mean negative log-likelihood per example in nats, as torch's criteria return it.
+        optimizer: of partnets.optim, of this model; Adam with a learning rate of 1e-3 if None.
+        hyper_optimizer: of torch.optim, of the parameters of hyper; Adam with a learning rate of 1e-3 if None.
+        scheduler, hyper_scheduler: of torch.optim.lr_scheduler, of these two optimisers; stepped after each step of w
+            of any partition (as in Appendix I.1), and after each step of ψ.
+        batch_size, hyper_batch_size: examples in a step of w and of ψ; the latter as the former if None.
+        sampling: C probabilities, with which k is drawn for a step of w; the chunks' proportions if None.
+        clip: the gradient of w_k is scaled down to this norm where it is longer, over all parameters; None leaves it.
+        hyper_every: ψ takes a step after each so many steps of w.
+        hyper_after: how many steps of w come before the first of ψ.
+        hyper_chunks: 'one': a step of ψ takes a batch of one chunk, D_k with k ~ Cat(u_2..u_C). 'all': one of each
+            unseen chunk, weighted by their sizes, at C - 1 times the cost: the same gradient in the mean, less noise.
+        lml_every: evaluates L_ML in full each time that so many steps are done, with the same noise; None never does.
+        keep_best: keeps a copy of the model where L_ML was highest; see restore_best.
+        patience: fit ends where so many evaluations of L_ML in a row brought none higher; None never ends early.
+        callbacks: called after each step, in this order, as callback(trainer); see partnets.callbacks and loggers.
+        seed: an int in [0, 2**63) of the trainer's generator.
+
+    Attributes:
+        history, generator, best, noise: see TrainingState, which is what callbacks are given.
+
+    Raises:
+        ValueError: the model and the chunks differ in C, hyper is not inside the model, an optimiser belongs to other
+            parameters, a scheduler to another optimiser, or a number is out of range.
+
+    Example:
+        >>> import partnets
+        >>> from partnets import hyper
+        >>> x = torch.randn(60, 4)
+        >>> mask = hyper.InputMask(4)
+        >>> model = partnets.partition(nn.Sequential(mask, nn.Linear(4, 2)), (0.8, 0.2))
+        >>> chunks = partnets.chunk((x, (x[:, 0] > 0).long()), (0.8, 0.2))
+        >>> history = Trainer(model, chunks, hyper=mask, batch_size=16, lml_every=10).fit(20)
+        >>> history.lml["step"], sorted(history.values)
+        ([10, 20], ['0.0', '0.1', '0.2', '0.3'])
+    """
+
+    # Whether ψ learns from chunks that a subnetwork has not seen, and whether a terminal shows progress.
+    needs_unseen = shows_progress = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        chunks: Chunks,
+        *,
+        hyper: Hyperparameter | Sequence[Hyperparameter] | None = None,
+        loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+        optimizer: optim.PartitionedOptimizer | None = None,
+        hyper_optimizer: torch.optim.Optimizer | None = None,
+        scheduler: LRScheduler | None = None,
+        hyper_scheduler: LRScheduler | None = None,
+        batch_size: int = 128,
+        hyper_batch_size: int | None = None,
+        sampling: Sequence[float] | None = None,
+        clip: float | None = None,
+        hyper_every: int = 1,
+        hyper_after: int = 0,
+        hyper_chunks: str = "one",
+        lml_every: int | None = None,
+        keep_best: bool = False,
+        patience: int | None = None,
+        callbacks: Iterable[Callback] = (),
+        seed: int = 0,
+    ) -> None:
+        check_counts(model, chunks)
+        hyper_batch_size = batch_size if hyper_batch_size is None else hyper_batch_size
+        optional = {"lml_every": lml_every, "patience": patience}
+        given = {name: number for name, number in optional.items() if number is not None}
+        check_at_least(1, batch_size=batch_size, hyper_batch_size=hyper_batch_size, hyper_every=hyper_every, **given)
+        check_at_least(0, hyper_after=hyper_after)
+        if clip is not None and not 0 < clip < math.inf:
+            raise ValueError(f"clip={clip}; pass the greatest norm of a gradient, above 0, or None.")
+        check_seed("seed", seed)
+        if hyper_chunks not in ("one", "all"):
+            raise ValueError(f"hyper_chunks={hyper_chunks!r}; pass 'one' or 'all'.")
+        if lml_every is None and (keep_best or patience is not None):
+            raise ValueError("keep_best and patience go by L_ML; pass lml_every, how many steps apart to evaluate it.")
+        self.hyper = _find_hyper(model, hyper)
+        if (self.hyper and self.needs_unseen) or lml_every:
+            check_unseen(chunks)
+        psi = list(dict.fromkeys(parameter for module in self.hyper.values() for parameter in module.parameters()))
+
+        self.model, self.chunks, self.loss = model, chunks, loss
+        self._forward: nn.Module = model
+        self.optimizer = optim.Adam(model) if optimizer is None else optimizer
+        self.hyper_optimizer = hyper_optimizer
+        if psi and hyper_optimizer is None:
+            self.hyper_optimizer = torch.optim.Adam(psi, lr=1e-3)
+        _check_optimizers(model, self.optimizer, psi, self.hyper_optimizer)
+        self.scheduler = _check_scheduler("scheduler", scheduler, self.optimizer)
+        self.hyper_scheduler = _check_scheduler("hyper_scheduler", hyper_scheduler, self.hyper_optimizer)
+        self.batch_size, self.hyper_batch_size, self.lml_every = batch_size, hyper_batch_size, lml_every
+        self.sampling = _check_sampling(chunks.proportions if sampling is None else sampling, model, chunks)
+        self.hyper_every, self.hyper_after, self.hyper_chunks = hyper_every, hyper_after, hyper_chunks
+        self.best, self.patience, self.callbacks = Best() if keep_best else None, patience, list(callbacks)
+        self.clip, self.seed, self.generator = clip, seed, torch.Generator().manual_seed(seed)
+        self.noise: dict | None = None
+        self._still = [module for module in model.modules() if model.training and not module.training]
+        self.history = History()
+
+    def fit(self, steps: int) -> History:
+        """Trains for so many more steps, or until L_ML exhausts `patience`; on a terminal it shows progress.
+
+        An interruption may leave a step half done; from a checkpoint of before it, training goes on with the same bits.
+
+        Raises:
+            ValueError: steps is negative.
+        """
+        check_at_least(0, steps=steps)
+        with Progress(self.steps, steps, shown=self.shows_progress) as progress:
+            for _ in range(steps):
+                if self.exhausted:
+                    break
+                self.step()
+                progress.update(self.history)
+        return self.history
+
+    def step(self) -> None:
+        """An iteration, its record, and what is due after it.
+
+        The model is in training mode, except for what was in evaluation mode while the model was not when this trainer
+        was constructed, as a frozen backbone.
+        """
+        self.model.train()
+        for module in self._still:
+            module.eval()
+        done = self.steps + 1
+        self.history.add(done, *self.iterate(), self.values())
+        if self.lml_every and done % self.lml_every == 0:
+            # The same noise each time: a maximum over evaluations should not be that of the luckiest one.
+            found = lml(self.model, self.chunks, self.loss, batch_size=self.batch_size, seed=self.seed)
+            self.history.add_lml(done, found)
+            if self.best is not None:
+                self.best.offer(self.model, done, found)
+        if self.callbacks:
+            with preserved(self.device) as self.noise:
+                try:
+                    for callback in self.callbacks:
+                        if (metrics := callback(self)) is not None:
+                            self.history.add_metrics(done, metrics)
+                finally:
+                    self.noise = None
+
+    def iterate(self) -> tuple[int, float, int | None, float | None]:
+        """One iteration of Appendix I.1; returns k and loss of the step of w, and of the step of ψ if one is due."""
+        k, loss = self.step_weights()
+        late = self.steps + 1 - self.hyper_after
+        if not self.hyper or late < 1 or late % self.hyper_every:
+            return k, loss, None, None
+        return k, loss, *self.step_hyper()
+
+    def step_weights(self) -> tuple[int, float]:
+        """Updates w_k on a batch from D_1:k, with k ~ Cat(sampling); returns k and the loss."""
+        k = 1 + categorical(self.sampling, self.generator)
+        batch = self.chunks.sample_upto(k, self.batch_size, self.generator)
+        loss = step_weights(self.model, self.optimizer, k, batch, self._loss, clip=self.clip)
+        if self.scheduler is not None:
+            self.scheduler.step()
+        return k, loss.item()
+
+    def step_hyper(self) -> tuple[int | None, float]:
+        """Updates ψ on chunks that the subnetworks have not seen; returns k, None for all chunks, and the loss."""
+        u = self.chunks.proportions[1:]
+        k = 2 + categorical(u, self.generator) if self.hyper_chunks == "one" else None
+        weights = {k: 1.0} if k else {j: share / sum(u) for j, share in enumerate(u, start=2)}
+
+        def loss_on(j: int) -> Tensor:
+            return self._loss(self.chunks.sample(j, self.hyper_batch_size, self.generator))
+
+        loss = step_hyper(self.model, self.hyper_optimizer, {j: j for j in weights}, loss_on, weights=weights)
+        if self.hyper_scheduler is not None:
+            self.hyper_scheduler.step()
+        return k, loss.item()
+
+    def save(self, path: str | PathLike) -> None:
+        """Writes a checkpoint, from which `load` resumes with the same bits; whole or not at all.
+
+        In a callback: put it last, by itself. What other callbacks return for this step after it is not in the file.
+
+        Raises:
+            ValueError: an optimiser's settings or a scheduler's state have something else than numbers and tensors;
+                an older file stays then.
+        """
+        checkpoint.save(self, path, [checkpoint.random_state(self)])
+
+    def load(self, path: str | PathLike) -> None:
+        """Resumes from a checkpoint: weights, partitions, ψ, optimisers, random states and history.
+
+        That the data are the same is known by a few examples of tensors; of another Dataset by its length alone.
+
+        Raises:
+            ValueError: the file is no checkpoint, or that of another model, other chunks, optimisers or batch sizes;
+                nothing has changed then.
+            OSError: it is not there, or cannot be read.
+        """
+        checkpoint.load(self, path)
+
+    def _loss(self, batch: Sequence[Tensor]) -> Tensor:
+        if len(batch) != 2:
+            raise ValueError(f"an example has {len(batch)} parts; pass chunks of (x, y).")
+        x, y = (part.to(self.device) for part in batch)
+        return self.loss(self._forward(x), y)
+
+
+def _find_hyper(model: nn.Module, hyper) -> dict[str, Hyperparameter]:
+    """The path and module of each hyperparameter module."""
+    modules = [] if hyper is None else [hyper] if isinstance(hyper, nn.Module) else list(dict.fromkeys(hyper))
+    paths = {module: path for path, module in model.named_modules()}
+    for module in modules:
+        if not isinstance(module, Hyperparameter):
+            raise ValueError(
+                f"hyper has a {type(module).__name__}; derive it from partnets.hyper.Hyperparameter, so that"
+                " partnets.partition and the optimisers tell it from the weights."
+            )
+        if module not in paths:
+            raise ValueError(
+                f"hyper has a {type(module).__name__} that is not inside the model; build the model with it, as in"
+                " nn.Sequential(hyper, network)."
+            )
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            raise ValueError(f"hyper has {paths[module]}, without a trainable parameter; leave it out of hyper.")
+    return {paths[module]: module for module in modules}
+
+
+def _check_optimizers(model, optimizer, psi, hyper_optimizer) -> None:
+    if not isinstance(optimizer, optim.PartitionedOptimizer):
+        raise ValueError(
+            f"optimizer is a {type(optimizer).__name__}, which steps all partitions at once; pass one of"
+            " partnets.optim, such as optim.PerPartition(torch.optim.RMSprop, model)."
+        )
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    if not set(optimizer.parameters()) <= names.keys():
+        raise ValueError("optimizer has parameters of another model; construct it with the trainer's model.")
+    known = set(optimizer.parameters()) | set(hyperparameters(model))
+    if missing := [name for parameter, name in names.items() if parameter.requires_grad and parameter not in known]:
+        raise ValueError(
+            f"optimizer lacks {', '.join(missing)}, which would never learn; construct it with the trainer's model, or"
+            " freeze them with requires_grad_(False)."
+        )
+    if hyper_optimizer is None:
+        return
+    trained = {parameter for group in hyper_optimizer.param_groups for parameter in group["params"]}
+    if trained != {parameter for parameter in psi if parameter.requires_grad}:
+        raise ValueError("hyper_optimizer has other parameters than hyper; construct it with hyper.parameters().")
+
+
+def _check_scheduler(name: str, scheduler, optimizer):
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise ValueError(f"{name} is a ReduceLROnPlateau, whose steps need a metric; step it in a callback of yours.")
+    if scheduler is not None and scheduler.optimizer is not optimizer:
+        raise ValueError(f"{name} belongs to another optimiser; construct it with the one that the trainer gets.")
+    return scheduler
+
+
+def _check_sampling(sampling: Sequence[float], model: nn.Module, chunks: Chunks) -> tuple[float, ...]:
+    sampling = tuple(map(float, sampling))
+    if len(sampling) != chunks.count or not all(0 <= share < math.inf for share in sampling) or not sum(sampling):
+        raise ValueError(f"sampling={sampling}; pass {chunks.count} probabilities, one for each partition.")
+    layers = [layer for _, layer in partitioned_layers(model)]
+    for k, share in enumerate(sampling, start=1):
+        owns = any(layer.entries(name, [tensor], k) for layer in layers for name, tensor in layer.owned())
+        if share and not owns:
+            only = tuple(float(j != k) for j in range(1, chunks.count + 1))
+            raise ValueError(f"partition {k} has no parameter to learn; pass sampling, as {only}, that leaves it out.")
+    return sampling

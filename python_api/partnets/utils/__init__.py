@@ -1,0 +1,1 @@
+"""What several rooms need, and knows of none of them."""

@@ -1,0 +1,59 @@
+"""The random states that models, data sets and callbacks draw from: read, set and preserved.
+
+They are torch's, of the CPU and of one device, Python's and NumPy's: data sets augment with any of them.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+def get_state(device: torch.device) -> dict:
+    """All states, as tensors and plain values; None for a device that is the CPU, and for NumPy if it isn't imported.
+
+    Example:
+        >>> cpu = torch.device("cpu")
+        >>> before = get_state(cpu)
+        >>> first = torch.rand(()), random.random()
+        >>> set_state(before, cpu)
+        >>> (torch.rand(()), random.random()) == first
+        True
+    """
+    numpy = sys.modules.get("numpy")
+    drawn = None
+    if numpy is not None:
+        name, keys, *rest = numpy.random.get_state()
+        drawn = [name, torch.from_numpy(keys.astype("int64")), *rest]
+    return {
+        "torch": torch.get_rng_state(),
+        "device": None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device),
+        "python": random.getstate(),
+        "numpy": drawn,
+    }
+
+
+def set_state(state: dict, device: torch.device) -> None:
+    """Sets the states to what `get_state` gave; one of another kind of device leaves the device's as it is."""
+    torch.set_rng_state(state["torch"])
+    if device.type != "cpu" and state["device"] is not None:
+        torch.get_device_module(device).set_rng_state(state["device"], device)
+    random.setstate(state["python"])
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and state["numpy"] is not None:
+        name, keys, *rest = state["numpy"]
+        numpy.random.set_state((name, keys.numpy().astype("uint32"), *rest))
+
+
+@contextmanager
+def preserved(device: torch.device) -> Iterator[dict]:
+    """Afterwards all states are as they were; gives what they were."""
+    before = get_state(device)
+    try:
+        yield before
+    finally:
+        set_state(before, device)
