@@ -21,14 +21,7 @@ KEPT = 200_000
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a step went.
-
-    Attributes:
-        step: which.
-        state: "ok", "failed", "out of time", or "running" as long as it does.
-        seconds: what it took.
-        output: what it said.
-    """
+    """How a step went: "ok", "failed", "out of time", or "running" as long as it does; its seconds; what it said."""
 
     step: Step
     state: str
@@ -44,15 +37,19 @@ def run(step: Step, log: Path) -> Outcome:
         file.flush()
         state = _state(step, file)
         file.write(f"\n== {step.name}: {state}\n".encode())
-    return Outcome(step, state, time.monotonic() - clock, _cut(log, start))
+    content = log.read_bytes()
+    said = content[start:]
+    if len(said) > 2 * KEPT:
+        said = said[:KEPT] + b"\n... left out ...\n" + said[-KEPT:]
+        log.write_bytes(content[:start] + said)
+    return Outcome(step, state, time.monotonic() - clock, said.decode(errors="replace"))
 
 
 def _state(step: Step, file) -> str:
     try:
         # To a file, for a process that outlives its kill would keep a pipe open; in a group, to be killed with its own.
-        process = subprocess.Popen(
-            step.command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        how = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT, "start_new_session": True}
+        process = subprocess.Popen(step.command, **how)
     except OSError as error:
         file.write(f"Error: {error}\n".encode())
         return "failed"
@@ -72,13 +69,3 @@ def _state(step: Step, file) -> str:
 def _signal(process: subprocess.Popen, number: int) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
-
-
-def _cut(log: Path, start: int) -> str:
-    """What a log has from there on; its middle is left out there too if it is long."""
-    content = log.read_bytes()
-    said = content[start:]
-    if len(said) > 2 * KEPT:
-        said = said[:KEPT] + b"\n... left out ...\n" + said[-KEPT:]
-        log.write_bytes(content[:start] + said)
-    return said.decode(errors="replace")

@@ -21,14 +21,7 @@ REPORT = """exec "$0" -m benchmarks report "$1"/gpu-*.json --out "$1"/gpu.html""
 
 @dataclass(frozen=True)
 class Step:
-    """A step.
-
-    Attributes:
-        name: one or two words.
-        command: what runs, in the root of the checkout.
-        seconds: what it may take.
-        shown: how the lines of its output begin that the summary shows; "" for none.
-    """
+    """A command in the root of the checkout, the seconds that it may take, and how the lines begin that are shown."""
 
     name: str
     command: tuple[str, ...]
