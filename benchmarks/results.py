@@ -130,7 +130,9 @@ def merged(files: Iterable[Results]) -> list[Results]:
     for file in files:
         for index, run in enumerate(runs):
             keys = {record.key for record in run.records}
-            if _circumstances(run) == _circumstances(file) and keys.isdisjoint(r.key for r in file.records):
+            same = ("commit", "modified", "machine", "versions", "settings")
+            is_same = all(getattr(run, name) == getattr(file, name) for name in same)
+            if is_same and keys.isdisjoint(record.key for record in file.records):
                 command = run.command if file.command == run.command else f"{run.command}; {file.command}"
                 both = {"rooflines": file.rooflines | run.rooflines, "records": run.records + file.records}
                 runs[index] = dataclasses.replace(run, command=command, **both)
@@ -138,10 +140,6 @@ def merged(files: Iterable[Results]) -> list[Results]:
         else:
             runs.append(file)
     return runs
-
-
-def _circumstances(run: Results) -> tuple:
-    return run.commit, run.modified, run.machine, run.versions, run.settings
 
 
 def _without_defaults(record: Record) -> dict:

@@ -22,12 +22,7 @@ class Missing(Exception):
 
 @dataclass(frozen=True)
 class Run:
-    """A peer, ready to be timed.
-
-    Attributes:
-        call: the work.
-        check: raises AssertionError if the call's result differs from the reference's.
-    """
+    """A peer, ready to be timed: its work, and a check that raises AssertionError if the result is wrong."""
 
     call: Call
     check: Callable[[], None]
@@ -89,31 +84,27 @@ def measure(batches: Sequence[Batch], *, save: Callable[[list[Record]], None] = 
         batches: what to time.
         save: is given the records that there are, after each pass and every few seconds.
     """
-    numbered = list(enumerate((batch, workload) for batch in batches for workload in batch.workloads))
-    records = {
-        (index, peer): Record(workload.suite, workload.case, peer, facts=workload.facts)
-        for index, (_, workload) in numbered
-        for peer in workload.peers
-    }
+    cases = [(batch, workload) for batch in batches for workload in batch.workloads]
+    found = [{p: Record(w.suite, w.case, p, facts=w.facts) for p in w.peers} for _, w in cases]
+    records = [record for each in found for record in each.values()]
     spent, saved = dict.fromkeys(batches, 0.0), time.monotonic()
-    passes = max((batch.plan.passes for batch in batches), default=0)
-    total = sum(batch.plan.passes * len(batch.workloads) for batch in batches)
+    total = sum(batch.plan.passes for batch, _ in cases)
     with tqdm(total=total, disable=None, unit="case", leave=False) as progress:
-        for number in range(passes):
+        for number in range(max((batch.plan.passes for batch in batches), default=0)):
             due = [b for b in batches if number < b.plan.passes and spent[b] <= 60 * b.plan.minutes]
-            for index, (batch, workload) in numbered:
+            for (batch, workload), mine in zip(cases, found, strict=True):
                 if batch not in due:
                     continue
-                progress.set_description(f"pass {number + 1} of {passes}, {workload.suite}")
+                progress.set_description(f"pass {number + 1}, {workload.suite}")
                 start = time.monotonic()
-                _measure_once(workload, {p: records[index, p] for p in workload.peers}, batch, number)
+                _measure_once(workload, mine, batch, number)
                 spent[batch] += time.monotonic() - start
                 progress.update()
                 if time.monotonic() > saved + SAVING:
-                    save([record for record in records.values() if record.samples or record.refused or record.missing])
+                    save([record for record in records if record.samples or record.refused or record.missing])
                     saved = time.monotonic()
-            save(list(records.values()))
-    return list(records.values())
+            save(records)
+    return records
 
 
 def _measure_once(workload: Workload, records: dict[str, Record], batch: Batch, number: int) -> None:

@@ -119,27 +119,19 @@ class Layer:
         """The fewest bytes that the forward pass, or either gradient, can move: each of its three tensors once."""
         return sum(map(math.prod, (self.x, self.weight, self.y))) * self.dtype.itemsize
 
-    def dense(self, x: Tensor, weight: Tensor) -> Tensor:
+    def dense(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """PyTorch's own operator."""
-        return F.linear(x, weight) if self.operator == "linear" else F.conv2d(x, weight, **self.geometry)
+        return F.linear(x, weight, bias) if self.operator == "linear" else F.conv2d(x, weight, bias, **self.geometry)
 
     def dense_grad_input(self, grad: Tensor, weight: Tensor) -> Tensor:
         """What PyTorch's backward pass calls for x."""
-        if self.operator == "linear":
-            return grad @ weight
-        return self._dense_backward(grad, grad.new_empty(1).expand(self.x), weight, 0)
+        is_linear = self.operator == "linear"
+        return grad @ weight if is_linear else nn.grad.conv2d_input(self.x, weight, grad, **self.geometry)
 
     def dense_grad_weight(self, grad: Tensor, x: Tensor) -> Tensor:
         """What PyTorch's backward pass calls for the weight."""
-        if self.operator == "linear":
-            return grad.t() @ x
-        return self._dense_backward(grad, x, x.new_empty(1).expand(self.weight), 1)
-
-    def _dense_backward(self, grad: Tensor, x: Tensor, weight: Tensor, which: int) -> Tensor:
-        pairs = [[n, n] for n in (self.stride, self.padding, self.dilation)]
-        mask = [which == 0, which == 1, False]
-        backward = torch.ops.aten.convolution_backward
-        return backward(grad, x, weight, None, *pairs, False, [0, 0], self.groups, mask)[which]
+        is_linear = self.operator == "linear"
+        return grad.t() @ x if is_linear else nn.grad.conv2d_weight(x, self.weight, grad, **self.geometry)
 
 
 class Tensors:

@@ -164,15 +164,20 @@ def _yardstick(tensors: Tensors, work: str, active: int) -> Yardstick:
 
 def _check(tensors: Tensors, work: str, active: int, got: Tensor, ours: bool) -> None:
     """The tolerance rule, against the definition: the dense operator with the reference's materialised weight."""
-    layer = tensors.layer
     yardstick = tensors.once(work, lambda: _yardstick(tensors, work, active))
-    if work == "grad_weight":
-        owned = tensors.ids == active
-        if ours:
-            assert not got[~owned].any(), "the weight gradient is not 0 outside the updated partition"
-        # Peers differ in which other entries they mask; those of the updated partition they all compute.
-        got = torch.where(owned, got, yardstick.truth.to(got.dtype))
-    yardstick.check(got, slack=slack(layer, ours))
+    got = masked(tensors, active, got, yardstick, ours) if work == "grad_weight" else got
+    yardstick.check(got, slack=slack(tensors.layer, ours))
+
+
+def masked(tensors: Tensors, active: int, got: Tensor, yardstick: Yardstick, ours: bool) -> Tensor:
+    """A weight's gradient, right outside the updated partition: peers differ in which other entries they mask.
+
+    Raises:
+        AssertionError: it is ours, and not 0 there.
+    """
+    owned = tensors.ids == active
+    assert not ours or not got[~owned].any(), "the weight gradient is not 0 outside the updated partition"
+    return torch.where(owned, got, yardstick.truth.to(got.dtype))
 
 
 def slack(layer: Layer, ours: bool) -> float:

@@ -75,6 +75,7 @@ def test_the_allocators_peak_of_a_linear_layer_is_that_of_its_tensors(monkeypatc
     assert kept + parameters <= peaks["backward"] <= kept + parameters + 4 * logits
 
 
+@pytest.mark.full
 @linux_only
 def test_a_process_takes_what_its_allocator_does_and_what_libraries_add():
     job = Job("mnist-cnn", "dense", batch=64)
