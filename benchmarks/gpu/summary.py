@@ -7,8 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.gpu.running import Outcome
-from benchmarks.gpu.steps import Step
+from benchmarks.gpu.steps import Outcome, Step
 
 # Of the page; of what steps show, and of the ratios.
 LINES, SHOWN, RATIOS = 100, 36, 18

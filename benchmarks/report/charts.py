@@ -44,6 +44,7 @@ PUBLISHED = "paper, as published"
 WIDTH, LINE, LANE = 3.7, 0.21, 0.115
 RC = {
     "svg.fonttype": "none",
+    "svg.hashsalt": "partkernels",
     "font.size": 8.5,
     "figure.facecolor": "none",
     "axes.facecolor": "none",

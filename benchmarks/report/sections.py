@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -88,8 +89,8 @@ def every(
     """
     more, rows = more or {}, []
     known = {row.record.key: row for row in figures(records, records[0].suite).itertuples()}
-    cases = list(dict.fromkeys(record.key[:-1] for record in records))
-    for record in sorted(records, key=lambda record: cases.index(record.key[:-1])):
+    cases = {key: i for i, key in enumerate(dict.fromkeys(record.key[:-1] for record in records))}
+    for record in sorted(records, key=lambda record: cases[record.key[:-1]]):
         row = {**leading(record), "peer": styled("peer", record.peer)}
         if (figure := known.get(record.key)) is None:
             row["median time"] = reason(record)
@@ -155,16 +156,18 @@ def _speed_charts(records: Sequence[Record], several: Sequence[str]) -> list[Mar
         styles, rows = Styles.of(peer for case in lines.values() for peer in case.peer), []
         for label, case in lines.items():
             facts = case.record.iloc[0].case
-            dots = {
-                row.peer: (row.ratio, _tip(row.peer, row.ratio, text.quantities(row.value, "s")[0]))
-                for row in case.itertuples()
-                if row.ratio
-            }
             k = " · " + text.phrase("active", facts["active"]) if "active" in several else ""
             nothing = "refused" if tuple(facts.items()) in refused else "no figure"
-            rows.append(Row(label + k, _words_of(dots, styles.peers, nothing), dots))
+            rows.append(_line(label + k, case, "s", styles, nothing))
         drawn.append(charts.dots(text.first_upper(title), rows, styles, limits))
     return drawn
+
+
+def _line(label: str, case: pd.DataFrame, unit: str, styles: Styles, nothing: str = "no figure") -> Row:
+    """A line of a dot plot, of the figures of one case."""
+    known = [row for row in case.itertuples() if row.ratio]
+    dots = {row.peer: (row.ratio, _tip(row.peer, row.ratio, text.quantities(row.value, unit)[0])) for row in known}
+    return Row(label, _words_of(dots, styles.peers, nothing), dots)
 
 
 def _cost(case: pd.DataFrame) -> float:
@@ -192,27 +195,20 @@ def _memory(records: Sequence[Record], results: Results) -> list[Part]:
     if len(rows):
         rows = rows.assign(name=[title(row) for row in rows.itertuples()])
         rows = rows.assign(optimizer=[text.OPTIMIZERS.get(o, o) for o in rows.optimizer])
-        drawn, share, bytes = [], [], []
+        drawn, share = [], []
         for _, group in rows.groupby(summary.MODEL, sort=False):
             first = next(group.itertuples())
             pieces = {row.peer: {name: getattr(row, name) for name in PIECES} for row in group.itertuples()}
             drawn.append(charts.bars(f"{first.name}, {first.optimizer}", pieces, rows["all"].max()))
-            counts = {
-                "batch": number(first.batch),
-                "of the parameters partitioned": number(f"{100 * first.partitioned:.1f} %"),
-            }
-            how = {"figures are": "by arithmetic" if first.by_arithmetic else "measured"}
-            kinds = {"layers that stay dense": first.dense_layers or "none"}
-            share.append({"model": first.model, "optimiser": first.optimizer, **counts, **kinds, **how})
-            for row in group.itertuples():
-                values = {
-                    label: number(f"{getattr(row, name):.3f}") for name, label in (PIECES | {"all": "all"}).items()
-                }
-                bits = {"map, bits a weight": number(f"{row.map_bits:.2f}")}
-                bytes.append({"model": first.name, "peer": styled("peer", row.peer), **values, **bits})
+            about = {"model": first.model, "optimiser": first.optimizer, "batch": number(str(first.batch))}
+            about |= {"of the parameters partitioned": number(f"{100 * first.partitioned:.1f} %")}
+            how = "by arithmetic" if first.by_arithmetic else "measured"
+            share.append(about | {"layers that stay dense": first.dense_layers or "none", "figures are": how})
+        shown = rows.assign(bits=[number(f"{bits:.2f}") for bits in rows.map_bits])
+        names = ["model", "peer", *PIECES.values(), "all", "map, bits a weight"]
+        every = Table.of("Bytes a parameter: every figure", shown[["name", "peer", *PIECES, "all", "bits"]], names)
         legend = [(charts.PIECES[name], "■", label) for name, label in PIECES.items()]
-        tables = [Table("What is partitioned", share), Table("Bytes a parameter: every figure", bytes)]
-        parts.append(Part("Kept between steps", BYTES, legend, drawn, tables))
+        parts.append(Part("Kept between steps", BYTES, legend, drawn, [Table("What is partitioned", share), every]))
     return parts + _peaks(records)
 
 
@@ -235,12 +231,7 @@ def _peaks(records: Sequence[Record]) -> list[Part]:
         for phase, some in measured.groupby("phase", sort=False):
             rows = []
             for (label, _), case in some.groupby(["label", "key"], sort=False):
-                dots = {
-                    row.peer: (row.ratio, _tip(row.peer, row.ratio, text.quantities(row.value, "B")[0]))
-                    for row in case.itertuples()
-                    if row.ratio
-                }
-                rows.append(Row(label, _words_of(dots, styles.peers), dots))
+                rows.append(_line(label, case, "B", styles))
                 for row in case.itertuples():
                     peak = text.quantities(row.value, "B")[0], text.ratios(row.ratio)[0] if row.ratio else ""
                     about = {"model": label, "peer": styled("peer", row.peer)}
@@ -291,7 +282,7 @@ def _table_8(rows: pd.DataFrame) -> Part:
     styles = Styles.of([*rows.scheme, *published])
     costs = [cost for update in summary.UPDATES for cost in rows[update]]
     limits = charts.span([*costs, *(Estimate(v, v, v, 0) for paper in rows.paper if paper for v in paper)])
-    drawn, cells = [], []
+    drawn = []
     for which, update in enumerate(summary.UPDATES):
         lines = []
         for name, schemes in by_model(rows):
@@ -301,13 +292,12 @@ def _table_8(rows: pd.DataFrame) -> Part:
             dots = {scheme: (cost, _tip(scheme, cost)) for scheme, cost in found.items()}
             lines.append(Row(name, _words_of(dots, styles.peers), dots))
         drawn.append(charts.dots(f"Update of the {update}", lines, styles, limits))
-    for name, schemes in by_model(rows):
-        for scheme, row in schemes.items():
-            found = {update: ratio(getattr(row, update)) for update in summary.UPDATES}
-            papers = [number(text.ratio(value)) for value in row.paper] if row.paper else [number("–")] * 2
-            beside = dict(zip((f"{update}, published" for update in summary.UPDATES), papers, strict=True))
-            cells.append({"model": name, "scheme": styled("peer", scheme), **found, **beside})
-    return Part("Table 8", TABLE_8, styles.legend(), drawn, [Table("Cost over a dense step", cells)])
+    papers = [[number(text.ratio(value)) for value in paper or (math.nan,) * 2] for paper in rows.paper]
+    shown = pd.DataFrame({"model": [text.phrases(row, ["model", "batch"]) for _, row in rows.iterrows()]})
+    shown = shown.assign(**{name: list(rows[name]) for name in ("scheme", *summary.UPDATES)})
+    shown = shown.assign(first=[both[0] for both in papers], second=[both[1] for both in papers])
+    names = ["model", "scheme", *summary.UPDATES, *(f"{update}, published" for update in summary.UPDATES)]
+    return Part("Table 8", TABLE_8, styles.legend(), drawn, [Table.of("Cost over a dense step", shown, names)])
 
 
 def _growth(rows: pd.DataFrame) -> Part:
@@ -325,12 +315,10 @@ def _growth(rows: pd.DataFrame) -> Part:
                 for scheme, some in points.groupby("scheme", sort=False)
             }
             drawn.append(charts.lines(f"{text.first_upper(update)}, by {series}", lines, styles, limits))
-    cells = [
-        {"point": f"{row.series} {row.place:g}", "scheme": styled("peer", row.scheme)}
-        | {update: ratio(getattr(row, update)) for update in summary.UPDATES}
-        for row in rows.itertuples()
-    ]
-    return Part("Growth", GROWTH, styles.legend(), drawn, [Table("Growth: every point", cells)])
+    points = [f"{row.series} {row.place:g}" for row in rows.itertuples()]
+    shown = rows.assign(point=points)[["point", "scheme", *summary.UPDATES]]
+    table = Table.of("Growth: every point", shown, list(shown))
+    return Part("Growth", GROWTH, styles.legend(), drawn, [table])
 
 
 def _optim(records: Sequence[Record], results: Results) -> list[Part]:

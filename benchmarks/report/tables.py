@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import pandas as pd
 from markupsafe import Markup
 
 from benchmarks.measuring.estimates import Estimate
@@ -39,6 +40,15 @@ def reason(record: Record) -> Markup:
     return styled("reason", text.why(record))
 
 
+def plain(value: object) -> str:
+    """A cell of a value of summary's tables: an Estimate, a number, or text."""
+    if isinstance(value, Estimate) or value is None:
+        return ratio(value)
+    if isinstance(value, float | int):
+        return number("–" if value != value else f"{value:.3f}" if isinstance(value, float) else str(value))
+    return value
+
+
 @dataclass(frozen=True)
 class Table:
     """Attributes:
@@ -54,6 +64,13 @@ class Table:
     leading: int = 1
     styles: Sequence[str] = ()
     heads: Sequence[str] = field(default=())
+
+    @classmethod
+    def of(cls, title: str, frame: pd.DataFrame, names: Sequence[str]) -> Table:
+        """A frame's rows with other names for its columns; the first names a row, the second is a peer."""
+        rows = [[plain(value) for value in row] for row in frame.itertuples(index=False)]
+        rows = [[first, styled("peer", peer), *rest] for first, peer, *rest in rows]
+        return cls(title, [dict(zip(names, row, strict=True)) for row in rows])
 
     @property
     def is_open(self) -> bool:

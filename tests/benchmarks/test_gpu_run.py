@@ -17,9 +17,9 @@ import pytest
 from simulated import results, workload
 
 from benchmarks.cli import _parser
-from benchmarks.gpu import __main__, running, summary
-from benchmarks.gpu.running import Outcome
-from benchmarks.gpu.steps import BUILD, Step, steps
+from benchmarks.gpu import __main__, summary
+from benchmarks.gpu import steps as running
+from benchmarks.gpu.steps import BUILD, Outcome, Step, steps
 
 ROOT = Path(__file__).parents[2]
 NAMES = [step.name for step in steps(Path("out"))]
