@@ -82,7 +82,7 @@ class Case:
             return pk.subnetwork_weight(weight, partition, active)
         if self.work == "subnetwork_weight_grad":
             leaf = weight.clone().requires_grad_()
-            return torch.autograd.grad(pk.subnetwork_weight(leaf, partition, active), leaf, weight)[0]
+            return torch.autograd.grad(pk.subnetwork_weight(leaf, partition, active, update=active), leaf, weight)[0]
         # Entries of weights and of moments, one below the other.
         parameter, first, second = weight.clone(), weight.flip(0), weight.square() + 0.1
         if self.work == "sgd":

@@ -7,7 +7,7 @@ from os import PathLike
 
 from partkernels.defaults import check_seed
 from partnets.data.dataset import Data
-from partnets.data.digits import digits
+from partnets.data.scikit_learn import digits
 from partnets.data.images import cifar10, mnist, tiny_imagenet
 
 FROM_FILES = {"mnist": mnist, "cifar10": cifar10, "tiny-imagenet": tiny_imagenet}
