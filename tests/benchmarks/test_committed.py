@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import bars, readme, summary
+from benchmarks import bars, figures
+from benchmarks.report import readme
 from benchmarks.results import Results
 
 ROOT = Path(__file__).parents[2]
@@ -20,9 +21,9 @@ def test_there_are_results():
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_committed_results_are_of_a_commit_and_none_of_ours_was_refused(path):
     results = Results.load(path)
-    ours = [record for record in results.records if summary.ours([record.peer])]
+    ours = [record for record in results.records if figures.ours([record.peer])]
     # A plan does not serve every product; the backend that chooses its own does.
-    asked = [record for record in ours if summary.unforced([record.peer])]
+    asked = [record for record in ours if figures.unforced([record.peer])]
     assert asked and all(record.samples for record in asked)
     assert not [record.label for record in ours if record.refused or record.missing.startswith("failed")]
     assert not results.modified, "measure a commit"
