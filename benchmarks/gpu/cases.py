@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import partkernels as pk
-from benchmarks.layer import CPU, Division, Layer, Tensors
-from benchmarks.operators import WORKS, ours, under_plan
+from benchmarks.peers.layer import CPU, Division, Layer, Tensors
+from benchmarks.peers.operators import WORKS, ours, under_plan
 from partkernels.testing import Yardstick, poisoned_memory
 
 BFLOAT16, FLOAT16, FLOAT32, FLOAT64 = torch.bfloat16, torch.float16, torch.float32, torch.float64

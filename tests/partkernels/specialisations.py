@@ -27,8 +27,8 @@ from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 import partkernels.backends.triton
-from benchmarks.layer import Layer
-from benchmarks.without_gpu import META, Case, launches
+from benchmarks.compiled_kernels.without_gpu import META, Case, launches
+from benchmarks.peers.layer import Layer
 from partkernels.backends.triton import launch
 
 TARGETS = [GPUTarget("cuda", arch, 32) for arch in (90, 80)]
