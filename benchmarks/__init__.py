@@ -6,7 +6,7 @@
     presets, cli            what is measured by which command
     results     a file of samples (the module), and what was measured with it (the folder)
     figures, summary        what samples say, as pandas' tables
-    compare, report         two files side by side; a page; the README's tables
+    compare, report         two files side by side; a page; the tables of docs/benchmarks.md
     bars        what the kernels for CPUs and for GPUs are held to
     overhead    what a call of a small layer costs beyond torch's own: Python and dispatch
     tune        which of Triton's plans is the fastest for the layers that speed measures

@@ -1,4 +1,4 @@
-"""The summary: a few numbers for each suite, of which the page's head and the README's tables are made."""
+"""The summary: a few numbers for each suite, of which the page's head and the tables of docs/benchmarks.md are made."""
 
 from __future__ import annotations
 

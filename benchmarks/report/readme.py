@@ -1,4 +1,4 @@
-"""readme: the benchmark tables of the README, made from files of results."""
+"""readme: the benchmark tables of a page of the documentation, made from files of results."""
 
 from __future__ import annotations
 

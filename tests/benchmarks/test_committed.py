@@ -1,4 +1,4 @@
-"""What is committed: results that can be read, and a README whose tables are made from them."""
+"""What is committed: results that can be read, and a page whose tables are made from them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_committed_results_are_of_a_commit_and_none_of_ours_was_refused(path):
 
 
 def test_the_readmes_tables_are_those_of_the_committed_results():
-    text = (ROOT / "README.md").read_text()
+    text = (ROOT / "docs" / "benchmarks.md").read_text()
     command = next(line for line in text.splitlines() if line.startswith("python -m benchmarks") and "--readme" in line)
     files = [word for word in command.split() if word.endswith(".json")]
     assert files

@@ -7,8 +7,8 @@ from os import PathLike
 
 from partkernels.defaults import check_seed
 from partnets.data.dataset import Data
-from partnets.data.scikit_learn import digits
 from partnets.data.images import cifar10, mnist, tiny_imagenet
+from partnets.data.scikit_learn import digits
 
 FROM_FILES = {"mnist": mnist, "cifar10": cifar10, "tiny-imagenet": tiny_imagenet}
 

@@ -17,6 +17,7 @@ from partnets.data.chunks import Chunks, check_unseen, draw_k
 from partnets.evaluation.metrics import check_counts
 from partnets.evaluation.out_of_chunk import lml
 from partnets.hyper import Hyperparameter, hyperparameters
+from partnets.nn.batch_norm import running_norms
 from partnets.nn.partitioned import partitioned_layers
 from partnets.training import checkpoint
 from partnets.training.best_model import Best
@@ -139,7 +140,10 @@ class Trainer(TrainingState):
         self.best, self.patience, self.callbacks = Best() if keep_best else None, patience, list(callbacks)
         self.clip, self.seed, self.generator = clip, seed, torch.Generator().manual_seed(seed)
         self.noise: dict | None = None
-        self._still = [module for module in model.modules() if model.training and not module.training]
+        # Modules with running statistics that partnets.partition left out would carry D_k into earlier subnetworks.
+        self._still = running_norms(model)[1]
+        if model.training:
+            self._still += [module for module in model.modules() if not module.training]
         self.history = History()
 
     def fit(self, steps: int) -> History:
@@ -163,7 +167,7 @@ class Trainer(TrainingState):
         """An iteration, its record, and what is due after it.
 
         The model is in training mode, except for what was in evaluation mode while the model was not when this trainer
-        was constructed, as a frozen backbone.
+        was constructed, as a frozen backbone, and for modules with running statistics that partnets.partition left out.
         """
         self.model.train()
         for module in self._still:
