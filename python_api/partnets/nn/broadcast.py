@@ -1,4 +1,4 @@
-"""Broadcast parameters: those that a module of any class keeps for itself, and adds to or multiplies with what passes."""
+"""Broadcast parameters: a module of any class keeps them for itself, and adds them or multiplies by them."""
 
 from __future__ import annotations
 
