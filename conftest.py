@@ -22,3 +22,13 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 # of their shapes raises. timm, which imports it, needs none of them.
 if torch.version.cuda is None:
     sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leaves out what is marked `full`, unless the environment variable FULL is set and not empty."""
+    if os.environ.get("FULL"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("full")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
