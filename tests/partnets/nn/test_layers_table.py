@@ -15,7 +15,7 @@ import partnets
 from partnets import distributed, models
 
 PROPORTIONS = (0.5, 0.3, 0.2)
-PAGE = Path(__file__).parents[2] / "docs" / "layers.md"
+PAGE = Path(__file__).parents[3] / "docs" / "layers.md"
 
 
 class Token(nn.Module):
