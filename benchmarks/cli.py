@@ -13,16 +13,16 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import bars, compare, machine, readme
-from benchmarks.estimates import SMALLEST_CHANGE
-from benchmarks.layer import DEFAULTS, Division
-from benchmarks.operators import obstacles
-from benchmarks.presets import PRESETS, Conv2d, Linear
-from benchmarks.registry import SUITES, Options, default_backends, kernel_clock, measure
-from benchmarks.report import comparison, page
+from benchmarks import bars, compare
+from benchmarks.measuring import machine
+from benchmarks.measuring.estimates import SMALLEST_CHANGE
+from benchmarks.peers.layer import DEFAULTS, Division
+from benchmarks.peers.operators import obstacles
+from benchmarks.presets import COMPILED, PRESETS, WORKS, Conv2d, Linear
+from benchmarks.report import comparison, page, readme
 from benchmarks.results import Record, Results, merged
-from benchmarks.rooflines import rooflines
-from benchmarks.speed import COMPILED, WORKS
+from benchmarks.suites import SUITES, measure
+from benchmarks.suites.options import Options, default_backends
 from partkernels.backends.dispatch import backends
 from partkernels.partition import sizes
 
@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Speed and memory against peers.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, about in {**{name: suite.about for name, suite in SUITES.items()}, "all": "all of these"}.items():
+    for name, about in {**{name: suite.ABOUT for name, suite in SUITES.items()}, "all": "all of these"}.items():
         _add_measuring(commands.add_parser(name, help=about, description=about), name)
 
     report = commands.add_parser("report", help="a page for one or several files of results")
@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
 
     held = commands.add_parser("bars", help="what the kernels are held to, and what files of results say")
     held.add_argument("results", nargs="+", type=Path)
-    held.set_defaults(run=_bars)
+    held.set_defaults(run=lambda given: print(bars.table([Results.load(path) for path in given.results])) or 0)
 
     both = commands.add_parser("compare", help="what changed from one file of results to another, beyond noise")
     both.add_argument("before", type=Path)
@@ -70,43 +70,35 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_measuring(parser: argparse.ArgumentParser, suite: str) -> None:
     presets = "; ".join(f"{name}: {preset.about}" for name, preset in PRESETS.items())
+    ours = "ours, as in cpu,reference; by default all that are ready and no reference"
     add = parser.add_argument
     add("--preset", choices=PRESETS, default="quick", help=f"what to measure, and how long. {presets}")
     add("--out", type=Path, help="the results; by default out/SUITE.json")
     add("--add", action="store_true", help="keep the other figures that are in there, of the same circumstances")
     add("--device", help="cpu or cuda; by default the preset's")
     add("--threads", type=_count, default=torch.get_num_threads(), help="of the CPU's operators")
-    add(
-        "--backends",
-        type=_some_of(backends()),
-        help="ours, as in cpu,reference; by default all that are ready and no reference",
-    )
+    add("--backends", type=_some_of(backends()), help=ours)
     add("--proportions", type=_floats, action="append", help="of the partitions, as in .8,.1,.1; repeatable")
     add("--bits", type=_ints, help="instead of proportions: equal partitions, a map of 1, 2, 4 or 8 bits")
     add("--defaults", choices=DEFAULTS, default="uniform", help="what replaces weights that are not live")
     add("--passes", type=_count, help="over all cases; 6 give intervals of 97 %%")
     add("--minutes", type=float, help="no pass begins after them")
     add("--commit", help="of the library, if this is no git checkout")
-    group = parser.add_argument_group("layers (speed)")
-    group.add_argument("--linear", type=_linear, action="append", metavar="MxNxK", help="as in 256x1024x1024")
-    group.add_argument(
-        "--conv2d",
-        type=_conv2d,
-        action="append",
-        metavar="X,WEIGHT[,name=value]",
-        help="as in 200x20x14x14,50x20x5x5,padding=2; also stride, dilation, groups",
-    )
-    group.add_argument("--operator", choices=("linear", "conv2d"), help="of the preset's layers, these alone")
-    group.add_argument("--dtypes", type=_some_of(DTYPES), help="as in float32,bfloat16")
-    group.add_argument("--active", type=_ints, help="live subnetworks, as in 1,2,3")
-    group.add_argument("--works", type=_some_of(WORKS), help=f"of {','.join(WORKS)}")
-    group.add_argument("--compiled", action=argparse.BooleanOptionalAction, help="torch.compile among the peers")
-    group = parser.add_argument_group("models (memory, step, optim)")
-    group.add_argument("--model", action="append", help="a name as in benchmarks/models.py, or package.module:function")
-    group.add_argument("--input", type=_ints, help="of one example, as in 3,32,32")
-    group.add_argument("--classes", type=_count)
-    group.add_argument("--batch", type=_count, default=64)
-    group.add_argument("--samples", type=_count, default=1, help="of the augmentation (step)")
+    convolution = "as in 200x20x14x14,50x20x5x5,padding=2; also stride, dilation, groups"
+    add = parser.add_argument_group("layers (speed)").add_argument
+    add("--linear", type=_linear, action="append", metavar="MxNxK", help="as in 256x1024x1024")
+    add("--conv2d", type=_conv2d, action="append", metavar="X,WEIGHT[,name=value]", help=convolution)
+    add("--operator", choices=("linear", "conv2d"), help="of the preset's layers, these alone")
+    add("--dtypes", type=_some_of(DTYPES), help="as in float32,bfloat16")
+    add("--active", type=_ints, help="live subnetworks, as in 1,2,3")
+    add("--works", type=_some_of(WORKS), help=f"of {','.join(WORKS)}")
+    add("--compiled", action=argparse.BooleanOptionalAction, help="torch.compile among the peers")
+    add = parser.add_argument_group("models (memory, step, optim)").add_argument
+    add("--model", action="append", help="a name as in benchmarks/peers/models.py, or package.module:function")
+    add("--input", type=_ints, help="of one example, as in 3,32,32")
+    add("--classes", type=_count)
+    add("--batch", type=_count, default=64)
+    add("--samples", type=_count, default=1, help="of the augmentation (step)")
     parser.set_defaults(run=_measure, suite=suite)
 
 
@@ -188,13 +180,9 @@ def options(given: argparse.Namespace) -> Options:
             "series": False,
         }
     preset = dataclasses.replace(preset, **{name: value for name, value in changed.items() if value is not None})
-    limits = {"passes": given.passes, "minutes": given.minutes}
-    limits = {name: value for name, value in limits.items() if value is not None}
-    preset = dataclasses.replace(
-        preset,
-        plan=dataclasses.replace(preset.plan, **limits),
-        step_plan=dataclasses.replace(preset.step_plan, **limits),
-    )
+    limits = {name: value for name in ("passes", "minutes") if (value := getattr(given, name)) is not None}
+    plans = {name: dataclasses.replace(getattr(preset, name), **limits) for name in ("plan", "step_plan")}
+    preset = dataclasses.replace(preset, **plans)
     device = torch.device(given.device or preset.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError("there is no CUDA device here; pass --device cpu, or a preset for it: quick, full.")
@@ -213,16 +201,9 @@ def options(given: argparse.Namespace) -> Options:
     largest = max(map(len, proportions))
     if given.active and max(given.active) > largest:
         raise ValueError(f"--active has {max(given.active)}, but there are {largest} partitions; pass 1..{largest}.")
-    chosen = Options(
-        preset=preset,
-        device=device,
-        threads=given.threads,
-        divisions=tuple(Division(each, given.defaults) for each in proportions),
-        backends=names,
-        works=given.works,
-        input=given.input,
-        classes=given.classes,
-    )
+    divisions = tuple(Division(each, given.defaults) for each in proportions)
+    own = {"works": given.works, "input": given.input, "classes": given.classes}
+    chosen = Options(preset, device, given.threads, divisions, names, **own)
     for name in {name for name, *_ in (*preset.memory, *preset.step)}.union(preset.optim):
         chosen.model(name)
     return chosen
@@ -231,9 +212,9 @@ def options(given: argparse.Namespace) -> Options:
 def _measure(given: argparse.Namespace) -> int:
     chosen = options(given)
     torch.set_num_threads(chosen.threads)
-    names = list(SUITES) if given.suite == "all" else [given.suite]
-    commit, modified = machine.commit()
-    plan = chosen.preset.plan
+    preset, (commit, modified) = chosen.preset, machine.commit()
+    settings = {"preset": given.preset, "device": chosen.device.type, "threads": chosen.threads}
+    settings |= {"passes": preset.plan.passes, "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "")}
     results = Results(
         command=shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
         commit=given.commit or commit,
@@ -241,14 +222,8 @@ def _measure(given: argparse.Namespace) -> int:
         date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         machine=machine.machine(chosen.device),
         versions=machine.versions(),
-        settings={
-            "preset": given.preset,
-            "device": chosen.device.type,
-            "threads": chosen.threads,
-            "passes": plan.passes,
-            "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", ""),
-        },
-        rooflines=rooflines(chosen.device, chosen.preset.dtypes, kernel_clock(chosen), scale=chosen.preset.scale),
+        settings=settings,
+        rooflines=machine.rooflines(chosen.device, preset.dtypes, chosen.kernel_clock(), scale=preset.scale),
     )
     out = given.out or Path("out") / f"{given.suite}.json"
     kept = [Results.load(out)] if given.add and out.exists() else []
@@ -260,8 +235,8 @@ def _measure(given: argparse.Namespace) -> int:
             raise ValueError(f"{out} has some of these figures, or others of other circumstances; pass another --out.")
         runs[0].save(out)
 
-    save(measure(names, chosen, save=save))
-    problems = [record for record in results.records if record.refused or record.missing.startswith("failed")]
+    save(measure(list(SUITES) if given.suite == "all" else [given.suite], chosen, save=save))
+    problems = [record for record in results.records if record.problem in ("refused", "failed")]
     for record in problems:
         print(f"{record.label}: {record.refused or record.missing}", file=sys.stderr)
     print(f"{len(results.records)} figures, {len(problems)} of them refused or failed, are in {out}.")
@@ -275,11 +250,6 @@ def _report(given: argparse.Namespace) -> int:
     if given.readme:
         readme.write(given.readme, results)
         print(f"{given.readme} has its tables.")
-    return 0
-
-
-def _bars(given: argparse.Namespace) -> int:
-    print(bars.table([Results.load(path) for path in given.results]))
     return 0
 
 

@@ -1,58 +1,64 @@
-"""Figures: what records say, as estimates, beside the peer that everything is held against."""
+"""Figures: what records say, as a table of estimates beside the peer that everything is held against."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Sequence
 
-from benchmarks.estimates import Estimate, passes, ratios
+import pandas as pd
+
+from benchmarks.measuring.estimates import Estimate, passes, ratios
 from benchmarks.results import Record
 
 
-@dataclass(frozen=True)
-class Figure:
-    """One peer's figure in a case, and its base's: that of the case's first peer, which a user has today."""
+def figures(records: Iterable[Record], suite: str) -> pd.DataFrame:
+    """A row for each record of a suite that has samples; empty and without columns if there is none.
 
-    record: Record
-    base: Record | None = None
-
-    @property
-    def case(self) -> dict[str, str | int | float]:
-        return self.record.case
-
-    @property
-    def peer(self) -> str:
-        return self.record.peer
-
-    @cached_property
-    def value(self) -> Estimate:
-        """Seconds a call, or bytes."""
-        return Estimate.of(passes(self.record.samples))
-
-    @cached_property
-    def ratio(self) -> Estimate | None:
-        """To the base; None for the base itself, and where it has no figure."""
-        return None if self.base is None else self.over(self.base)
-
-    def over(self, other: Record | Figure) -> Estimate | None:
-        """The ratio to another peer of the same case, from samples taken side by side; None if there are none."""
-        other = other.record if isinstance(other, Figure) else other
-        if len(other.samples) != len(self.record.samples):
-            return None
-        if self.record.unit == "B" and not other.samples[0][0]:
-            return None
-        return Estimate.of(ratios(self.record.samples, other.samples))
-
-
-def by_case(records: Iterable[Record], suite: str) -> list[dict[str, Figure]]:
-    """For each case of a suite, the figures of its peers by name; those without samples are left out."""
-    cases: dict[tuple, list[Record]] = {}
+    Columns: the entries of its case; `peer`; `record`; `key`, which those of one case share; and as Estimates, or None,
+    `value` [s or B]; `ratio`, to the base: the case's first peer, which a user has today; `faster`, how many times
+    faster than torch.where.
+    """
+    cases: dict[tuple, dict[str, Record]] = {}
     for record in records:
         if record.suite == suite:
-            cases.setdefault(tuple(record.case.items()), []).append(record)
-    found = []
-    for group in cases.values():
-        base = group[0] if group[0].samples else None
-        found.append({r.peer: Figure(r, None if r is base else base) for r in group if r.samples})
-    return [figures for figures in found if figures]
+            cases.setdefault(tuple(record.case.items()), {})[record.peer] = record
+    rows = []
+    for key, peers in cases.items():
+        base = next(iter(peers.values()))
+        for peer, record in peers.items():
+            if record.samples:
+                value, ratio = Estimate.of(passes(record.samples)), None if record is base else over(record, base)
+                row = {"peer": peer, "record": record, "key": key, "value": value, "ratio": ratio}
+                rows.append({**record.case, **row, "faster": over(peers.get("where"), record)})
+    found = pd.DataFrame(rows)
+    return found.astype(dict.fromkeys(("value", "ratio", "faster"), object)) if rows else found
+
+
+def over(record: Record | None, other: Record | None) -> Estimate | None:
+    """The ratio to another peer of the same case, from samples taken side by side; None if there are none."""
+    if record is None or other is None or not record.samples or len(other.samples) != len(record.samples):
+        return None
+    if record.unit == "B" and not other.samples[0][0]:
+        return None
+    return Estimate.of(ratios(record.samples, other.samples))
+
+
+def ours(peers: Iterable[str]) -> list[str]:
+    """Those of the peers that are ours."""
+    return [peer for peer in peers if peer.startswith(("partkernels", "partnets"))]
+
+
+def unforced(peers: Iterable[str]) -> list[str]:
+    """Those of ours that compute by the plan that they choose, as "partkernels triton": what a user gets."""
+    return [peer for peer in ours(peers) if len(peer.partition(",")[0].split()) < 3]
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown. pandas has one only with a package more.
+
+    Example:
+        >>> print(markdown(["a", "b"], [["1", "2"]]))
+        | a | b |
+        | --- | --- |
+        | 1 | 2 |
+    """
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))

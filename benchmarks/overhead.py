@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from statistics import median
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from benchmarks import schemes
-from benchmarks.clock import WallClock
-from benchmarks.estimates import Estimate, passes
-from benchmarks.layer import CPU, Layer, Tensors
-from benchmarks.layer import THREE as DIVISION
-from benchmarks.measure import Batch, Plan, Run, Workload, measure
+from benchmarks.figures import markdown
+from benchmarks.measuring.clock import WallClock
+from benchmarks.measuring.estimates import Estimate, passes
+from benchmarks.measuring.timing import Batch, Plan, Run, Workload, measure
+from benchmarks.peers import schemes
+from benchmarks.peers.layer import CPU, THREE, Layer, Tensors
 from benchmarks.results import Record
 
 LINEAR = Layer((1, 64), (64, 64))
@@ -30,31 +31,11 @@ PLAN = Plan(passes=6, rounds=40, sample=2e-3, seconds=1.0)
 HEAD = ("layer", "live", "work", "torch", "partnets", "beyond it", "least of torch", "of partnets", "beyond it")
 
 
-@dataclass(frozen=True)
-class Overhead:
-    """Of one work of one layer [µs].
-
-    Attributes:
-        dense, ours: medians.
-        beyond: the median of ours - dense of samples taken side by side, with its interval.
-        least_dense, least_ours: the least of all samples, to which what else runs on the machine adds little.
-    """
-
-    layer: Layer
-    active: int
-    work: str
-    dense: float
-    ours: float
-    beyond: Estimate
-    least_dense: float
-    least_ours: float
-
-
 def workload(layer: Layer, active: int, work: str) -> Workload:
     """torch's layer and ours with subnetwork and partition `active`; x needs no gradient, as of a first layer."""
-    case = {"operator": layer.operator, "shape": layer.shape, "active": active, "work": work}
+    case = {"layer": f"{layer.operator} {layer.shape}", "live": f"{active} of {THREE.count}", "work": work}
     peers = {peer: partial(_run, peer, active, work) for peer in PEERS}
-    return Workload("overhead", case, partial(Tensors, layer, DIVISION), peers)
+    return Workload("overhead", case, partial(Tensors, layer, THREE), peers)
 
 
 def _run(peer: str, active: int, work: str, tensors: Tensors) -> Run:
@@ -76,43 +57,36 @@ def _call(module: nn.Module, tensors: Tensors, work: str) -> Callable[[], object
     return dict(zip(WORKS, (without_autograd, partial(module, x), forward_and_backward), strict=True))[work]
 
 
-def overheads(layers: Sequence[Layer], plan: Plan = PLAN) -> list[Overhead]:
-    """For each layer, each work with the second and with all partitions live; the latter draws no defaults."""
-    cases = [(layer, active, work) for layer in layers for active in (2, DIVISION.count) for work in WORKS]
-    batch = Batch([workload(*case) for case in cases], WallClock(CPU, plan.sample), plan)
-    records = iter(measure([batch]))
-    return [_overhead(*case, next(records), next(records)) for case in cases]
+def overheads(layers: Sequence[Layer], plan: Plan = PLAN) -> pd.DataFrame:
+    """For each layer, each work with the second and with all partitions live; the latter draws no defaults.
+
+    Columns: `layer`, `live`, `work`; in microseconds `dense` and `ours`, medians; `beyond`, the median of ours - dense
+    of samples taken side by side, an Estimate; `least_dense` and `least_ours`, to which what else runs adds little.
+    """
+    cases = [workload(layer, active, work) for layer in layers for active in (2, THREE.count) for work in WORKS]
+    records = iter(measure([Batch(cases, WallClock(CPU, plan.sample), plan)]))
+    return pd.DataFrame([overhead(dense, ours) for dense, ours in zip(records, records, strict=True)])
 
 
-def _overhead(layer: Layer, active: int, work: str, dense: Record, ours: Record) -> Overhead:
+def overhead(dense: Record, ours: Record) -> dict:
+    """A row of overheads."""
     for record in (dense, ours):
-        if record.refused or record.missing:
+        if record.problem:
             raise RuntimeError(f"{record.label}: {record.refused or record.missing}")
     sides = zip(dense.samples, ours.samples, strict=True)
-    beyond = [median(b - a for a, b in zip(*rounds, strict=True)) * 1e6 for rounds in sides]
-    least = [1e6 * min(map(min, record.samples)) for record in (dense, ours)]
-    medians = [1e6 * median(passes(record.samples)) for record in (dense, ours)]
-    return Overhead(layer, active, work, *medians, Estimate.of(beyond), *least)
+    beyond = Estimate.of([1e6 * median(b - a for a, b in zip(*rounds, strict=True)) for rounds in sides])
+    row = {**ours.case, "beyond": beyond}
+    for name, record in (("dense", dense), ("ours", ours)):
+        row |= {name: 1e6 * median(passes(record.samples)), f"least_{name}": 1e6 * min(map(min, record.samples))}
+    return row
 
 
-def table(found: Sequence[Overhead]) -> str:
+def table(found: pd.DataFrame) -> str:
     """Markdown: a row for each; microseconds."""
-    rows = [HEAD, ["---"] * len(HEAD), *map(_row, found)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def _row(one: Overhead) -> list[str]:
-    return [
-        f"{one.layer.operator} {one.layer.shape}",
-        f"{one.active} of {DIVISION.count}",
-        one.work,
-        f"{one.dense:.1f}",
-        f"{one.ours:.1f}",
-        f"{one.beyond:.1f}",
-        f"{one.least_dense:.1f}",
-        f"{one.least_ours:.1f}",
-        f"{one.least_ours - one.least_dense:.1f}",
-    ]
+    found = found.assign(least=found.least_ours - found.least_dense)
+    shown = ["dense", "ours", "beyond", "least_dense", "least_ours", "least"]
+    rows = [[row.layer, row.live, row.work, *(f"{row[name]:.1f}" for name in shown)] for _, row in found.iterrows()]
+    return markdown(HEAD, rows)
 
 
 def main() -> None:
@@ -120,7 +94,7 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=PLAN.passes, help="over all cases")
     given = parser.parse_args()
     torch.set_num_threads(1)  # so small a layer wakes no other
-    print(table(overheads((LINEAR, CONV2D), Plan(given.passes, PLAN.rounds, PLAN.sample, PLAN.seconds))))
+    print(table(overheads((LINEAR, CONV2D), replace(PLAN, passes=given.passes))))
 
 
 if __name__ == "__main__":

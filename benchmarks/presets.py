@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from benchmarks.measure import Plan
-from benchmarks.operators import WORKS as OPERATOR_WORKS
-from benchmarks.speed import COMPILED, WORKS
+from benchmarks.measuring.timing import Plan
+from benchmarks.peers.operators import WORKS as OPERATOR_WORKS
 
+WORKS = (*OPERATOR_WORKS, "training")
+# Where torch.compile may be among the peers.
+COMPILED = tuple(f"{operator} {work}" for operator in ("linear", "conv2d") for work in WORKS)
 Linear = tuple[int, int, int]  # M, N, K
 # Input, weight, and what is not torch's default of the geometry.
 Conv2d = tuple[tuple[int, ...], tuple[int, ...], dict[str, int]]
@@ -42,7 +44,7 @@ class Preset:
     plan: for speed and optim; step takes fewer rounds, for its calls are long.
     linear, conv2d, dtypes, actives, works, compiled: of speed; forward_only, forward_defaults: further dtypes and kinds
         of defaults, of which only the forward pass of linear layers is measured.
-    memory: names in benchmarks.models and batches; arithmetic: names of models too large to make; fused: names of
+    memory: names in benchmarks.peers.models and batches; arithmetic: names of models too large to make; fused: names of
         those that are measured by Triton's fused plan as well.
     step: models, batches, and samples of the augmentation.
     series: whether step measures growth with width, depth, C and batch as well.

@@ -46,6 +46,13 @@ class Record:
         """The same in a line."""
         return f"{' '.join(map(str, (self.suite, *self.case.values())))}, {self.peer}"
 
+    @property
+    def problem(self) -> str:
+        """Why there is no figure, in a word: refused, failed or missing; empty if there is one."""
+        if self.refused or self.missing.startswith("failed"):
+            return "refused" if self.refused else "failed"
+        return "" if self.samples else "missing"
+
 
 @dataclass
 class Results:
@@ -70,6 +77,16 @@ class Results:
     rooflines: dict[str, float] = field(default_factory=dict)
     records: list[Record] = field(default_factory=list)
     format: int = FORMAT
+
+    @property
+    def device(self) -> str:
+        """The hardware that did the work."""
+        return str(self.machine.get("gpu") or self.machine["processor"])
+
+    @property
+    def version(self) -> str:
+        """The commit, with a '+' if files differed from it."""
+        return self.commit[:9] + "+" * self.modified
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes a file, whole or not at all."""
@@ -113,7 +130,9 @@ def merged(files: Iterable[Results]) -> list[Results]:
     for file in files:
         for index, run in enumerate(runs):
             keys = {record.key for record in run.records}
-            if _circumstances(run) == _circumstances(file) and keys.isdisjoint(r.key for r in file.records):
+            same = ("commit", "modified", "machine", "versions", "settings")
+            is_same = all(getattr(run, name) == getattr(file, name) for name in same)
+            if is_same and keys.isdisjoint(record.key for record in file.records):
                 command = run.command if file.command == run.command else f"{run.command}; {file.command}"
                 both = {"rooflines": file.rooflines | run.rooflines, "records": run.records + file.records}
                 runs[index] = dataclasses.replace(run, command=command, **both)
@@ -121,10 +140,6 @@ def merged(files: Iterable[Results]) -> list[Results]:
         else:
             runs.append(file)
     return runs
-
-
-def _circumstances(run: Results) -> tuple:
-    return run.commit, run.modified, run.machine, run.versions, run.settings
 
 
 def _without_defaults(record: Record) -> dict:

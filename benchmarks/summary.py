@@ -1,224 +1,124 @@
-"""The summary: a few numbers for each suite, of which the page's head and the README's tables are made."""
+"""The summary: a few numbers for each suite, of which the page's head and the tables of docs/benchmarks.md are made."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
-from benchmarks.estimates import Estimate, ratios
-from benchmarks.figures import Figure, by_case
-from benchmarks.operators import PLANS
+import pandas as pd
+
+from benchmarks.figures import figures, ours, over
+from benchmarks.measuring.estimates import Estimate, ratios
 from benchmarks.results import Record
-from benchmarks.step import PAPER, UPDATES
+
+# Of the paper's Table 8, on an RTX 3080: updates of the weights and of the hyperparameters over a dense update.
+PAPER = {"MNIST CNN": (1.08, 1.08), "ResNet-8": (1.17, 1.08), "ResNet-14": (1.21, 1.09)}
+UPDATES = ("parameters", "hyperparameters")
+# What a kind of work on layers is.
+KIND = ["operator", "work", "dtype", "bits", "defaults"]
+KEPT = ["parameters", "map", "defaults", "state"]
+MODEL = ["model", "batch", "optimizer", "device", "proportions", "kind"]
 
 
-def ours(peers: Iterable[str]) -> list[str]:
-    """Those of the peers that are ours."""
-    return [peer for peer in peers if peer.startswith(("partkernels", "partnets"))]
+def speed(records: Sequence[Record]) -> pd.DataFrame:
+    """A row for each of KIND and backend of ours, over all shapes; of each the live subnetwork that costs most.
 
-
-def unforced(peers: Iterable[str]) -> list[str]:
-    """Those of ours that compute by the plan that they choose: what a user gets who asks for nothing."""
-    return [peer for peer in ours(peers) if not peer.endswith(PLANS)]
-
-
-@dataclass(frozen=True)
-class SpeedRow:
-    """One kind of work, over all shapes; for each shape the live subnetwork that costs most.
-
-    Attributes:
-        operator, work, dtype, bits, defaults, peer: what, with which map and defaults, on which backend of ours.
-        dense: ours over dense: geometric mean over shapes, least and greatest.
-        where: times faster than eager torch.where: geometric mean; NaN if it was not measured.
-        shapes: how many.
+    Columns: KIND, `peer`; of ours over dense `mean` (geometric), `low`, `high`; `where`, times faster than eager
+    torch.where, NaN if unknown; `shapes`, how many, and `of`, of how many.
     """
-
-    operator: str
-    work: str
-    dtype: str
-    bits: int
-    defaults: str
-    peer: str
-    dense: tuple[float, float, float]
-    where: float
-    shapes: int
-
-
-def speed(records: Sequence[Record]) -> list[SpeedRow]:
-    """A row for each operator, work, dtype, map, kind of defaults and backend."""
-    groups: dict[tuple, dict[str, list[dict[str, Figure]]]] = {}
-    for case in by_case(records, "speed"):
-        first = next(iter(case.values())).case
-        for peer in ours(case):
-            key = *(first[name] for name in ("operator", "work", "dtype", "bits", "defaults")), peer
-            groups.setdefault(key, {}).setdefault(first["shape"], []).append(case)
-    rows = []
-    for key, by_shape in groups.items():
-        peer = key[-1]
-        worst = []
-        for cases in by_shape.values():
-            known = [case for case in cases if case[peer].ratio is not None]
-            if known:
-                worst.append(max(known, key=lambda case: case[peer].ratio.value))
-        if not worst:
-            continue
-        dense = [case[peer].ratio.value for case in worst]
-        over = [case["where"].over(case[peer]) for case in worst if "where" in case]
-        where = mean([ratio.value for ratio in over if ratio])
-        rows.append(SpeedRow(*key, (mean(dense), min(dense), max(dense)), where, len(worst)))
-    return rows
+    found = figures(records, "speed")
+    mine = found[found.peer.isin(ours(found.peer)) & found.ratio.notna()] if len(found) else found
+    if mine.empty:
+        return pd.DataFrame()
+    mine = mine.assign(over=[r.value for r in mine.ratio], times=[f.value if f else math.nan for f in mine.faster])
+    by = [*KIND, "peer"]
+    worst = mine.loc[mine.groupby([*by, "shape"], sort=False).over.idxmax()]
+    aggregates = {"mean": ("over", mean), "low": ("over", "min"), "high": ("over", "max")}
+    rows = worst.groupby(by, sort=False).agg(**aggregates, where=("times", mean), shapes=("over", "size"))
+    every = pd.DataFrame([r.case for r in records if r.suite == "speed"]).groupby(KIND, sort=False)["shape"].nunique()
+    return rows.join(every.rename("of"), on=KIND).reset_index()
 
 
-def mean(values: Sequence[float]) -> float:
-    """The geometric mean, that of ratios."""
-    return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
+def mean(values: Iterable[float]) -> float:
+    """The geometric mean, that of ratios; NaN of nothing, and what is NaN does not count."""
+    logs = [math.log(value) for value in values if not math.isnan(value)]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
-@dataclass(frozen=True)
-class MemoryRow:
-    """What a peer keeps for a model, and its peak.
+def memory(records: Sequence[Record]) -> pd.DataFrame:
+    """A row for each model and peer.
 
-    Attributes:
-        model, batch, optimizer, peer: of the measurement.
-        bytes: a parameter of the ordinary model: "parameters", "map", "defaults", "state".
-        map_bits: a weight that is partitioned; peak: of the whole step, in bytes, by "allocator" and "process"
-            where they were measured.
-        peak_of_dense: the same over the dense model's.
-        partitioned: the share of parameters that are partitioned; dense_layers: kinds of layer that are not.
-        by_arithmetic: nothing was allocated.
+    Columns: `model`, `batch`, `optimizer`, `peer`; KEPT in bytes a parameter of the ordinary model, `all`, their sum,
+    and `scheme`, that without the optimiser's state, which no scheme changes; `map_bits` a weight that is partitioned;
+    `peak`, of the whole step over the dense model's, by "allocator" and "process" where they were measured;
+    `partitioned`, the share of parameters that are; `dense_layers`, kinds of layer that are not; `by_arithmetic`.
     """
-
-    model: str
-    batch: int
-    optimizer: str
-    peer: str
-    bytes: dict[str, float]
-    map_bits: float
-    peak: dict[str, float]
-    peak_of_dense: dict[str, float]
-    partitioned: float
-    dense_layers: str
-    by_arithmetic: bool
-
-
-def memory(records: Sequence[Record]) -> list[MemoryRow]:
-    """A row for each model and peer."""
-    groups: dict[tuple, dict[str, dict[str, Record]]] = {}
-    for record in records:
-        if record.suite == "memory" and record.samples:
-            key = tuple((name, value) for name, value in record.case.items() if name != "figure")
-            groups.setdefault(key, {}).setdefault(record.peer, {})[record.case["figure"]] = record
-    rows = []
-    for key, peers in groups.items():
-        case = dict(key)
-        peaks = {peer: _peaks(figures) for peer, figures in peers.items()}
-        dense = peaks.get("dense", {})
-        for peer, figures in peers.items():
-            facts = next(iter(figures.values())).facts
-            kept = {name: figures[name].samples[0][0] for name in ("parameters", "map", "defaults", "state")}
-            rows.append(
-                MemoryRow(
-                    model=case["model"],
-                    batch=case["batch"],
-                    optimizer=case["optimizer"],
-                    peer=peer,
-                    bytes={name: value / facts["parameters"] for name, value in kept.items()},
-                    map_bits=8 * kept["map"] / facts["weights"],
-                    peak=peaks[peer],
-                    peak_of_dense={how: peak / dense[how] for how, peak in peaks[peer].items() if how in dense},
-                    partitioned=facts["weights"] / facts["parameters"],
-                    dense_layers=facts.get("dense layers", ""),
-                    by_arithmetic=facts.get("how") == "by arithmetic",
-                )
-            )
-    return rows
+    found = figures(records, "memory")
+    if found.empty:
+        return found
+    found = found.assign(kind=found.defaults, bytes=[value.value for value in found.value])
+    rows, peaks = [], {}
+    for (*model, peer), group in found.groupby([*MODEL, "peer"], sort=False):
+        figure, facts = dict(zip(group.figure, group.bytes, strict=True)), group.record.iloc[0].facts
+        kept = {name: figure[name] / facts["parameters"] for name in KEPT}
+        mine = peaks.setdefault(tuple(model), {}).setdefault(peer, {})
+        for how in ("allocator", "process"):
+            if phases := [value for name, value in figure.items() if name.endswith(f"by {how}")]:
+                mine[how] = max(phases)
+        dense = peaks[tuple(model)].get("dense", {})
+        row = dict(zip(MODEL, model, strict=True)) | {"peer": peer, **kept, "all": sum(kept.values())}
+        row |= {"scheme": sum(kept.values()) - kept["state"], "map_bits": 8 * figure["map"] / facts["weights"]}
+        row |= {"peak": {how: peak / dense[how] for how, peak in mine.items() if how in dense}}
+        row |= {"partitioned": facts["weights"] / facts["parameters"], "dense_layers": facts.get("dense layers", "")}
+        rows.append({**row, "by_arithmetic": facts.get("how") == "by arithmetic"})
+    return pd.DataFrame(rows)
 
 
-def _peaks(figures: dict[str, Record]) -> dict[str, float]:
-    """Over all phases, by how it was measured."""
-    found: dict[str, float] = {}
-    for figure, record in figures.items():
-        if figure.startswith("peak"):
-            how = figure.rpartition("by ")[2]
-            found[how] = max(found.get(how, 0.0), record.samples[0][0])
-    return found
+def step(records: Sequence[Record]) -> pd.DataFrame:
+    """A row of Table 8 for each model, or point of a series, and scheme.
 
-
-@dataclass(frozen=True)
-class StepRow:
-    """A row of Table 8: what the two updates cost, over a dense update; as often as training draws each subnetwork.
-
-    Attributes:
-        case: model, batch, samples, optimizer, device, partitions, bits, ...; "series" for points of a series.
-        scheme: who.
-        parameters, hyperparameters: None if not measured.
-        paper: the paper's, for this model, in the same order.
-        place: of a point, on its series.
+    Columns: the entries of the case but `active`; `series`, empty for what is no point of one, and `place` on it;
+    `scheme`; `parameters` and `hyperparameters`, an update of them over a dense one, the mean over live subnetworks
+    weighted by how often training draws each, as Estimates or None; `paper`, the paper's of both, or None.
     """
-
-    case: dict[str, str | int | float]
-    scheme: str
-    parameters: Estimate | None
-    hyperparameters: Estimate | None
-    paper: tuple[float, float] | None
-    place: float = 0
-
-
-def step(records: Sequence[Record]) -> list[StepRow]:
-    """A row for each model (or point of a series) and scheme."""
-    groups: dict[tuple, list[dict[str, Figure]]] = {}
-    for case in by_case(records, "step"):
-        first = next(iter(case.values())).case
-        key = tuple((name, value) for name, value in first.items() if name != "active")
-        groups.setdefault(key, []).append(case)
+    found = figures(records, "step")
+    found = found[(found.peer != "dense") & found.ratio.notna()] if len(found) else found
+    groups: dict[tuple, dict[str, list[Record]]] = {}
+    for record in found.get("record", ()):
+        scheme, _, update = record.peer.rpartition(", ")
+        case = tuple((name, value) for name, value in record.case.items() if name != "active")
+        groups.setdefault((case, scheme), {}).setdefault(update, []).append(record)
+    bases = {tuple(r.case.items()): r for r in records if r.suite == "step" and r.peer == "dense"}
     rows = []
-    for key, cases in groups.items():
-        schemes = dict.fromkeys(peer.rpartition(", ")[0] for case in cases for peer in case if peer != "dense")
-        for scheme in schemes:
-            costs = [_expected(cases, f"{scheme}, {update}", f"share of {update}") for update in UPDATES]
-            place = next(iter(cases[0].values())).record.facts.get("place", 0)
-            rows.append(StepRow(dict(key), scheme, *costs, PAPER.get(dict(key)["model"]), place))
-    return rows
+    for (case, scheme), updates in groups.items():
+        place = next(iter(updates.values()))[0].facts.get("place", 0)
+        costs = {update: _expected(updates.get(update, ()), update, bases) for update in UPDATES}
+        about = {"series": "", **dict(case), "scheme": scheme, "paper": PAPER.get(dict(case)["model"])}
+        rows.append({**about, **costs, "place": place})
+    return pd.DataFrame(rows).astype(dict.fromkeys([*UPDATES, "paper"], object)) if rows else pd.DataFrame()
 
 
-def _expected(cases: Sequence[dict[str, Figure]], peer: str, share: str) -> Estimate | None:
-    """The mean over the live subnetworks that were measured, weighted by how often training draws them."""
-    measured = [case for case in cases if peer in case and case[peer].ratio is not None]
-    shares = [case[peer].record.facts[share] for case in measured]
-    if not measured or not sum(shares):
+def _expected(measured: Sequence[Record], update: str, bases: dict[tuple, Record]) -> Estimate | None:
+    """The mean over the live subnetworks that were measured."""
+    shares = [record.facts[f"share of {update}"] for record in measured]
+    if not sum(shares):
         return None
-    by_pass = [ratios(case[peer].record.samples, case[peer].base.samples) for case in measured]
-    return Estimate.of(
-        [
-            sum(s * ratio for s, ratio in zip(shares, one_pass, strict=True)) / sum(shares)
-            for one_pass in zip(*by_pass, strict=True)
-        ]
-    )
+    by_pass = zip(*(ratios(r.samples, bases[tuple(r.case.items())].samples) for r in measured), strict=True)
+    return Estimate.of([sum(s * r for s, r in zip(shares, each, strict=True)) / sum(shares) for each in by_pass])
 
 
-@dataclass(frozen=True)
-class OptimRow:
-    """An optimiser's step over one partition, over torch's fastest over all weights."""
+def optim(records: Sequence[Record]) -> pd.DataFrame:
+    """A row for each model, optimiser, partition and peer of ours: an optimiser's step over torch's fastest.
 
-    model: str
-    optimizer: str
-    update: int
-    share: float
-    peer: str
-    ratio: Estimate
-
-
-def optim(records: Sequence[Record]) -> list[OptimRow]:
-    """A row for each model, optimiser and partition."""
-    rows = []
-    for case in by_case(records, "optim"):
-        theirs = [figure for peer, figure in case.items() if peer.startswith("torch")]
-        for peer in ours(case):
-            figure = case[peer]
-            if theirs:
-                fastest = min(theirs, key=lambda figure: figure.value.value)
-                c = figure.case
-                share = figure.record.facts["share"]
-                rows.append(OptimRow(c["model"], c["optimizer"], c["update"], share, peer, figure.over(fastest)))
-    return rows
+    Columns: the entries of the case, `share` of the weights, `peer`, `ratio`, an Estimate.
+    """
+    found, rows = figures(records, "optim"), []
+    for _, case in found.groupby("key", sort=False) if len(found) else ():
+        theirs = case[case.peer.str.startswith("torch")]
+        mine = case[case.peer.isin(ours(case.peer))]
+        if len(theirs):
+            fastest = min(zip(theirs.value, theirs.record, strict=True), key=lambda pair: pair[0].value)[1]
+            for record in mine.record:
+                row = {"share": record.facts["share"], "peer": record.peer, "ratio": over(record, fastest)}
+                rows.append({**record.case, **row})
+    return pd.DataFrame(rows)

@@ -21,10 +21,10 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from benchmarks import operators
-from benchmarks.layer import THREE, Division, Layer, Tensors
+from benchmarks.peers import operators
+from benchmarks.peers.layer import THREE, Division, Layer, Tensors
 from benchmarks.presets import PRESETS, Preset
-from benchmarks.registry import convolutions, linear_layers
+from benchmarks.suites.speed import convolutions, linear_layers
 
 # The first subnetwork; the others take the same kernels.
 ACTIVE = 1

@@ -11,33 +11,26 @@ import pytest
 import torch
 
 import partkernels as pk
-from benchmarks.measure import Missing, Workload
-from benchmarks.memory import SCHEMES
-from benchmarks.peak import Job, by_allocator
+from benchmarks.measuring.peak import Job, by_allocator
+from benchmarks.measuring.timing import Missing, Workload
 from benchmarks.presets import PRESETS
-from benchmarks.registry import SUITES, Options, default_backends, memory_jobs
-
-
-def options(config: pytest.Config) -> Options:
-    preset = PRESETS[config.getoption("--preset")]
-    device = torch.device(preset.device)
-    return Options(preset, device, torch.get_num_threads(), backends=default_backends(device))
+from benchmarks.suites import SUITES, memory
+from benchmarks.suites.options import Options, default_backends
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    chosen = options(metafunc.config)
+    preset = PRESETS[metafunc.config.getoption("--preset")]
+    device = torch.device(preset.device)
+    options = Options(preset, device, torch.get_num_threads(), backends=default_backends(device))
     if "workload" in metafunc.fixturenames:
-        workloads = [w for suite in SUITES.values() if suite.batch for w in suite.batch(chosen).workloads]
-        pairs = [pytest.param(w, peer, id=f"{_group(w)}, {peer}") for w in workloads for peer in w.peers]
-        metafunc.parametrize(("workload", "peer"), pairs)
+        timed = [suite.batch(options) for suite in SUITES.values() if hasattr(suite, "batch")]
+        pairs = [(workload, peer) for batch in timed for workload in batch.workloads for peer in workload.peers]
+        metafunc.parametrize(("workload", "peer"), pairs, ids=[f"{_group(w)}, {peer}" for w, peer in pairs])
     if "job" in metafunc.fixturenames:
-        schemes = [(scheme, "auto") for scheme in SCHEMES] + [("partkernels", name) for name in chosen.backends]
-        jobs = [
-            dataclasses.replace(job, scheme=scheme, backend=backend)
-            for job in memory_jobs(chosen)
-            for scheme, backend in schemes
-        ]
-        metafunc.parametrize("job", [pytest.param(job, id=f"{job.model}, {job.scheme}") for job in jobs])
+        schemes = [(scheme, "auto") for scheme in memory.SCHEMES]
+        schemes += [("partkernels", name) for name in options.backends]
+        jobs = [dataclasses.replace(j, scheme=s, backend=b) for j in memory.jobs(options) for s, b in schemes]
+        metafunc.parametrize("job", jobs, ids=[f"{job.model}, {job.scheme}" for job in jobs])
 
 
 def _group(workload: Workload) -> str:

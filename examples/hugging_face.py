@@ -19,11 +19,11 @@ from torch.utils.data import Dataset
 
 import partnets
 from partnets import hyper
+from partnets.integrations.hugging_face import PartitionedTrainer
 
 PROPORTIONS = (0.8, 0.1, 0.1)
 WORDS, LENGTH = 40, 12
 HYPER_LR = 0.05
-PARTITIONED = "partitioned.pt"
 
 
 class Sentences(Dataset):
@@ -45,75 +45,17 @@ def partitioned() -> transformers.PreTrainedModel:
     still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=WORDS, **sizes, **still))
     model.dropout = hyper.ConcreteDropout(0.5)
-    return partnets.partition(model, PROPORTIONS)
+    return partnets.partition(model, PROPORTIONS, defaults="seed")  # random weights, drawn anew
 
 
-def ordinary(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
-    """The whole network with torch's layers and the rate that was learned."""
-    merged = partnets.merge(model)
-    merged.config.classifier_dropout = model.dropout.values()["rate"]
-    merged.dropout = torch.nn.Dropout(merged.config.classifier_dropout)
-    return merged
+class Trainer(PartitionedTrainer):
+    """Saves an ordinary BERT with the rate that was learned in its configuration."""
 
-
-class AdamW(partnets.optim.AdamW):
-    """For a loop that calls step() without a partition: steps `update`."""
-
-    update: int
-
-    def step(self, closure=None):
-        return super().step(self.update, closure)
-
-
-class Trainer(transformers.Trainer):
-    """train_dataset and eval_dataset are the chunks. A step is one of ψ and one of w_k (Appendix I.1)."""
-
-    @functools.cached_property
-    def hyper_optimizer(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(hyper.hyperparameters(self.model), lr=HYPER_LR)
-
-    def create_optimizer(self, model=None):
-        self.optimizer = AdamW(self.model, lr=self.args.learning_rate, weight_decay=self.args.weight_decay)
-        return self.optimizer
-
-    def get_train_dataloader(self):
-        size, steps = self.args.train_batch_size, self.args.max_steps
-        loader = partnets.Loader(self.train_dataset, size, steps=steps, hyper_batch_size=size, seed=self.args.seed)
-        return self.accelerator.prepare(loader)
-
-    def training_step(self, model, inputs, num_items_in_batch=None):
-        k, batch, hyper_k, hyper_batch = inputs
-        with partnets.subnetwork(self.model, active=hyper_k - 1):
-            super().training_step(model, hyper_batch)
-        self.hyper_optimizer.step()
-        with partnets.subnetwork(self.model, active=k, update=k):
-            loss = super().training_step(model, batch)
-        self.hyper_optimizer.zero_grad()  # that loss also gave ψ a gradient, which is not its own
-        self.optimizer.optimizer.update = k
-        return loss
-
-    def evaluate(self, *args, **options):
-        """L_ML (Eq. 2) instead of a loss on validation data."""
-        chunks, lml = self.eval_dataset, 0.0
-        for k in range(2, chunks.count + 1):
-            with partnets.subnetwork(self.model, active=k - 1):
-                lml -= chunks.sizes[k - 1] * self.predict(chunks[k]).metrics["test_loss"]
-        metrics = {"eval_lml": lml, "eval_dropout": self.model.dropout.values()["rate"]}
-        self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
-
-    def save_model(self, output_dir=None, _internal_call=False):
-        """An ordinary model for from_pretrained, and the partitioned one: safetensors cannot hold its partitions."""
-        folder = Path(output_dir or self.args.output_dir)
-        ordinary(self.model).save_pretrained(folder)
-        states = {"model": self.model.state_dict(), "hyper_optimizer": self.hyper_optimizer.state_dict()}
-        torch.save(states, folder / PARTITIONED)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
-        states = torch.load(Path(resume_from_checkpoint) / PARTITIONED, map_location="cpu", weights_only=True)
-        self.model.load_state_dict(states["model"])
-        self.hyper_optimizer.load_state_dict(states["hyper_optimizer"])
+    def ordinary_model(self) -> transformers.PreTrainedModel:
+        merged = partnets.merge(self.model)
+        merged.config.classifier_dropout = self.model.dropout.values()["rate"]
+        merged.dropout = torch.nn.Dropout(merged.config.classifier_dropout)
+        return merged
 
 
 def train(sentences: Dataset, steps: int, out: Path, resume: Path | None = None, **options) -> Trainer:
@@ -132,7 +74,8 @@ def train(sentences: Dataset, steps: int, out: Path, resume: Path | None = None,
         "report_to": "none",
     }
     arguments = transformers.TrainingArguments(**arguments | options)
-    trainer = Trainer(partitioned(), arguments, train_dataset=chunks, eval_dataset=chunks)
+    hyper_optimizer = functools.partial(torch.optim.Adam, lr=HYPER_LR)
+    trainer = Trainer(partitioned(), arguments, train_dataset=chunks, hyper_optimizer=hyper_optimizer)
     trainer.train(resume_from_checkpoint=resume)
     trainer.save_model()
     return trainer

@@ -25,11 +25,20 @@ MOVED = {
 class _Moved(ModuleType):
     """A module by its old name, whose contents are looked up where they are now."""
 
+    def __init__(self, old: str, new: str) -> None:
+        super().__init__(old)
+        self.__dict__["_new"] = new
+
     def __getattr__(self, name: str):
         if name.startswith("__"):
             raise AttributeError(name)
-        package, _, old = self.__name__.partition(".")
-        return getattr(importlib.import_module(f"{package}.{MOVED[old]}"), name)
+        return getattr(importlib.import_module(self._new), name)
 
 
-sys.modules |= {f"{__package__}.{old}": _Moved(f"{__package__}.{old}") for old in MOVED}
+def alias(package: str, moved: dict[str, str]) -> None:
+    """Makes modules of a package importable by their old names."""
+    for old, new in moved.items():
+        sys.modules[f"{package}.{old}"] = _Moved(f"{package}.{old}", f"{package}.{new}")
+
+
+alias("partkernels", MOVED)

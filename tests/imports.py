@@ -13,7 +13,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = {"partkernels": ROOT, "partnets": ROOT / "python_api", "benchmarks": ROOT}
+PACKAGES = {"partkernels": ROOT, "partnets": ROOT / "python_api"}
 
 
 def modules(package: str) -> dict[str, Path]:

@@ -8,7 +8,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # The number of blocks, and of what kind one of the names is in the end.
 PAGES = {
-    "README.md": (4, "history", "History"),
+    "README.md": (2, "history", "History"),
+    "docs/hyperparameters.md": (1, "noise", "Noise"),
+    "docs/kernels.md": (1, "y", "Tensor"),
     "docs/tutorial.md": (9, "deployed", "GraphModule"),
     "docs/training.md": (4, "history", "History"),
     "docs/layers.md": (2, "model", "Embedded"),
@@ -18,6 +20,18 @@ PAGES = {
 
 def blocks(page):
     return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
+def test_every_link_of_a_page_leads_somewhere():
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
+            assert link.startswith("http") or (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+def test_the_index_names_every_page():
+    index = (ROOT / "docs" / "README.md").read_text()
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert [page for page in sorted(pages) if f"({page})" not in index] == []
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from benchmarks.estimates import Estimate
+from benchmarks.measuring.estimates import Estimate
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import math
 from collections.abc import Iterable, Sequence
 
 from benchmarks.bars.bar import Bar
-from benchmarks.estimates import Estimate
-from benchmarks.figures import Figure, by_case
-from benchmarks.operators import PLANS
+from benchmarks.figures import figures, over
+from benchmarks.measuring.estimates import Estimate
+from benchmarks.peers.operators import PLANS
 from benchmarks.results import Record, Results
 from partkernels.formats import packed_map
 
@@ -23,8 +23,8 @@ FUSED = (f"{OURS} fused",)
 # At so few rows of x the time is that of reading the weight.
 FEW_ROWS = 16
 
-# Of one case: the figure of each peer that was to be measured, None where there is none.
-Case = dict[str, Figure | None]
+# Of one case: the row of each peer that was to be measured, None where it has no figure.
+Case = dict
 
 
 def measured(run: Results) -> list[Bar]:
@@ -60,17 +60,16 @@ def _layers(run: Results) -> Iterable[Bar]:
 
 def _cases(records: Sequence[Record], suite: str) -> list[tuple[dict, Case]]:
     """What each case is, and its figures."""
-    figures = {tuple(next(iter(case.values())).case.items()): case for case in by_case(records, suite)}
+    known = {row.record.key: row for row in figures(records, suite).itertuples()}
     cases: dict[tuple, Case] = {}
     for record in records:
         if record.suite == suite:
-            key = tuple(record.case.items())
-            cases.setdefault(key, {})[record.peer] = figures.get(key, {}).get(record.peer)
+            cases.setdefault(tuple(record.case.items()), {})[record.peer] = known.get(record.key)
     return [(dict(key), case) for key, case in cases.items()]
 
 
-def _fastest(case: Case, peers: Sequence[str]) -> Figure | None:
-    found = [case[peer] for peer in peers if case.get(peer) is not None and case[peer].ratio is not None]
+def _fastest(case: Case, peers: Sequence[str]):
+    found = [case[peer] for peer in peers if case.get(peer) is not None and case[peer].ratio]
     return min(found, key=lambda figure: figure.ratio.value, default=None)
 
 
@@ -78,70 +77,63 @@ def _worst(
     work: str, peers: Sequence[str], cases: Sequence[Case], most: float, *, least: float = math.nan
 ) -> Iterable[Bar]:
     """Of the cases in which one of the peers was to be measured, the one in which the fastest of them costs most."""
-    measured = [(case, _fastest(case, peers)) for case in cases if any(peer in case for peer in peers)]
-    if any(figure is None for _, figure in measured):
+    fastest = [_fastest(case, peers) for case in cases if any(peer in case for peer in peers)]
+    if None in fastest:
         yield Bar(work, None, most, least=least)
-    elif measured:
-        _, figure = max(measured, key=lambda pair: pair[1].ratio.value)
-        rate = figure.record.facts["flops"] / figure.value.value
-        bar = Bar(work, figure.ratio, most, rate=rate, plan=_plan(figure) if len(peers) > 1 else "")
-        yield bar if math.isnan(least) else _beside_where(bar, measured, least)
+    elif fastest:
+        worst = max(fastest, key=lambda figure: figure.ratio.value)
+        rate, plan = worst.record.facts["flops"] / worst.value.value, _plan(worst) if len(peers) > 1 else ""
+        faster = None if math.isnan(least) else _beside_where(fastest)
+        yield Bar(work, worst.ratio, most, faster, least, rate, plan)
 
 
-def _beside_where(bar: Bar, measured: Sequence[tuple[Case, Figure]], least: float) -> Bar:
-    """The bar, held to be so many times faster than eager torch.where too, in every case."""
-    beside = [case["where"].over(figure) for case, figure in measured if case.get("where") is not None]
-    known = [faster for faster in beside if faster is not None]
-    return dataclasses.replace(bar, faster=min(known, key=lambda faster: faster.value, default=None), least=least)
+def _beside_where(fastest: Sequence) -> Estimate | None:
+    """How many times faster than eager torch.where they are, in the case in which that is least."""
+    return min((each.faster for each in fastest if each.faster), key=lambda faster: faster.value, default=None)
 
 
-def _plan(figure: Figure) -> str:
+def _plan(figure) -> str:
     return figure.peer.removeprefix(OURS).strip() or "automatic"
 
 
 def _bandwidth(work: str, cases: Sequence[Case], map_bytes: int, copy: float) -> Iterable[Bar]:
     """Beside the time in which weight, map, x and y pass at the rate at which this GPU copies."""
-    measured = [(case, _fastest(case, BEST)) for case in cases if OURS in case]
-    if any(figure is None for _, figure in measured):
-        yield Bar(work, None, 1 / 0.85, least=2.5)
+    most, least, ratios = 1 / 0.85, 2.5, []
+    fastest = [(case, _fastest(case, BEST)) for case in cases if OURS in case]
+    if any(figure is None for _, figure in fastest):
+        yield Bar(work, None, most, least=least)
         return
-    over = []
-    for case, figure in measured:
+    for case, figure in fastest:
         # Plans are measured only where there is something to rebuild; where all is live, nobody reads the map.
-        reads_map = FUSED[0] in case
-        seconds = (figure.record.facts["bytes"] + map_bytes * reads_map) / copy
-        over.append((_scaled(figure.value, 1 / seconds), figure))
-    if over:
-        ratio, figure = max(over, key=lambda pair: pair[0].value)
-        yield _beside_where(Bar(work, ratio, 1 / 0.85, plan=_plan(figure)), measured, 2.5)
-
-
-def _scaled(estimate: Estimate, factor: float) -> Estimate:
-    value, low, high = (factor * number for number in (estimate.value, estimate.low, estimate.high))
-    return dataclasses.replace(estimate, value=value, low=low, high=high)
+        seconds = (figure.record.facts["bytes"] + map_bytes * (FUSED[0] in case)) / copy
+        scaled = {name: getattr(figure.value, name) / seconds for name in ("value", "low", "high")}
+        ratios.append((dataclasses.replace(figure.value, **scaled), figure))
+    if ratios:
+        ratio, figure = max(ratios, key=lambda pair: pair[0].value)
+        yield Bar(work, ratio, most, _beside_where([f for _, f in fastest]), least, plan=_plan(figure))
 
 
 def _optimizers(records: Sequence[Record]) -> Iterable[Bar]:
     """Adam's step over a partition, over torch's fused one over all weights."""
-    shares = {record.case["update"]: record.facts["share"] for record in records if record.suite == "optim"}
-    for facts, case in _cases(records, "optim"):
-        share = shares[facts["update"]]
+    mine = [record for record in records if record.suite == "optim"]
+    for record in mine:
+        case, share = record.case, record.facts["share"]
         most = {0.8: 1.0, 0.1: 0.7}.get(share)
-        if facts["model"] == "Linear 4096×4096" and facts["optimizer"] == "adam" and most is not None:
-            ours, theirs = case.get("partnets"), case.get("torch, fused")
-            ratio = ours.over(theirs) if ours is not None and theirs is not None else None
-            yield Bar(f"Adam's step, {facts['model']}, {share:.0%} of the weights, over torch's fused", ratio, most)
+        is_held = case["model"] == "Linear 4096×4096" and case["optimizer"] == "adam" and most is not None
+        if is_held and record.peer == "partnets":
+            theirs = next((r for r in mine if r.case == case and r.peer == "torch, fused"), None)
+            name = f"Adam's step, {case['model']}, {share:.0%} of the weights, over torch's fused"
+            yield Bar(name, over(record, theirs), most)
 
 
 def _peaks(records: Sequence[Record]) -> Iterable[Bar]:
     """The peak of forward and backward with the fused plan, over the dense layer's and the map."""
-    models: dict[str, dict[str, dict[str, float]]] = {}
+    model, peers = "Linear 8192×8192, bfloat16", {}
     for record in records:
-        if record.suite == "memory" and record.case["model"] == "Linear 8192×8192, bfloat16":
-            figures = models.setdefault(record.case["model"], {}).setdefault(record.peer, {})
-            if record.samples:
-                figures[record.case["figure"]] = record.samples[0][0]
-    for model, peers in models.items():
+        if record.suite == "memory" and record.case["model"] == model:
+            figures = peers.setdefault(record.peer, {})
+            figures |= {record.case["figure"]: record.samples[0][0]} if record.samples else {}
+    if peers:
         ratio, ours, dense = None, peers.get(FUSED[0], {}), peers.get("dense", {})
         phases = [f"peak of {phase}, by allocator" for phase in ("forward", "backward")]
         if {"map", *phases} <= ours.keys() and {*phases} <= dense.keys():

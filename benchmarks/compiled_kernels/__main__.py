@@ -12,6 +12,7 @@ from pathlib import Path
 
 from benchmarks.compiled_kernels import cuda, predictions, triton
 from benchmarks.compiled_kernels.kernels import Kernel
+from benchmarks.figures import markdown
 
 ABOUT = """\
 # The kernels for GPUs, as they are compiled
@@ -42,15 +43,11 @@ def table(kernels: Sequence[Kernel], library: Sequence[Kernel], nvcc: str) -> st
     for name, target in triton.TARGETS.items():
         about = f"{target.gpu}, {target.shared_memory >> 10} KB"
         lines += [f"## Triton {version('triton')}, {name}: {about}", ""]
-        lines += _rows(TRITON_HEAD, [_of_triton(kernel) for kernel in kernels if kernel.target == name])
+        lines += [markdown(TRITON_HEAD, [_of_triton(kernel) for kernel in kernels if kernel.target == name]), ""]
     for name in sorted({kernel.target for kernel in library}, reverse=True):
         lines += [f"## CUDA C++ {nvcc}, {name}", ""]
-        lines += _rows(CUDA_HEAD, [_of_cuda(kernel) for kernel in library if kernel.target == name])
+        lines += [markdown(CUDA_HEAD, [_of_cuda(kernel) for kernel in library if kernel.target == name]), ""]
     return "\n".join(lines[:-1]) + "\n"
-
-
-def _rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [*(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)), ""]
 
 
 def _of_triton(kernel: Kernel) -> list[str]:

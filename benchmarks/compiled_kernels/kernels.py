@@ -20,28 +20,21 @@ class Kernel:
     """A compiled kernel.
 
     Attributes:
-        target: what it was compiled for.
-        case: the call that launches it; of the CUDA backend, the kernel's template arguments.
+        target, case: what it was compiled for, and the call that launches it; in C++ the template arguments.
         error: why it could not be compiled; nothing else is known then.
-        name: with its module's, or in C++ without its namespace.
-        tile: its sizes: rows and columns of the result, or how many entries in all.
-        warps: of a program; of the CUDA backend, those that multiply.
-        stages: of a program.
-        registers: of a thread.
-        spilled: bytes of a thread's registers that are kept in memory for want of registers.
+        name, tile: with its module's, or without its namespace; rows and columns of the result, or entries in all.
+        warps, stages: of a program; of the CUDA backend, those that multiply.
+        registers, spilled: of a thread, and the bytes of them that are kept in memory for want of registers.
         shared: bytes of memory that a block shares; None where the launch says.
-        products: 'wgmma' or 'mma'; empty if it multiplies no matrices.
-        serialized: why ptxas makes these wait for one another; empty if it doesn't.
+        products, serialized: 'wgmma', 'mma' or none, and why ptxas makes them wait for one another, if it does.
         slots: of an entry of the weight that the main loop rebuilds, the lanes of 128 a clock that it takes, by the
             busiest pipe; of a kernel that multiplies no matrices, all of its own for each entry of its tile. None if it
             multiplies and rebuilds nothing.
-        pipe: the busiest, other than the tensor cores and what moves through shared memory.
-        moved: the same as slots, for the bytes that go through shared memory.
-        unknown: instructions of the main loop on a pipe that we don't know.
-        at_least: there are loops inside whose number of iterations is not known.
+        pipe, moved: the busiest pipe but for tensor cores and shared memory; slots of bytes through shared memory.
+        unknown, at_least: instructions on no known pipe; whether there are loops of unknown length inside.
         budget: how many slots the tensor cores take; None where these are not what takes longest.
-        cycles: of a multiprocessor, by all that takes time, for an iteration of a block's main loop.
-        multiply_adds, entries: in such an iteration, multiplied and rebuilt.
+        cycles, multiply_adds, entries: of a multiprocessor, for an iteration of a block's main loop; in it, multiplied
+            and rebuilt.
         reach: which share of those cycles the tensor cores multiply.
     """
 

@@ -13,6 +13,7 @@ from benchmarks.compiled_kernels import cuda
 from benchmarks.compiled_kernels.kernels import Kernel
 from benchmarks.compiled_kernels.pipes import LANES, QUARTERS, WGMMA
 from benchmarks.compiled_kernels.triton import CONVOLUTION, FLOAT32, LARGE, LARGE_FLOAT, MIDDLE, Case
+from benchmarks.figures import markdown
 from partkernels.backends.cuda.operators import is_estimated_faster
 from partkernels.backends.rebuilt import SLICE
 from partkernels.backends.triton import plans
@@ -187,16 +188,10 @@ def page(triton: Sequence[Kernel], library: Sequence[Kernel]) -> str:
     """Markdown, from the kernels of both backends; of the CUDA backend perhaps none."""
     # Of two tiles for a case, the first is the default.
     compiled = {(k.case, k.name.partition(".")[2]): k for k in reversed(triton) if k.target == "sm_90"}
-    rows = [HEAD, ["---"] * len(HEAD), *(_row(case, tf32, compiled, library) for case, tf32 in JOBS)]
-    about = ABOUT.format(
-        rate=RATE / 1e12,
-        bandwidth=BANDWIDTH / 1e12,
-        launch=LAUNCH * 1e6,
-        clock=CLOCK / 1e9,
-        fill=FILL * 1e6,
-        attained=ATTAINED,
-    )
-    return about + "\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+    rows = [_row(case, tf32, compiled, library) for case, tf32 in JOBS]
+    seconds = {"launch": LAUNCH * 1e6, "fill": FILL * 1e6, "clock": CLOCK / 1e9}
+    about = ABOUT.format(rate=RATE / 1e12, bandwidth=BANDWIDTH / 1e12, attained=ATTAINED, **seconds)
+    return f"{about}\n{markdown(HEAD, rows)}\n"
 
 
 def _row(case: Case, tf32: bool, triton: dict[tuple[str, str], Kernel], library: Sequence[Kernel]) -> list[str]:

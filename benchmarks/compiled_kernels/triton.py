@@ -17,8 +17,8 @@ from multiprocessing import get_context
 import torch
 
 from benchmarks.compiled_kernels.kernels import Kernel, costs, dumped, functions
-from benchmarks.layer import Layer
-from benchmarks.without_gpu import META, TARGETS, Case, Launch, launches, pretend
+from benchmarks.compiled_kernels.without_gpu import META, TARGETS, Case, Launch, launches, pretend
+from benchmarks.peers.layer import Layer
 
 BFLOAT16, FLOAT32 = torch.bfloat16, torch.float32
 

@@ -7,9 +7,8 @@ import signal
 import sys
 from pathlib import Path
 
-from benchmarks.gpu import running, summary
-from benchmarks.gpu.running import Outcome
-from benchmarks.gpu.steps import steps
+from benchmarks.gpu import summary
+from benchmarks.gpu.steps import Outcome, run, steps
 
 # What an earlier run left. Its measurements of Triton's plans may stay.
 FILES = ("summary.md", "log.txt", "gpu-cuda.json", "gpu-triton.json", "gpu.html")
@@ -32,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     for step in planned:
         write([*outcomes, Outcome(step, "running")])
         print(f"{step.name} ...", end=" ", flush=True)
-        outcomes.append(running.run(step, out / "log.txt"))
+        outcomes.append(run(step, out / "log.txt"))
         print(f"{outcomes[-1].state}, {outcomes[-1].seconds:.0f} s", flush=True)
         write(outcomes)
     print((out / "summary.md").read_text())

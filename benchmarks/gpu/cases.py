@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import partkernels as pk
-from benchmarks.layer import CPU, Division, Layer, Tensors
-from benchmarks.operators import WORKS, ours, under_plan
+from benchmarks.peers.layer import CPU, Division, Layer, Tensors
+from benchmarks.peers.operators import WORKS, ours, under_plan
 from partkernels.testing import Yardstick, poisoned_memory
 
 BFLOAT16, FLOAT16, FLOAT32, FLOAT64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
@@ -82,7 +82,7 @@ class Case:
             return pk.subnetwork_weight(weight, partition, active)
         if self.work == "subnetwork_weight_grad":
             leaf = weight.clone().requires_grad_()
-            return torch.autograd.grad(pk.subnetwork_weight(leaf, partition, active), leaf, weight)[0]
+            return torch.autograd.grad(pk.subnetwork_weight(leaf, partition, active, update=active), leaf, weight)[0]
         # Entries of weights and of moments, one below the other.
         parameter, first, second = weight.clone(), weight.flip(0), weight.square() + 0.1
         if self.work == "sgd":

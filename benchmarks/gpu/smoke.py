@@ -23,8 +23,9 @@ from threading import Timer
 
 import torch
 
+from benchmarks.figures import markdown
 from benchmarks.gpu.cases import CASES
-from benchmarks.operators import obstacles
+from benchmarks.peers.operators import obstacles
 from partkernels.backends import triton
 
 TARGETS = ("cuda fused", "cuda rebuild", "triton fused", "triton rebuild", "reference")
@@ -134,16 +135,14 @@ def run(
 
 def table(said: Said) -> str:
     """Markdown: a row for each case, a column for each target."""
-    ran = {target for _, target in said}
-    rows = [["largest error", *(target for target in TARGETS if target in ran)]]
-    rows += [["---"] * len(rows[0])]
-    for number in sorted({number for number, _ in said}):
-        rows.append([str(CASES[number]), *(_cell(said.get((number, target), "ok ")) for target in rows[0][1:])])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
+    def cell(text: str) -> str:
+        return text.removeprefix("ok ") if text.startswith("ok") else f"**{text.replace('|', '/')}**"
 
-def _cell(text: str) -> str:
-    return text.removeprefix("ok ") if text.startswith("ok") else f"**{text.replace('|', '/')}**"
+    ran = [target for target in TARGETS if any(target == each for _, each in said)]
+    numbers = sorted({number for number, _ in said})
+    rows = [[str(CASES[number]), *(cell(said.get((number, target), "ok ")) for target in ran)] for number in numbers]
+    return markdown(["largest error", *ran], rows)
 
 
 def main(arguments: list[str] | None = None) -> int:

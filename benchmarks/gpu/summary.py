@@ -7,10 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.figures import by_case
-from benchmarks.gpu.running import Outcome
-from benchmarks.gpu.steps import Step
-from benchmarks.results import Results
+from benchmarks.gpu.steps import Outcome, Step
 
 # Of the page; of what steps show, and of the ratios.
 LINES, SHOWN, RATIOS = 100, 36, 18
@@ -37,15 +34,14 @@ def page(steps: Sequence[Step], outcomes: Sequence[Outcome], results: Sequence[P
         outcomes: of those that did; the last one may be running.
         results: files of the suites, where there are any yet.
     """
-    ok = sum(outcome.state == "ok" for outcome in outcomes)
-    seconds = sum(outcome.seconds for outcome in outcomes)
+    ok, seconds = sum(o.state == "ok" for o in outcomes), sum(o.seconds for o in outcomes)
     lines = [f"# make gpu: {ok} of {len(steps)} steps are ok, {seconds:.0f} s", ""]
     lines += ["| step | seconds | at most | state |", "| --- | --- | --- | --- |"]
     lines += [f"| {o.step.name} | {o.seconds:.0f} | {o.step.seconds:.0f} | {_state(o)} |" for o in outcomes]
     if left := [step.name for step in steps[len(outcomes) :]]:
         lines += ["", f"Not run yet: {', '.join(left)}."]
     lines += _errors([outcome for outcome in outcomes if outcome.state not in ("ok", "running")])
-    ratios = _ratios(results)
+    ratios = _ratios([path for path in results if path.exists()])
     for outcome in outcomes:
         if outcome.step.shown:
             lines += _shown(outcome, min(SHOWN, LINES - len(ratios) - len(lines) - 3))
@@ -82,32 +78,25 @@ def _shown(outcome: Outcome, most: int) -> list[str]:
     return ["", f"{outcome.step.name}:", "", *lines]
 
 
-def _ratios(results: Sequence[Path]) -> list[str]:
+def _ratios(files: Sequence[Path]) -> list[str]:
     """Markdown: time over the dense layer's, for the live subnetwork that costs most."""
-    try:
-        return _table(results)
-    except Exception as error:  # a file that nobody expected must not end the run
+    try:  # pandas may be missing, and a file that nobody expected must not end the run
+        import pandas as pd
+
+        from benchmarks.figures import figures, markdown
+        from benchmarks.results import Results
+
+        found = pd.concat([pd.DataFrame(), *(figures(Results.load(path).records, "speed") for path in files)])
+        if found.empty or not found.ratio.notna().any():
+            return []
+        found = found[found.ratio.notna()]
+        works = [f"{row.operator} {row.work}, {row.defaults}, {row.shape}" for row in found.itertuples()]
+        found = found.assign(work=works, over=[ratio.value for ratio in found.ratio])
+        found = found.assign(peer=found.peer.str.removeprefix("partkernels "))
+        table = found.pivot_table(index="work", columns="peer", values="over", aggfunc="max", sort=False)
+        table = table[sorted(table)].head(RATIOS)
+        cells = [[work, *("" if pd.isna(r) else f"{r:.2f}" for r in row)] for work, *row in table.itertuples()]
+        head = ["", "Time over the dense layer's, of the live subnetwork that costs most:", ""]
+        return head + markdown(["work", *table], cells).splitlines()
+    except Exception as error:
         return ["", f"No ratios: {type(error).__name__}: {error}"[:WIDTH]]
-
-
-def _table(results: Sequence[Path]) -> list[str]:
-    rows: dict[str, dict[str, float]] = {}
-    for path in results:
-        if not path.exists():
-            continue
-        for case in by_case(Results.load(path).records, "speed"):
-            for peer, figure in case.items():
-                if figure.ratio is not None:
-                    facts = figure.case
-                    name = f"{facts['operator']} {facts['work']}, {facts['defaults']}, {facts['shape']}"
-                    peer = peer.removeprefix("partkernels ")
-                    row = rows.setdefault(name, {})
-                    row[peer] = max(row.get(peer, 0.0), figure.ratio.value)
-    if not rows:
-        return []
-    peers = sorted({peer for row in rows.values() for peer in row})
-    head = ["", "Time over the dense layer's, of the live subnetwork that costs most:", ""]
-    head += [f"| {' | '.join(['work', *peers])} |", f"|{' --- |' * (len(peers) + 1)}"]
-    for name, row in list(rows.items())[:RATIOS]:
-        head.append(f"| {' | '.join([name, *(f'{row[peer]:.2f}' if peer in row else '' for peer in peers)])} |")
-    return head

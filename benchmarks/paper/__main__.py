@@ -1,8 +1,75 @@
-"""The command line: python -m benchmarks.paper EXPERIMENT."""
+"""Runs an experiment, and says what of the paper it shows.
 
+    python -m benchmarks.paper augmentation                     # three seeds on scikit-learn's digits
+    python -m benchmarks.paper augmentation --quick             # a minute
+    python -m benchmarks.paper augmentation --dataset cifar10   # from PARTNETS_DATA or ./data; see partnets.data
+    python -m benchmarks.paper page                             # docs/paper.md anew, and its pictures, without training
+
+Every training is kept when it is done, and a long one has checkpoints: the same command goes on after an interruption.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
 import sys
+from pathlib import Path
 
-from benchmarks.paper.cli import main
+import torch
+
+from benchmarks.paper import EXPERIMENTS, report
+from benchmarks.paper.runs import run
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.paper", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True, metavar="EXPERIMENT")
+    for name, experiment in EXPERIMENTS.items():
+        command = commands.add_parser(name, help=f"{experiment.paper}: {experiment.__doc__.splitlines()[0]}")
+        command.add_argument("--dataset", choices=experiment.datasets, default=experiment.datasets[0])
+        command.add_argument("--quick", action="store_true", help="few and short trainings")
+        command.add_argument("--seeds", type=_ints, help="as in 0,1,2, which is the default; 0 if quick")
+        command.add_argument("--jobs", type=int, default=1, help="trainings at once")
+        command.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of all trainings together")
+        command.add_argument("--out", type=Path, default=Path("out/paper"), help="the folder of results")
+        command.set_defaults(run=_run, experiment=name)
+    command = commands.add_parser("page", help="writes committed results into the documentation, and draws them anew")
+    command.add_argument("--results", type=Path, default=report.RESULTS)
+    command.add_argument("--page", type=Path, default=report.PAGE)
+    command.set_defaults(run=_page)
+    given = parser.parse_args(arguments)
+    return given.run(given)
+
+
+def _run(given: argparse.Namespace) -> int:
+    experiment = EXPERIMENTS[given.experiment]
+    seeds = given.seeds or ((0,) if given.quick else (0, 1, 2))
+    torch.set_num_threads(given.threads)
+    path = given.out / f"{experiment.name}-{given.dataset}{'-quick' if given.quick else ''}.json"
+    settings = experiment.settings(given.dataset, seeds, given.quick)
+    records = run(experiment, settings, path.with_suffix(".runs"), jobs=given.jobs)
+    command = ["python", "-m", "benchmarks.paper", experiment.name, "--dataset", given.dataset]
+    command += ["--quick"] * given.quick + ["--seeds", ",".join(map(str, seeds))]
+    made = report.Report(experiment.name, given.dataset, shlex.join(command), records)
+    made.save(path)
+    made.draw(path)
+    print(made.text())
+    return 0
+
+
+def _page(given: argparse.Namespace) -> int:
+    given.page.write_text(report.filled(given.page.read_text(), given.results))
+    for path in given.results.glob("*.json"):
+        report.Report.load(path).draw(path)
+    print(f"{given.page} has the tables of {given.results}, whose pictures are drawn anew.")
+    return 0
+
+
+def _ints(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
 
 if __name__ == "__main__":
     sys.exit(main())

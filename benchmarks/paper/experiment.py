@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 # A training's settings and results: plain JSON values.
 Record = dict
+# A table's head and rows.
+Table = tuple[list[str], list[list[str]]]
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One thing that an experiment must show.
-
-    Attributes:
-        text: the claim.
-        found: the numbers that decide it.
-        holds: whether they bear it out.
-    """
+    """One thing that an experiment must show, the numbers that decide it, and whether they bear it out."""
 
     text: str
     found: str
@@ -50,77 +46,54 @@ class Experiment:
         """Trains once and returns numbers; keeps what it needs to go on after an interruption in `checkpoint`."""
         raise NotImplementedError
 
-    def table(self, records: Sequence[Record]) -> str:
-        """The results as a table in Markdown. A record is a setting and the result of its training in one dict."""
+    def table(self, found: pd.DataFrame) -> Table:
+        """The results: a row of `found` is a setting and the result of its training."""
         raise NotImplementedError
 
-    def draw(self, records: Sequence[Record]) -> Figure:
+    def draw(self, found: pd.DataFrame) -> Figure:
         """The results as a figure."""
         raise NotImplementedError
 
-    def claims(self, records: Sequence[Record]) -> list[Claim]:
+    def claims(self, found: pd.DataFrame) -> list[Claim]:
         """What the paper claims, held against the results."""
         raise NotImplementedError
 
 
-def select(records: Iterable[Record], **wanted) -> list[Record]:
-    """The records that have these values.
+def select(found: pd.DataFrame, **wanted) -> pd.DataFrame:
+    """The rows that have these values.
 
     Example:
-        >>> select([{"seed": 0, "x": 1}, {"seed": 1, "x": 2}], seed=1)
-        [{'seed': 1, 'x': 2}]
+        >>> select(pd.DataFrame({"seed": [0, 1], "x": [1, 2]}), seed=1).x.tolist()
+        [2]
     """
-    return [record for record in records if all(record[name] == value for name, value in wanted.items())]
+    for name, value in wanted.items():
+        found = found[found[name] == value]
+    return found
 
 
-def values(records: Iterable[Record], name: str) -> list[float]:
-    """One number of each record."""
-    return [record[name] for record in records]
-
-
-def mean(numbers: Sequence[float]) -> float:
-    """The arithmetic mean."""
-    return statistics.fmean(numbers)
-
-
-def standard_error(numbers: Sequence[float]) -> float:
-    """Of the mean; NaN for a single number.
-
-    Example:
-        >>> round(standard_error([1.0, 2.0, 3.0]), 3)
-        0.577
-    """
-    return statistics.stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else math.nan
-
-
-def error_bars(points: Iterable[Sequence[float]]) -> list[float]:
-    """The standard error of each point, for a plot; 0 where there is a single number.
-
-    Example:
-        >>> error_bars([[1.0], [2.0, 2.0]])
-        [0.0, 0.0]
-    """
-    return [standard_error(point) if len(point) > 1 else 0.0 for point in points]
-
-
-def text(numbers: Sequence[float], digits: int = 1, unit: str = "") -> str:
+def text(numbers: pd.Series, digits: int = 1, unit: str = "") -> str:
     """Mean ± standard error.
 
     Example:
-        >>> text([90.0, 91.0, 92.0], unit=" %")
+        >>> text(pd.Series([90.0, 91.0, 92.0]), unit=" %")
         '91.0 ± 0.6 %'
     """
-    spread = f" ± {standard_error(numbers):.{digits}f}" if len(numbers) > 1 else ""
-    return f"{mean(numbers):.{digits}f}{spread}{unit}"
+    spread = f" ± {numbers.sem():.{digits}f}" if len(numbers) > 1 else ""
+    return f"{numbers.mean():.{digits}f}{spread}{unit}"
 
 
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table.
+def at_least(claim: str, ours: pd.Series, theirs: pd.Series, margin: float = 0.0) -> Claim:
+    """That the mean of ours is as large as theirs, or by a margin larger."""
+    return Claim(claim, f"{text(ours)} and {text(theirs)} %", bool(ours.mean() >= theirs.mean() + margin))
 
-    Example:
-        >>> print(markdown(["a", "b"], [["1", "2"]]))
-        | a | b |
-        | --- | --- |
-        | 1 | 2 |
-    """
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows))
+
+def curve(axes: Axes, x: pd.Series, y: pd.Series, label: str, **style) -> None:
+    """The mean of y at each x, with its standard error."""
+    points = y.groupby(x)
+    style = {"marker": ".", "linewidth": 1} | style
+    axes.errorbar(points.mean().index, points.mean(), points.sem().fillna(0), label=label, **style)
+
+
+def rotation(psi: dict[str, float]) -> float:
+    """The half-width of the rotation in any parametrisation, in degrees."""
+    return abs(psi["rotation"]) if "rotation" in psi else (psi["rotation_max"] - psi["rotation_min"]) / 2

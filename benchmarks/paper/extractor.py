@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from torch import nn
 
 import partnets
-from benchmarks.paper.experiment import Claim, Experiment, Record, markdown, mean, select, text, values
+from benchmarks.paper.experiment import Claim, Experiment, Record, Table, at_least, select, text
 from benchmarks.paper.runs import fit
 from partnets import baselines, hyper, models, optim
 from partnets.data import Normalise, ToFloat, load
@@ -20,13 +21,6 @@ PROPORTIONS = {"partitioned": (0.1, 0.8, 0.1), "validation": (0.9, 0.1)}
 LABELS = {"partitioned": "partitioned", "validation": "validation-set optimisation"}
 # By how many points the paper's effect must show.
 MARGIN = 5.0
-
-
-def group_norm(channels: int) -> nn.Module:
-    """Running statistics would be those of all chunks."""
-    return nn.GroupNorm(2, channels)
-
-
 # depth, width, steps, batch. Wide ResNet-20's width is not in the paper; 5 here. Digits are 16x16 and few.
 SIZES = {
     "digits": (8, 1, 1200, 64),
@@ -38,6 +32,11 @@ QUICK_STEPS = 100
 LR = 1e-3
 
 
+def group_norm(channels: int) -> nn.Module:
+    """Running statistics would be those of all chunks."""
+    return nn.GroupNorm(2, channels)
+
+
 class Extractor(Experiment):
     """ψ is a convolution and two stages; the weights are the third stage and the classifier."""
 
@@ -46,48 +45,31 @@ class Extractor(Experiment):
 
     def settings(self, dataset: str, seeds: Sequence[int], quick: bool) -> list[Record]:
         depth, width, steps, batch = SIZES[dataset]
-        steps = QUICK_STEPS if quick else steps
-        return [
-            {
-                "dataset": dataset,
-                "method": m,
-                "depth": depth,
-                "width": width,
-                "steps": steps,
-                "batch": batch,
-                "seed": seed,
-            }
-            for seed in seeds
-            for m in PROPORTIONS
-        ]
+        sizes = {"depth": depth, "width": width, "steps": QUICK_STEPS if quick else steps, "batch": batch}
+        return [{"dataset": dataset, "method": m, **sizes, "seed": seed} for seed in seeds for m in PROPORTIONS]
 
     def train(self, setting: Record, checkpoint: Path) -> Record:
-        data = load(setting["dataset"], seed=setting["seed"])
+        data, seed = load(setting["dataset"], seed=setting["seed"]), setting["seed"]
         channels = data.train[0].shape[1]
         whole = models.WideResNet(setting["depth"], setting["width"], channels, data.classes, norm=group_norm)
         features = hyper.Submodule(nn.Sequential(whole.stem, whole.stage1, whole.stage2))
-        head = nn.Sequential(
-            whole.stage3, whole.norm, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), whole.classifier
-        )
+        pooled = whole.stage3, whole.norm, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        head = nn.Sequential(*pooled, whole.classifier)
         model = nn.Sequential(ToFloat(), Normalise(data.mean, data.std), features, head)
-        proportions, sampling = PROPORTIONS[setting["method"]], None
+        proportions, options = PROPORTIONS[setting["method"]], {}
         if setting["method"] == "partitioned":
-            partnets.partition(model, proportions, seed=setting["seed"])
-            chunks = partnets.chunk(data.train, proportions, seed=setting["seed"])
+            partnets.partition(model, proportions, seed=seed)
+            chunks = partnets.chunk(data.train, proportions, seed=seed)
         else:
-            model, chunks = baselines.held_out(model, data.train, validation=proportions[1], seed=setting["seed"])
-            sampling = (1, 0)
-        trainer = partnets.Trainer(
-            model,
-            chunks,
-            hyper=features,
-            optimizer=optim.Adam(model, lr=LR),
-            hyper_optimizer=torch.optim.Adam(features.parameters(), lr=LR),
-            batch_size=setting["batch"],
-            sampling=sampling,
-            seed=setting["seed"],
+            model, chunks = baselines.held_out(model, data.train, validation=proportions[1], seed=seed)
+            options = {"sampling": (1, 0)}
+        options |= {"hyper_optimizer": torch.optim.Adam(features.parameters(), lr=LR), "batch_size": setting["batch"]}
+        optimizer = optim.Adam(model, lr=LR)
+        fit(
+            partnets.Trainer(model, chunks, hyper=features, optimizer=optimizer, seed=seed, **options),
+            setting["steps"],
+            checkpoint,
         )
-        fit(trainer, setting["steps"], checkpoint)
         return {
             "accuracy": 100 * partnets.accuracy(model, data.test),
             "train_accuracy": 100 * partnets.accuracy(model, data.train),
@@ -95,35 +77,25 @@ class Extractor(Experiment):
             "hyperparameters": sum(parameter.numel() for parameter in features.parameters()),
         }
 
-    def table(self, records: Sequence[Record]) -> str:
-        rows = [
-            [
-                LABELS[method],
-                ", ".join(map(str, proportions)),
-                text(values(select(records, method=method), "accuracy")),
-                f"{select(records, method=method)[0]['hyperparameters']:,}".replace(",", " "),
-            ]
-            for method, proportions in PROPORTIONS.items()
-        ]
-        return markdown(["method", "chunks", "test accuracy, %", "numbers in ψ"], rows)
+    def table(self, found: pd.DataFrame) -> Table:
+        rows = []
+        for method, proportions in PROPORTIONS.items():
+            mine = select(found, method=method)
+            size = f"{mine.hyperparameters.iloc[0]:,}".replace(",", " ")
+            rows.append([LABELS[method], ", ".join(map(str, proportions)), text(mine.accuracy), size])
+        return ["method", "chunks", "test accuracy, %", "numbers in ψ"], rows
 
-    def draw(self, records: Sequence[Record]) -> Figure:
+    def draw(self, found: pd.DataFrame) -> Figure:
         figure = Figure(figsize=(4, 4), layout="constrained")
         axes = figure.subplots()
         for position, (method, label) in enumerate(LABELS.items()):
-            heights = values(select(records, method=method), "accuracy")
-            axes.bar(position, mean(heights), color=f"C{position}", alpha=0.6, label=label)
+            heights = select(found, method=method).accuracy
+            axes.bar(position, heights.mean(), color=f"C{position}", alpha=0.6, label=label)
             axes.plot([position] * len(heights), heights, "k.")
         axes.set(ylabel="test accuracy [%]", xticks=[])
         axes.legend(loc="lower center")
         return figure
 
-    def claims(self, records: Sequence[Record]) -> list[Claim]:
-        ours, theirs = (values(select(records, method=method), "accuracy") for method in PROPORTIONS)
-        return [
-            Claim(
-                f"partitioned ≥ validation-set optimisation by {MARGIN:.0f} points",
-                f"{text(ours)} and {text(theirs)} %",
-                mean(ours) >= mean(theirs) + MARGIN,
-            )
-        ]
+    def claims(self, found: pd.DataFrame) -> list[Claim]:
+        both = [select(found, method=method).accuracy for method in PROPORTIONS]
+        return [at_least(f"partitioned ≥ validation-set optimisation by {MARGIN:.0f} points", *both, MARGIN)]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import partnets
-from benchmarks.paper.experiment import Claim, Experiment, Record, markdown, select, values
+from benchmarks.paper.experiment import Claim, Experiment, Record, Table, select
 from benchmarks.paper.input_selection import BATCH, FEATURES, INFORMATIVE, LR, PRECISION
 from benchmarks.paper.runs import fit
 from partnets import hyper, models, optim
@@ -72,48 +73,48 @@ class InputMask(Experiment):
         )
         history = fit(trainer, setting["steps"], checkpoint)
         trajectories = [[round(p, 4) for p in numbers[::SHOWN_EVERY]] for numbers in history.values.values()]
-        return {
-            "mask": list(mask.values().values()),
-            "trajectories": trajectories,
-            "test_accuracy": 100 * partnets.accuracy(model, data.test),
-        }
+        accuracy = 100 * partnets.accuracy(model, data.test)
+        return {"mask": list(mask.values().values()), "trajectories": trajectories, "test_accuracy": accuracy}
 
-    def table(self, records: Sequence[Record]) -> str:
+    def table(self, found: pd.DataFrame) -> Table:
         rows = []
-        for record in records:
-            informative, spurious = record["mask"][:INFORMATIVE], record["mask"][INFORMATIVE:]
-            rows.append(
-                [
-                    record["variant"],
-                    str(record["seed"]),
-                    f"{min(informative):.3f}",
-                    f"{sum(p > SELECTED for p in informative)} of {len(informative)}",
-                    f"{max(spurious):.3f}",
-                    f"{sum(p < REJECTED for p in spurious)} of {len(spurious)}",
-                ]
-            )
-        header = ["chunks", "seed", "least informative", f"above {SELECTED}", "greatest spurious", f"below {REJECTED}"]
-        return markdown(header, rows)
+        for variant, seed, mask in zip(found.variant, found.seed, found["mask"], strict=True):
+            ours, spurious = mask[:INFORMATIVE], mask[INFORMATIVE:]
+            selected = f"{sum(p > SELECTED for p in ours)} of {len(ours)}"
+            rejected = f"{sum(p < REJECTED for p in spurious)} of {len(spurious)}"
+            rows.append([variant, str(seed), f"{min(ours):.3f}", selected, f"{max(spurious):.3f}", rejected])
+        shown = [f"above {SELECTED}", "greatest spurious", f"below {REJECTED}"]
+        return ["chunks", "seed", "least informative", *shown], rows
 
-    def draw(self, records: Sequence[Record]) -> Figure:
-        """The mask over the steps, a panel for each run."""
-        figure = Figure(figsize=(9, 2.6 * len(records)), layout="constrained")
-        for axes, record in zip(figure.subplots(len(records), 1, squeeze=False)[:, 0], records, strict=True):
-            extent = (0, record["steps"], FEATURES, 0)
-            image = axes.imshow(record["trajectories"], aspect="auto", vmin=0, vmax=1, extent=extent)
-            axes.axhline(INFORMATIVE, color="white", linewidth=1)
-            axes.set(title=f"{record['variant']}, seed {record['seed']}", xlabel="step", ylabel="input")
-            figure.colorbar(image, ax=axes, label="probability")
+    def draw(self, found: pd.DataFrame) -> Figure:
+        """The mask over the steps, a row for each variant and a panel for each run."""
+        variants = found.groupby("variant", sort=False)
+        count = variants.size().max()
+        figure = Figure(figsize=(3.6 * count, 2.3 * len(variants)), layout="constrained")
+        panels = figure.subplots(len(variants), count, squeeze=False, sharey=True)
+        for row, (variant, runs) in zip(panels, variants, strict=True):
+            for axes, (_, run) in zip(row, runs.iterrows(), strict=True):
+                extent = (0, run["steps"], FEATURES, 0)
+                image = axes.imshow(run["trajectories"], aspect="auto", vmin=0, vmax=1, extent=extent)
+                axes.axhline(INFORMATIVE, color="white", linewidth=1)
+                axes.set_title(f"{variant}, seed {run['seed']}", size="small")
+            row[0].set(ylabel="input")
+        for axes in panels[-1]:
+            axes.set(xlabel="step")
+        figure.colorbar(image, ax=panels, label="probability")
         return figure
 
-    def claims(self, records: Sequence[Record]) -> list[Claim]:
+    def claims(self, found: pd.DataFrame) -> list[Claim]:
         spurious, claims = FEATURES - INFORMATIVE, []
-        for variant in dict.fromkeys(values(records, "variant")):
-            masks = values(select(records, variant=variant), "mask")
+        for variant in found.variant.unique():
+            masks = select(found, variant=variant)["mask"]
             least, greatest = [min(mask[:INFORMATIVE]) for mask in masks], [max(mask[INFORMATIVE:]) for mask in masks]
-            all_in, all_out = min(least) > SELECTED, max(greatest) < REJECTED
-            claims.append(Claim(f"{variant}: all {INFORMATIVE} informative above {SELECTED}", _shown(least), all_in))
-            claims.append(Claim(f"{variant}: all {spurious} spurious below {REJECTED}", _shown(greatest), all_out))
+            kept, dropped = (
+                f"all {INFORMATIVE} informative above {SELECTED}",
+                f"all {spurious} spurious below {REJECTED}",
+            )
+            claims.append(Claim(f"{variant}: {kept}", _shown(least), min(least) > SELECTED))
+            claims.append(Claim(f"{variant}: {dropped}", _shown(greatest), max(greatest) < REJECTED))
         return claims
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
@@ -12,7 +13,7 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 import partnets
-from benchmarks.paper.experiment import Claim, Experiment, Record, error_bars, markdown, mean, select, text, values
+from benchmarks.paper.experiment import Claim, Experiment, Record, Table, curve, select, text
 from benchmarks.paper.runs import fit
 from partnets import baselines, models, optim
 from partnets.data import input_selection
@@ -101,51 +102,31 @@ class InputSelection(Experiment):
                 best = {**measured(model, data), "evidence": evidence, "stopped": step}
         return {**best, "last_train_loss": partnets.mean_loss(model, data.train)}
 
-    def table(self, records: Sequence[Record]) -> str:
+    def table(self, found: pd.DataFrame) -> Table:
         """Means over the seeds, at the highest L_ML."""
-        header = ["inputs", "L_ML, nats", "test log-likelihood", "test accuracy, %", "training loss at the end"]
-        laplace = bool(select(records, method="laplace"))
-        rows = []
-        for inputs in sorted({record["inputs"] for record in records}):
-            ours = select(records, method="partitioned", inputs=inputs)
-            rows.append(
-                [
-                    str(inputs),
-                    text(values(ours, "evidence"), 0),
-                    text([-loss for loss in values(ours, "test_loss")], 4),
-                    text(values(ours, "test_accuracy")),
-                    text(values(ours, "last_train_loss"), 4),
-                ]
-            )
-            if laplace:
-                theirs = select(records, method="laplace", inputs=inputs)
-                rows[-1] += [
-                    text(values(theirs, "evidence"), 0),
-                    text([-loss for loss in values(theirs, "test_loss")], 4),
-                ]
-        return markdown(header + ["Laplace, nats", "its test log-likelihood"] * laplace, rows)
+        head = ["inputs", "L_ML, nats", "test log-likelihood", "test accuracy, %", "training loss at the end"]
+        laplace, rows = bool((found.method == "laplace").any()), []
+        for inputs in sorted(found.inputs.unique()):
+            ours, theirs = (select(found, method=method, inputs=inputs) for method in ("partitioned", "laplace"))
+            row = [str(inputs), text(ours.evidence, 0), text(-ours.test_loss, 4), text(ours.test_accuracy)]
+            row.append(text(ours.last_train_loss, 4))
+            rows.append(row + ([text(theirs.evidence, 0), text(-theirs.test_loss, 4)] if laplace else []))
+        return head + ["Laplace, nats", "its test log-likelihood"] * laplace, rows
 
-    def draw(self, records: Sequence[Record]) -> Figure:
+    def draw(self, found: pd.DataFrame) -> Figure:
         """Evidence, log-likelihoods and accuracies over the number of inputs, as the paper."""
-        methods = [method for method in ("partitioned", "laplace") if select(records, method=method)]
+        methods = [method for method in ("partitioned", "laplace") if (found.method == method).any()]
         figure = Figure(figsize=(5.5 * len(methods), 7), layout="constrained")
         panels = figure.subplots(3, len(methods), squeeze=False, sharex=True)
         for (top, middle, bottom), method in zip(panels.T, methods, strict=True):
-            top.set_title("partitioned" if method == "partitioned" else "post-hoc diagonal Laplace")
-            curves = [
-                (top, "evidence", "L_ML" if method == "partitioned" else "log marginal likelihood", 1),
-                (middle, "test_loss", "test", -1),
-                (middle, "train_loss", "training", -1),
-                (middle, "last_train_loss", "training, at the end", -1),
-                (bottom, "test_accuracy", "test", 1),
-                (bottom, "train_accuracy", "training", 1),
-            ]
-            for axes, name, label, sign in curves:
-                points = by_inputs(records, method, name)
-                heights = [sign * mean(point) for point in points.values()]
-                errors = error_bars(points.values())
-                axes.errorbar(list(points), heights, errors, label=label, marker=".", linewidth=1)
-            top.set(ylabel="nats")
+            mine, ours = select(found, method=method), method == "partitioned"
+            curve(top, mine.inputs, mine.evidence, "L_ML" if ours else "log marginal likelihood")
+            curve(middle, mine.inputs, -mine.test_loss, "test")
+            curve(middle, mine.inputs, -mine.train_loss, "training")
+            curve(middle, mine.inputs, -mine.last_train_loss, "training, at the end")
+            curve(bottom, mine.inputs, mine.test_accuracy, "test")
+            curve(bottom, mine.inputs, mine.train_accuracy, "training")
+            top.set(ylabel="nats", title="partitioned" if ours else "post-hoc diagonal Laplace")
             middle.set(ylabel="log-likelihood an example")
             bottom.set(ylabel="accuracy [%]", xlabel="inputs")
             for axes in (top, middle, bottom):
@@ -153,26 +134,24 @@ class InputSelection(Experiment):
                 axes.legend(fontsize="small")
         return figure
 
-    def claims(self, records: Sequence[Record]) -> list[Claim]:
-        evidence = {k: mean(v) for k, v in by_inputs(records, "partitioned", "evidence").items()}
-        test = {k: -mean(v) for k, v in by_inputs(records, "partitioned", "test_loss").items()}
-        training = {k: mean(v) for k, v in by_inputs(records, "partitioned", "last_train_loss").items()}
-        best = max(evidence, key=evidence.get)
-        inputs = list(evidence)
-        below = [evidence[k] for k in inputs if k <= INFORMATIVE]
-        above = [evidence[k] for k in inputs if k >= INFORMATIVE]
-        late = [training[k] for k in inputs if k >= INFORMATIVE]
-        correlation = float(spearmanr(list(evidence.values()), list(test.values())).statistic)
-        show_training = ", ".join(f"{k}: {training[k]:.4f}" for k in inputs if k >= INFORMATIVE)
-        show = ", ".join(f"{k}: {value:.0f}" for k, value in evidence.items())
+    def claims(self, found: pd.DataFrame) -> list[Claim]:
+        means = (
+            select(found, method="partitioned").groupby("inputs")[["evidence", "test_loss", "last_train_loss"]].mean()
+        )
+        evidence, late = means.evidence, means.last_train_loss.loc[INFORMATIVE:]
+        falls = (
+            evidence.loc[:INFORMATIVE].is_monotonic_increasing and evidence.loc[INFORMATIVE:].is_monotonic_decreasing
+        )
+        correlation = float(spearmanr(evidence, -means.test_loss).statistic)
+        training = ", ".join(f"{inputs}: {loss:.4f}" for inputs, loss in late.items())
+        show = ", ".join(f"{inputs}: {value:.0f}" for inputs, value in evidence.items())
+        every = f"and falls with each of them from {INFORMATIVE} on"
         return [
-            Claim(f"L_ML is highest at {INFORMATIVE} inputs", show, best == INFORMATIVE),
-            Claim("it falls on both sides", show, below == sorted(below) and above == sorted(above, reverse=True)),
+            Claim(f"L_ML is highest at {INFORMATIVE} inputs", show, evidence.idxmax() == INFORMATIVE),
+            Claim("it falls on both sides", show, falls),
             Claim("it ranks networks as their test log-likelihood", f"Spearman {correlation:.2f}", correlation >= 0.9),
-            Claim(f"the training loss is lowest at {inputs[-1]}", show_training, min(late) == late[-1]),
-            Claim(
-                f"and falls with each of them from {INFORMATIVE} on", show_training, late == sorted(late, reverse=True)
-            ),
+            Claim(f"the training loss is lowest at {means.index[-1]}", training, late.min() == late.iloc[-1]),
+            Claim(every, training, late.is_monotonic_decreasing),
         ]
 
 
@@ -183,13 +162,4 @@ def measured(model: nn.Module, data: partnets.data.Data) -> Record:
         "test_loss": partnets.mean_loss(model, data.test, F.cross_entropy),
         "train_accuracy": 100 * partnets.accuracy(model, data.train),
         "test_accuracy": 100 * partnets.accuracy(model, data.test),
-    }
-
-
-def by_inputs(records: Sequence[Record], method: str, name: str) -> dict[int, list[float]]:
-    """For each number of inputs, one number of each training."""
-    chosen = select(records, method=method)
-    return {
-        inputs: values(select(chosen, inputs=inputs), name)
-        for inputs in sorted({record["inputs"] for record in chosen})
     }

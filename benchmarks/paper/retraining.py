@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from benchmarks.paper.experiment import Claim, Experiment, Record, markdown, mean, select, standard_error, text, values
+from benchmarks.paper.experiment import Claim, Experiment, Record, Table, rotation, select, text
 from benchmarks.paper.methods import SPACE, Learner
 from benchmarks.paper.recipes import limited, recipe
 from partnets import hyper
@@ -38,60 +39,54 @@ class Retraining(Experiment):
         if setting["method"] == "random":
             generator = torch.Generator().manual_seed(setting["trial"])
             draws = torch.rand(len(SPACE), generator=generator).tolist()
-            psi = {
-                name: low + draw * (high - low) for draw, (name, (low, high)) in zip(draws, SPACE.items(), strict=True)
-            }
+            ranges = zip(draws, SPACE.items(), strict=True)
+            psi = {name: low + draw * (high - low) for draw, (name, (low, high)) in ranges}
             return {**learner.retrained(hyper.Affine(**psi)), "psi": psi}
         augmentation = learner.recipe.augmentation()
         found = learner.partitioned(augmentation=augmentation)
         retrained = learner.retrained(augmentation)
         return {**retrained, "psi": found["psi"], "partitioned_accuracy": found["accuracy"]}
 
-    def table(self, records: Sequence[Record]) -> str:
-        found, random = select(records, method="found"), ranked(records)
-        rows = [
-            ["partitioned network", "1", text(values(found, "partitioned_accuracy")), rotations(found)],
-            ["standard, with the ψ that it found", "1", text(values(found, "accuracy")), rotations(found)],
-            ["standard, best random ψ", str(len(random)), f"{random[0]['accuracy']:.1f}", rotations(random[:1])],
-            ["standard, median random ψ", "", f"{random[len(random) // 2]['accuracy']:.1f}", ""],
-            ["standard, worst random ψ", "", f"{random[-1]['accuracy']:.1f}", rotations(random[-1:])],
-        ]
-        return markdown(["", "runs", "test accuracy, %", "rotation ±°"], rows)
+    def table(self, found: pd.DataFrame) -> Table:
+        ours, random = select(found, method="found"), ranked(found)
 
-    def draw(self, records: Sequence[Record]) -> Figure:
+        def row(label: str, runs: str, accuracy: str, of: pd.DataFrame) -> list[str]:
+            return [label, runs, accuracy, text(of.psi.map(rotation), 0) if len(of) else ""]
+
+        best, median, worst = (f"{random.accuracy.iloc[i]:.1f}" for i in (0, len(random) // 2, -1))
+        rows = [
+            row("partitioned network", "1", text(ours.partitioned_accuracy), ours),
+            row("standard, with the ψ that it found", "1", text(ours.accuracy), ours),
+            row("standard, best random ψ", str(len(random)), best, random[:1]),
+            row("standard, median random ψ", "", median, random[:0]),
+            row("standard, worst random ψ", "", worst, random[-1:]),
+        ]
+        return ["", "runs", "test accuracy, %", "rotation ±°"], rows
+
+    def draw(self, found: pd.DataFrame) -> Figure:
         """Test accuracy over each half-width, as the paper's projections."""
-        names = list(SPACE)
-        figure = Figure(figsize=(3 * len(names), 3), layout="constrained")
-        for axes, name in zip(figure.subplots(1, len(names), sharey=True), names, strict=True):
-            for chosen, key, style, label in (
-                (select(records, method="random"), "accuracy", "k+", "standard, random ψ"),
-                (select(records, method="found"), "partitioned_accuracy", "C0o", "partitioned"),
-                (select(records, method="found"), "accuracy", "C1o", "standard, its ψ"),
+        ours, random = select(found, method="found"), select(found, method="random")
+        figure = Figure(figsize=(3 * len(SPACE), 3), layout="constrained")
+        for axes, name in zip(figure.subplots(1, len(SPACE), sharey=True), SPACE, strict=True):
+            for mine, key, style, label in (
+                (random, "accuracy", "k+", "standard, random ψ"),
+                (ours, "partitioned_accuracy", "C0o", "partitioned"),
+                (ours, "accuracy", "C1o", "standard, its ψ"),
             ):
-                axes.plot([record["psi"][name] for record in chosen], values(chosen, key), style, label=label)
+                axes.plot([psi[name] for psi in mine.psi], mine[key], style, label=label)
             axes.set(xlabel=name)
         figure.axes[0].set(ylabel="test accuracy [%]")
         figure.axes[0].legend(fontsize="small")
         return figure
 
-    def claims(self, records: Sequence[Record]) -> list[Claim]:
-        found, random = values(select(records, method="found"), "accuracy"), values(ranked(records), "accuracy")
-        error = standard_error(found) if len(found) > 1 else 0.0
-        better = sum(accuracy > mean(found) for accuracy in random)
-        return [
-            Claim(
-                "the ψ that one run found trains within a standard error of the best random one",
-                f"{text(found)} and {random[0]:.1f} %; {better} of {len(random)} are better",
-                mean(found) + error >= random[0],
-            )
-        ]
+    def claims(self, found: pd.DataFrame) -> list[Claim]:
+        ours, random = select(found, method="found").accuracy, ranked(found).accuracy
+        error, best = ours.sem() if len(ours) > 1 else 0.0, random.iloc[0]
+        what = "the ψ that one run found trains within a standard error of the best random one"
+        numbers = f"{text(ours)} and {best:.1f} %; {(random > ours.mean()).sum()} of {len(random)} are better"
+        return [Claim(what, numbers, bool(ours.mean() + error >= best))]
 
 
-def ranked(records: Sequence[Record]) -> list[Record]:
+def ranked(found: pd.DataFrame) -> pd.DataFrame:
     """The random trials, best first."""
-    return sorted(select(records, method="random"), key=lambda record: record["accuracy"], reverse=True)
-
-
-def rotations(records: Sequence[Record]) -> str:
-    """Their half-widths of rotation."""
-    return text([abs(record["psi"]["rotation"]) for record in records], 0)
+    return select(found, method="random").sort_values("accuracy", ascending=False, kind="stable")

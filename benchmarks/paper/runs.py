@@ -32,12 +32,10 @@ def run(experiment: Experiment, settings: Sequence[Record], folder: Path, *, job
     missing = [setting for setting in settings if not _path(folder, setting).exists()]
     threads = max(1, torch.get_num_threads() // jobs)
     with tqdm(total=len(settings), initial=len(settings) - len(missing), desc=experiment.name, unit="training") as bar:
-        if jobs == 1:
-            for setting in missing:
-                _train(experiment, setting, folder, threads)
-                bar.update()
-        else:
-            # Forked processes would inherit the threads' locks.
+        for setting in missing if jobs == 1 else ():
+            _train(experiment, setting, folder, threads)
+            bar.update()
+        if jobs > 1:  # forked processes would inherit the threads' locks
             with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
                 waiting = [pool.submit(_train, experiment, setting, folder, threads) for setting in missing]
                 for future in as_completed(waiting):

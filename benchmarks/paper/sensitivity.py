@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
 from matplotlib.figure import Figure
 
-from benchmarks.paper.experiment import Claim, Experiment, Record, markdown, mean, select, text, values
+from benchmarks.paper.experiment import Claim, Experiment, Record, Table, rotation, select, text
 from benchmarks.paper.methods import Learner
 from benchmarks.paper.recipes import limited, recipe
 
@@ -23,6 +24,7 @@ SHORTER = 1 / 3
 SHOWN = (("accuracy", "partitioned network"), ("retrained_accuracy", "standard network with the ψ that was found"))
 # Within what all proportions lie that give the first chunk and the first partition no less than the others.
 SPREAD = 5.0
+CELL = ["rotated", "count", "data", "parameters"]
 
 
 class Sensitivity(Experiment):
@@ -32,135 +34,78 @@ class Sensitivity(Experiment):
     paper = "Fig. 5 to 8"
 
     def settings(self, dataset: str, seeds: Sequence[int], quick: bool) -> list[Record]:
-        chosen = recipe(dataset)
-        ratios = QUICK_RATIOS if quick else RATIOS
-        return [
-            limited(
-                {
-                    "dataset": dataset,
-                    "rotated": rotated,
-                    "count": count,
-                    "data": list(data),
-                    "parameters": list(parameters),
-                    "steps": round(SHORTER * chosen.steps_for(chosen.sizes[-1], rotated)),
-                    "seed": seed,
-                },
-                quick,
-                QUICK_STEPS,
-            )
-            for seed in seeds
-            for rotated in ((True,) if quick else (True, False))
-            for count, grid in ratios.items()
-            for data in grid
-            for parameters in grid
-        ]
+        chosen, found = recipe(dataset), []
+        for seed in seeds:
+            for rotated in (True,) if quick else (True, False):
+                steps = round(SHORTER * chosen.steps_for(chosen.sizes[-1], rotated))
+                for count, grid in (QUICK_RATIOS if quick else RATIOS).items():
+                    for data in grid:
+                        for parameters in grid:
+                            setting = {"dataset": dataset, "rotated": rotated, "count": count, "data": list(data)}
+                            setting |= {"parameters": list(parameters), "steps": steps, "seed": seed}
+                            found.append(limited(setting, quick, QUICK_STEPS))
+        return found
 
     def train(self, setting: Record, checkpoint: Path) -> Record:
         learner = Learner.of(setting, checkpoint)
         augmentation = learner.recipe.augmentation()
-        result = learner.partitioned(normalised(setting["data"]), normalised(setting["parameters"]), augmentation)
-        retrained = learner.retrained(augmentation)
-        return {**result, "retrained_accuracy": retrained["accuracy"]}
+        proportions = ([part / sum(setting[name]) for part in setting[name]] for name in ("data", "parameters"))
+        result = learner.partitioned(*proportions, augmentation)
+        return {**result, "retrained_accuracy": learner.retrained(augmentation)["accuracy"]}
 
-    def table(self, records: Sequence[Record]) -> str:
-        header = ["images", "data", "weights", "partitioned, %", "retrained, %", "rotation ±°"]
-        rows = []
-        for rotated, count, data, parameters in cells(records):
-            chosen = select(records, rotated=rotated, count=count, data=list(data), parameters=list(parameters))
-            rows.append(
-                [
-                    "rotated" if rotated else "upright",
-                    ":".join(map(str, data)),
-                    ":".join(map(str, parameters)),
-                    text(values(chosen, "accuracy")),
-                    text(values(chosen, "retrained_accuracy")),
-                    text([abs(record["psi"]["rotation"]) for record in chosen]),
-                ]
-            )
-        return markdown(header, rows)
+    def table(self, found: pd.DataFrame) -> Table:
+        rows = [
+            [
+                *("rotated" if rotated else "upright", named(data), named(parameters)),
+                *(text(mine.accuracy), text(mine.retrained_accuracy), text(mine.psi.map(rotation))),
+            ]
+            for (rotated, _, data, parameters), mine in by_cell(found)
+        ]
+        return ["images", "data", "weights", "partitioned, %", "retrained, %", "rotation ±°"], rows
 
-    def draw(self, records: Sequence[Record]) -> Figure:
+    def draw(self, found: pd.DataFrame) -> Figure:
         """Heat maps, a row for each of the paper's four figures."""
-        counts = sorted({record["count"] for record in records})
-        rows = [(rotated, name, label) for name, label in SHOWN for rotated in sorted({r["rotated"] for r in records})]
+        counts = sorted(found["count"].unique())
+        rows = [(rotated, name, label) for name, label in SHOWN for rotated in sorted(found.rotated.unique())]
         figure = Figure(figsize=(4 * len(counts), 3.6 * len(rows)), layout="constrained")
-        for band, (rotated, name, label) in zip(
-            figure.subfigures(len(rows), 1, squeeze=False)[:, 0], rows, strict=True
-        ):
+        bands = figure.subfigures(len(rows), 1, squeeze=False)[:, 0]
+        for band, (rotated, name, label) in zip(bands, rows, strict=True):
             band.suptitle(f"{'rotated' if rotated else 'upright'}: {label}, test accuracy [%]")
-            everything = select(records, rotated=rotated)
-            limits = {"vmin": min(values(everything, name)), "vmax": max(values(everything, name))}
+            mine = select(found, rotated=rotated)
             for axes, count in zip(band.subplots(1, len(counts), squeeze=False)[0], counts, strict=True):
-                grid = ratios(select(everything, count=count))
-                heights = [
-                    [mean(values(select(everything, data=list(d), parameters=list(p)), name)) for d in grid]
-                    for p in grid
-                ]
-                axes.imshow(heights, **limits)
+                means = {key[2:]: cell[name].mean() for key, cell in by_cell(select(mine, count=count))}
+                grid = sorted({data for data, _ in means}, key=lambda ratio: ratio[0] / sum(ratio))
+                heights = [[means[data, parameters] for data in grid] for parameters in grid]
+                axes.imshow(heights, vmin=mine[name].min(), vmax=mine[name].max())
                 for row, line in enumerate(heights):
                     for column, height in enumerate(line):
-                        axes.text(
-                            column,
-                            row,
-                            f"{height:.1f}",
-                            ha="center",
-                            va="center",
-                            bbox={"fc": "white", "alpha": 0.6, "lw": 0},
-                        )
-                ticks = [":".join(map(str, ratio)) for ratio in grid]
-                axes.set_xticks(range(len(grid)), ticks)
-                axes.set_yticks(range(len(grid)), ticks)
+                        box = {"fc": "white", "alpha": 0.6, "lw": 0}
+                        axes.text(column, row, f"{height:.1f}", ha="center", va="center", bbox=box)
+                axes.set_xticks(range(len(grid)), map(named, grid))
+                axes.set_yticks(range(len(grid)), map(named, grid))
                 axes.set(xlabel="data", ylabel="weights")
         return figure
 
-    def claims(self, records: Sequence[Record]) -> list[Claim]:
+    def claims(self, found: pd.DataFrame) -> list[Claim]:
         claims = []
-        for rotated in sorted({record["rotated"] for record in records}):
+        for rotated in sorted(found.rotated.unique()):
             kind = "rotated" if rotated else "upright"
-            found = {
-                (count, data, parameters): mean(
-                    values(
-                        select(records, rotated=rotated, count=count, data=list(data), parameters=list(parameters)),
-                        "accuracy",
-                    )
-                )
-                for r, count, data, parameters in cells(records)
-                if r == rotated
-            }
-            usual = [
-                accuracy
-                for (_, data, parameters), accuracy in found.items()
-                if data[0] >= data[-1] and parameters[0] >= parameters[-1]
-            ]
-            claims.append(
-                Claim(
-                    f"{kind}: accuracies are alike where no later chunk or partition is larger",
-                    f"{min(usual):.1f} to {max(usual):.1f} %",
-                    max(usual) - min(usual) <= SPREAD,
-                )
-            )
-            worst = min(found, key=found.get)
-            claims.append(
-                Claim(
-                    f"{kind}: the worst has more weights than data in later partitions",
-                    f"data {':'.join(map(str, worst[1]))}, weights {':'.join(map(str, worst[2]))}",
-                    worst[2][-1] / sum(worst[2]) > worst[1][-1] / sum(worst[1]),
-                )
-            )
+            means = {key[2:]: mine.accuracy.mean() for key, mine in by_cell(select(found, rotated=rotated))}
+            usual = [a for (data, weights), a in means.items() if data[0] >= data[-1] and weights[0] >= weights[-1]]
+            what = f"{kind}: accuracies are alike where no later chunk or partition is larger"
+            numbers = f"{min(usual):.1f} to {max(usual):.1f} %"
+            claims.append(Claim(what, numbers, max(usual) - min(usual) <= SPREAD))
+            data, weights = min(means, key=means.get)
+            what = f"{kind}: the worst has more weights than data in later partitions"
+            holds = weights[-1] / sum(weights) > data[-1] / sum(data)
+            claims.append(Claim(what, f"data {named(data)}, weights {named(weights)}", holds))
         return claims
 
 
-def normalised(ratio: Sequence[int]) -> tuple[float, ...]:
-    """Proportions that sum to 1."""
-    return tuple(part / sum(ratio) for part in ratio)
+def by_cell(found: pd.DataFrame):
+    """Every cell of the grids once: rotated, count, data's ratio and weights' ratio; and its rows."""
+    return found.assign(data=found.data.map(tuple), parameters=found.parameters.map(tuple)).groupby(CELL, sort=False)
 
 
-def ratios(records: Sequence[Record]) -> list[tuple[int, ...]]:
-    """The ratios of the data that the records have, the least first chunk first."""
-    return sorted({tuple(record["data"]) for record in records}, key=lambda ratio: ratio[0] / sum(ratio))
-
-
-def cells(records: Sequence[Record]) -> list[tuple[bool, int, tuple[int, ...], tuple[int, ...]]]:
-    """Every cell of the grids once: rotated, count, data's ratio, weights' ratio."""
-    keys = [(r["rotated"], r["count"], tuple(r["data"]), tuple(r["parameters"])) for r in records]
-    return list(dict.fromkeys(keys))
+def named(ratio: Sequence[int]) -> str:
+    return ":".join(map(str, ratio))

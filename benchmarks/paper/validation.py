@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
 from matplotlib.figure import Figure
 
-from benchmarks.paper.experiment import Claim, Experiment, Record, error_bars, markdown, mean, select, text, values
+from benchmarks.paper.experiment import Claim, Experiment, Record, Table, at_least, curve, select, text
 from benchmarks.paper.methods import Learner
 from benchmarks.paper.recipes import limited, recipe
 
@@ -32,24 +33,14 @@ class Validation(Experiment):
     paper = "Table 2"
 
     def settings(self, dataset: str, seeds: Sequence[int], quick: bool) -> list[Record]:
-        examples = EXAMPLES[dataset]
-        return [
-            limited(
-                {
-                    "dataset": dataset,
-                    "method": method,
-                    "training": training,
-                    "examples": examples,
-                    "steps": LONGER * recipe(dataset).steps_for(examples, rotated=False),
-                    "seed": seed,
-                },
-                quick,
-                QUICK_STEPS,
-            )
-            for seed in seeds
-            for training in (QUICK_TRAINING if quick else TRAINING)
-            for method in ("partitioned", "validation")
-        ]
+        examples, found = EXAMPLES[dataset], []
+        steps = LONGER * recipe(dataset).steps_for(examples, rotated=False)
+        for seed in seeds:
+            for training in QUICK_TRAINING if quick else TRAINING:
+                for method in ("partitioned", "validation"):
+                    setting = {"dataset": dataset, "method": method, "training": training, "examples": examples}
+                    found.append(limited({**setting, "steps": steps, "seed": seed}, quick, QUICK_STEPS))
+        return found
 
     def train(self, setting: Record, checkpoint: Path) -> Record:
         learner, training = Learner.of(setting, checkpoint), setting["training"]
@@ -57,40 +48,26 @@ class Validation(Experiment):
             return learner.partitioned((training, 1 - training))
         return learner.validation(1 - training)
 
-    def table(self, records: Sequence[Record]) -> str:
-        header = ["test accuracy, %", *(f"{t:.1f}, {1 - t:.1f}" for t in shares(records))]
-        rows = [
-            [label, *(text(values(select(records, method=method, training=t), name)) for t in shares(records))]
-            for method, name, label in ROWS
-        ]
-        return markdown(header, rows)
+    def table(self, found: pd.DataFrame) -> Table:
+        shares = sorted(found.training.unique())
+        rows = [[label, *(text(select(found, method=m, training=t)[y]) for t in shares)] for m, y, label in ROWS]
+        return ["test accuracy, %", *(f"{t:.1f}, {1 - t:.1f}" for t in shares)], rows
 
-    def draw(self, records: Sequence[Record]) -> Figure:
+    def draw(self, found: pd.DataFrame) -> Figure:
         figure = Figure(figsize=(6, 4), layout="constrained")
         axes = figure.subplots()
         for method, name, label in ROWS:
-            points = [values(select(records, method=method, training=t), name) for t in shares(records)]
-            errors = error_bars(points)
-            axes.errorbar(shares(records), [mean(point) for point in points], errors, label=label, marker=".")
-        axes.set(xlabel="share of the first chunk", ylabel="test accuracy [%]", xticks=shares(records))
+            mine = select(found, method=method)
+            curve(axes, mine.training, mine[name], label, linewidth=1.5)
+        axes.set(xlabel="share of the first chunk", ylabel="test accuracy [%]", xticks=found.training.unique())
         axes.legend()
         return figure
 
-    def claims(self, records: Sequence[Record]) -> list[Claim]:
-        claims = []
-        for training in shares(records):
-            ours = values(select(records, method="partitioned", training=training), "accuracy")
-            theirs = values(select(records, method="validation", training=training), "accuracy")
-            claims.append(
-                Claim(
-                    f"{training:.1f}, {1 - training:.1f}: partitioned ≥ validation-set optimisation without finetuning",
-                    f"{text(ours)} and {text(theirs)} %",
-                    mean(ours) >= mean(theirs),
-                )
-            )
+    def claims(self, found: pd.DataFrame) -> list[Claim]:
+        claims, what = [], "partitioned ≥ validation-set optimisation without finetuning"
+        for training in sorted(found.training.unique()):
+            both = [
+                select(found, method=method, training=training).accuracy for method in ("partitioned", "validation")
+            ]
+            claims.append(at_least(f"{training:.1f}, {1 - training:.1f}: {what}", *both))
         return claims
-
-
-def shares(records: Sequence[Record]) -> list[float]:
-    """The shares of D_1 that the records have."""
-    return sorted({record["training"] for record in records})

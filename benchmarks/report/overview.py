@@ -1,20 +1,31 @@
-"""The page's head: a few numbers for each run, and tables of them over all runs."""
+"""The page's head: a few numbers for each run, tables of them over all runs, and the figures that are not there."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from markupsafe import Markup
+
 from benchmarks import summary
-from benchmarks.report import charts, layout, memory, step, text
-from benchmarks.report.layout import Cell, Table
-from benchmarks.report.optim import what
-from benchmarks.results import Results
-from benchmarks.step import UPDATES
+from benchmarks.figures import ours
+from benchmarks.report import text
+from benchmarks.report.sections import by_model, partition, title
+from benchmarks.report.tables import Table, number, styled
+from benchmarks.report.tables import estimate as cell
+from benchmarks.results import Record, Results
 
 Runs = Sequence[tuple[str, Results]]
-SCHEME_BYTES = ("parameters", "map", "defaults")
+# A row of a table: what it is about, of which run, and its cells.
+Row = tuple[str, str, Mapping[str, str]]
+
+
+# A range with its mean, beside 1.
+STRIP = Markup(
+    '<td class="strip"><svg class="range" aria-hidden="true"><line class="one" x1="{one}" x2="{one}" y2="100%"/>'
+    '<line x1="{low}" x2="{high}" y1="50%" y2="50%"/><circle cx="{mean}" cy="50%" r="4"/></svg>'
+)
 
 
 @dataclass(frozen=True)
@@ -26,62 +37,40 @@ class Tile:
     more: str
 
 
-def tiles(results: Results) -> list[Tile]:
+def tiles(records: Sequence[Record]) -> list[Tile]:
     """The answer in one line, as far as it was measured."""
-    records = results.records
-    found = []
-    training = [row for row in summary.speed(records) if row.work == "training"]
-    for operator in dict.fromkeys(row.operator for row in training):
-        by_kind: dict[tuple, list[summary.SpeedRow]] = {}
-        for row in training:
-            if row.operator == operator:
-                by_kind.setdefault((row.dtype, row.bits, row.defaults), []).append(row)
+    found, rows = [], summary.speed(records)
+    training = rows[rows.work == "training"] if len(rows) else rows
+    for operator, mine in training.groupby("operator", sort=False) if len(training) else ():
         # A user takes the fastest backend, but not always the fastest dtype or map.
-        best = max((min(rows, key=_mean) for rows in by_kind.values()), key=_mean)
-        mean, low, high = best.dense
-        more = f"{text.span(low, high)} over {shapes(results, best)} shapes" if best.shapes > 1 else "of one shape"
-        found.append(
-            Tile(
-                f"{text.first_upper(operator)} in training, over dense",
-                text.ratio(mean),
-                "; ".join(filter(None, (more, faster(best.where)))),
-            )
-        )
-    groups = memory.models(summary.memory(records)).values()
-    mine = [row for group in groups for row in group if summary.ours([row.peer])]
-    if mine:
-        worst = max(mine, key=scheme_bytes)
-        group = {row.peer: scheme_bytes(row) for group in groups for row in group if worst in group}
-        others = ", ".join(f"{peer} {group[peer]:.2f}" for peer in ("dense", "floor", "paper") if peer in group)
-        found.append(Tile("Bytes a parameter, at most", f"{group[worst.peer]:.2f}", f"{worst.model}; {others}"))
-    steps = [row for row in summary.step(records) if "series" not in row.case]
-    for which, update in enumerate(UPDATES):
+        fastest = mine.loc[mine.groupby(summary.KIND, sort=False)["mean"].idxmin()]
+        best = fastest.loc[fastest["mean"].idxmax()]
+        more = f"{text.span(best.low, best.high)} over {_shapes(best)} shapes" if best.shapes > 1 else "of one shape"
+        question = f"{text.first_upper(operator)} in training, over dense"
+        found.append(Tile(question, text.ratio(best["mean"]), "; ".join(filter(None, (more, faster(best["where"]))))))
+    rows = summary.memory(records)
+    mine = rows[rows.peer.isin(ours(rows.peer))] if len(rows) else rows
+    if len(mine):
+        worst = mine.loc[mine.scheme.idxmax()]
+        same = rows[(rows[summary.MODEL] == worst[summary.MODEL]).all(axis=1)].set_index("peer").scheme
+        others = ", ".join(f"{peer} {same[peer]:.2f}" for peer in ("dense", "floor", "paper") if peer in same)
+        found.append(Tile("Bytes a parameter, at most", f"{worst.scheme:.2f}", f"{worst.model}; {others}"))
+    rows = summary.step(records)
+    rows = rows[rows.series == ""] if len(rows) else rows
+    for update in summary.UPDATES:
         costs = {
-            scheme: [cost.value for row in steps if row.scheme == scheme and (cost := step.costs(row)[which])]
-            for scheme in dict.fromkeys(row.scheme for row in steps)
+            s: [cost.value for cost in some[update] if cost]
+            for s, some in (rows.groupby("scheme") if len(rows) else ())
         }
-        mine = [summary.mean(costs[scheme]) for scheme in summary.ours(costs) if costs[scheme]]
-        if mine:
+        if mine := [summary.mean(costs[scheme]) for scheme in ours(costs) if costs[scheme]]:
             more = f"the paper's scheme here {text.ratio(summary.mean(costs['paper']))}" if costs.get("paper") else ""
             found.append(Tile(f"Update of the {update}, over dense", text.ratio(min(mine)), more))
     return found
 
 
-def _mean(row: summary.SpeedRow) -> float:
-    return row.dense[0]
-
-
-def shapes(results: Results, row: summary.SpeedRow) -> str:
+def _shapes(row) -> str:
     """How many shapes a mean is of, and of how many if some have no figure."""
-    names = "operator", "work", "dtype", "bits", "defaults"
-    kind = {name: getattr(row, name) for name in names}
-    all = {r.case["shape"] for r in results.records if r.suite == "speed" and kind.items() <= r.case.items()}
-    return f"{row.shapes}" if row.shapes == len(all) else f"{row.shapes} of {len(all)}"
-
-
-def scheme_bytes(row: summary.MemoryRow) -> float:
-    """Bytes a parameter without the optimiser's state, which no scheme changes."""
-    return sum(row.bytes[name] for name in SCHEME_BYTES)
+    return f"{row.shapes}" if row.shapes == row["of"] else f"{row.shapes} of {row['of']}"
 
 
 def faster(times: float) -> str:
@@ -93,120 +82,123 @@ def faster(times: float) -> str:
 
 def tables(runs: Runs) -> list[Table]:
     """One for each suite that any run measured."""
-    return [table for table in (_speed(runs), _memory(runs), _step(runs), _optim(runs)) if table.rows]
-
-
-def _speed(runs: Runs) -> Table:
-    rows = [(name, results, row) for name, results in runs for row in summary.speed(results.records)]
-    kinds = [{"dtype": row.dtype, "bits": row.bits, "defaults": row.defaults} for _, _, row in rows]
-    apart = text.varying(kinds)
-    backends = {row.peer for _, _, row in rows}
-    axis = charts.Axis(end for _, _, row in rows for end in row.dense)
-    found = []
-    for (name, results, row), kind in zip(rows, kinds, strict=True):
-        mean, low, high = row.dense
-        work = f"{text.first_upper(row.operator)}, {text.phrase('work', row.work)}"
-        on = [text.phrase(name, kind[name]) for name in apart]
-        on += [row.peer.removeprefix("partkernels ")] * (len(backends) > 1)
-        cells = [
-            Cell(text.ratio(mean), "number strong"),
-            Cell("", "strip", strip=charts.Strip(axis.at(low), axis.at(mean), axis.at(high), axis.at(1.0))),
-            Cell(text.span(low, high) if row.shapes > 1 else "", "interval"),
-            Cell(shapes(results, row), "number"),
-            Cell(text.ratio(row.where), "number"),
-        ]
-        found.append((", ".join([work, *on]), name, cells))
-    heads = [*layout.head("speed"), *_heads(runs), Cell("ours over dense", "head estimate", columns=3)]
-    return Table(
-        "Geometric mean and range over shapes, at the live subnetwork that costs most; below 1 is faster than dense",
-        [*heads, *layout.numbers("shapes", "torch.where over ours")],
-        _grouped(runs, found),
-    )
-
-
-def _memory(runs: Runs) -> Table:
-    found = []
-    for name, results in runs:
-        for group in memory.models(summary.memory(results.records)).values():
-            by_peer = {row.peer: row for row in group}
-            for mine in [by_peer[peer] for peer in summary.ours(by_peer)][:1]:  # backends keep the same bytes
-                others = [
-                    f"{scheme_bytes(by_peer[p]):.2f}" if p in by_peer else "–" for p in ("floor", "paper", "dense")
-                ]
-                peak = mine.peak_of_dense.get("process", mine.peak_of_dense.get("allocator", math.nan))
-                cells = [
-                    Cell(f"{scheme_bytes(mine):.2f}", "number strong"),
-                    *(Cell(other, "number") for other in others),
-                    Cell(f"{mine.map_bits:.2f}", "number"),
-                    Cell(text.ratio(peak), "number"),
-                ]
-                found.append((memory.title(mine), name, cells))
-    heads = layout.numbers("ours", "floor", "paper", "dense", "map bits", "peak")
-    return Table(
-        "Bytes a parameter, without the optimiser's state; bits of our map a weight; our peak in a step over dense",
-        [*layout.head("memory"), *_heads(runs), *heads],
-        _grouped(runs, found),
-    )
-
-
-def _step(runs: Runs) -> Table:
-    found = []
-    for name, results in runs:
-        rows = [row for row in summary.step(results.records) if "series" not in row.case]
-        for group in step.models(rows).values():
-            by_scheme = {row.scheme: row for row in group}
-            for mine in summary.ours(by_scheme):
-                cells = []
-                for which in range(len(UPDATES)):
-                    paper = step.costs(by_scheme["paper"])[which] if "paper" in by_scheme else None
-                    published = group[0].paper
-                    cells += [
-                        Cell(text.ratios(step.costs(by_scheme[mine])[which])[0], "number strong"),
-                        Cell(text.ratios(paper)[0], "number"),
-                        Cell(text.ratio(published[which]) if published else "–", "number"),
-                    ]
-                found.append((step.name(group[0]), name, cells))
-    groups = [Cell("", "head", columns=1 + len(_heads(runs)))]
-    groups += [Cell(f"update of the {update}", "head number", columns=3) for update in UPDATES]
-    return Table(
-        "Table 8: an update over a dense step. “Paper” is its scheme on this machine, “published” its own figures",
-        [*layout.head("training step"), *_heads(runs), *layout.numbers("ours", "paper", "published") * 2],
-        _grouped(runs, found),
-        groups=groups,
-    )
-
-
-def _optim(runs: Runs) -> Table:
-    found = []
-    for name, results in runs:
-        groups: dict[str, list[float]] = {}
-        for row in summary.optim(results.records):
-            if row.ratio:
-                label = f"{text.OPTIMIZERS.get(row.optimizer, row.optimizer)}, {what(row)}"
-                groups.setdefault(label, []).append(row.ratio.value)
-        for label, values in groups.items():
-            range_ = text.span(min(values), max(values)) if len(values) > 1 else ""
-            mean = Cell(text.ratio(summary.mean(values)), "number strong")
-            found.append((label, name, [mean, Cell(range_, "interval")]))
-    return Table(
-        "A step over one partition, over torch.optim's faster one over all weights; mean and range over models",
-        [*layout.head("optimiser"), *_heads(runs), layout.estimated("ours over torch")],
-        _grouped(runs, found),
-    )
-
-
-def _grouped(runs: Runs, found: Sequence[tuple[str, str, Sequence[Cell]]]) -> list[list[Cell]]:
-    """Rows from a label, a run's name and cells: those with the same label together, whatever run they are of."""
-    groups: dict[str, list[list[Cell]]] = {}
-    for label, name, cells in found:
-        row = [Cell(name, "run"), *cells] if len(runs) > 1 else list(cells)
-        groups.setdefault(label, []).append(row)
-    return [
-        [*layout.leading((label,) if row is rows[0] else (), len(rows)), *row]
-        for label, rows in groups.items()
-        for row in rows
+    speed = "Geometric mean and range over shapes, at the dearest live subnetwork; below 1 is faster than dense"
+    memory = "Bytes a parameter, without the optimiser's state; bits of our map a weight; our peak in a step over dense"
+    step = "Table 8: updates over a dense step. “Paper” is its scheme on this machine, “published” its own figures"
+    optim = "A step over one partition, over torch.optim's faster one over all weights; mean and range over models"
+    found = [
+        _grouped("speed", speed, runs, _speed(runs)),
+        _grouped("memory", memory, runs, _memory(runs)),
+        _grouped("training step", step, runs, _step(runs)),
+        _grouped("optimiser", optim, runs, _optim(runs)),
     ]
+    return [table for table in found if table.rows]
 
 
-def _heads(runs: Runs) -> list[Cell]:
-    return layout.head("run") if len(runs) > 1 else []
+def _grouped(head: str, title: str, runs: Runs, found: Sequence[Row]) -> Table:
+    """Rows with the same label together, whatever run they are of."""
+    labels = list(dict.fromkeys(label for label, _, _ in found))
+    rows = []
+    for label, run, cells in sorted(found, key=lambda row: labels.index(row[0])):
+        rows.append({head: label} | ({"run": styled("run", run)} if len(runs) > 1 else {}) | cells)
+    return Table(title, rows)
+
+
+def _speed(runs: Runs) -> list[Row]:
+    frames = {name: summary.speed(results.records) for name, results in runs}
+    rows = [(name, row) for name, frame in frames.items() for _, row in frame.iterrows()]
+    kinds = [{name: row[name] for name in ("dtype", "bits", "defaults")} for _, row in rows]
+    apart, backends = text.varying(kinds), {row.peer for _, row in rows}
+    ends = [end for _, row in rows for end in (1.0, row.low, row.high)]
+    low, high = (math.log(f(ends)) for f in (min, max)) if ends else (0.0, 0.0)
+
+    def at(value: float) -> str:
+        return f"{4 + 92 * (math.log(value) - low) / ((high - low) or 1):.1f}%"
+
+    found = []
+    for (name, row), kind in zip(rows, kinds, strict=True):
+        words = [f"{text.first_upper(row.operator)}, {text.phrase('work', row.work)}"]
+        words += [text.phrase(each, kind[each]) for each in apart]
+        words += [row.peer.removeprefix("partkernels ")] * (len(backends) > 1)
+        strip = STRIP.format(one=at(1.0), low=at(row.low), high=at(row.high), mean=at(row["mean"]))
+        range_ = styled("interval", text.span(row.low, row.high) if row.shapes > 1 else "")
+        cells = {"over dense": number(text.ratio(row["mean"]), strong=True), " ": strip, "range": range_}
+        cells |= {"shapes": number(_shapes(row)), "torch.where over ours": number(text.ratio(row["where"]))}
+        found.append((", ".join(words), name, cells))
+    return found
+
+
+def _memory(runs: Runs) -> list[Row]:
+    found = []
+    for name, results in runs:
+        rows = summary.memory(results.records)
+        for _, group in rows.groupby(summary.MODEL, sort=False) if len(rows) else ():
+            by_peer = {row.peer: row for row in group.itertuples()}
+            for mine in [by_peer[peer] for peer in ours(by_peer)][:1]:  # backends keep the same bytes
+                peak = mine.peak.get("process", mine.peak.get("allocator", math.nan))
+                cells = {"ours": number(f"{mine.scheme:.2f}", strong=True)}
+                for peer in ("floor", "paper", "dense"):
+                    cells[peer] = number(f"{by_peer[peer].scheme:.2f}" if peer in by_peer else "–")
+                cells |= {"map bits": number(f"{mine.map_bits:.2f}"), "peak": number(text.ratio(peak))}
+                found.append((title(mine), name, cells))
+    return found
+
+
+def _step(runs: Runs) -> list[Row]:
+    found = []
+    for name, results in runs:
+        rows = summary.step(results.records)
+        for model, schemes in by_model(rows[rows.series == ""]) if len(rows) else ():
+            for mine in ours(schemes):
+                cells = {}
+                for which, update in enumerate(summary.UPDATES):
+                    paper, space = getattr(schemes.get("paper"), update, None), " " * which
+                    published = schemes[mine].paper[which] if schemes[mine].paper else math.nan
+                    cells[("weights", "ψ")[which]] = number(text.ratios(getattr(schemes[mine], update))[0], strong=True)
+                    cells[f"paper{space}"] = number(text.ratios(paper)[0])
+                    cells[f"published{space}"] = number(text.ratio(published))
+                found.append((model, name, cells))
+    return found
+
+
+def _optim(runs: Runs) -> list[Row]:
+    found = []
+    for name, results in runs:
+        rows = summary.optim(results.records)
+        rows = rows[rows.ratio.notna()] if len(rows) else rows
+        for (optimizer, _, _), group in rows.groupby(["optimizer", "update", "share"], sort=False) if len(rows) else ():
+            label = f"{text.OPTIMIZERS.get(optimizer, optimizer)}, {partition(next(group.itertuples()))}"
+            values = [ratio.value for ratio in group.ratio]
+            range_ = text.span(min(values), max(values)) if len(values) > 1 else ""
+            found.append(
+                (label, name, {"ours over torch": cell((text.ratio(summary.mean(values)), range_), strong=True)})
+            )
+    return found
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Figures of a peer in a suite that are not there, and why: refused, failed or missing; each case in words."""
+
+    kind: str
+    suite: str
+    peer: str
+    cases: list[tuple[str, str]]
+
+    @property
+    def reason(self) -> str:
+        """That of all cases, or empty if they differ."""
+        reasons = {reason for _, reason in self.cases}
+        return reasons.pop() if len(reasons) == 1 else ""
+
+
+def problems(records: Sequence[Record]) -> list[Problem]:
+    """In the order of records; those of a peer together."""
+    found: dict[tuple, Problem] = {}
+    for record in records:
+        if record.problem:
+            names = text.varying([other.case for other in records if other.suite == record.suite])
+            reason = record.refused or record.missing.removeprefix("failed: ") or "no samples were taken"
+            problem = found.setdefault(key := (record.problem, record.suite, record.peer), Problem(*key, []))
+            problem.cases.append((text.phrases(record.case, names or None), reason))
+    return list(found.values())

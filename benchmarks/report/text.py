@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from benchmarks.estimates import Estimate
+from benchmarks.measuring.estimates import Estimate
 from benchmarks.results import Record, Results
 
 Case = Mapping[str, str | int | float]
@@ -123,7 +123,7 @@ def phrase(name: str, value: str | int | float) -> str:
         "bits": f"{value}-bit map",
         "defaults": f"{value} defaults",
         "batch": f"batch {value}",
-        "samples": f"{value} sample{'s' * (value != 1)} of the augmentation",
+        "samples": f"{value} sample{'s' * int(value != 1)} of the augmentation",
         "update": f"partition {value}",
         "series": f"series of {value}",
         "optimizer": OPTIMIZERS.get(str(value), str(value)),
@@ -156,18 +156,14 @@ def why(record: Record) -> str:
     return f"refused: {record.refused}" if record.refused else record.missing or "not measured"
 
 
-def device(results: Results) -> str:
-    """The hardware that did the work."""
-    return str(results.machine.get("gpu") or results.machine["processor"])
-
-
 def commit(results: Results) -> str:
     return results.commit[:9] + (", modified" if results.modified else "")
 
 
 def labels(runs: Sequence[Results]) -> list[str]:
     """As short a name for each run as tells it from the others."""
-    for parts in ((device,), (commit,), (device, commit), (device, commit, lambda run: run.date)):
+    device, date = (lambda run: run.device), (lambda run: run.date)
+    for parts in ((device,), (commit,), (device, commit), (device, commit, date)):
         found = [" · ".join(part(run) for part in parts) for run in runs]
         if len(set(found)) == len(runs):
             return found

@@ -13,21 +13,7 @@ _forward = define("subnetwork_weight", f"Tensor weight, int active, {PARTITION}"
 # The gradient at the entries of partitions first..last, exactly 0 elsewhere.
 select = define("subnetwork_weight_grad", f"Tensor grad, int first, int last, {OWNERS}")
 
-
-def _setup_context(ctx, inputs, output):
-    _, ctx.active, map, _, ctx.count, *_, ctx.backend = inputs
-    ctx.save_for_backward(map)
-
-
-def _backward(ctx, grad):
-    (map,) = ctx.saved_tensors
-    return select(grad, 1, ctx.active, map, ctx.count, ctx.backend), *[None] * 11
-
-
-differentiate("subnetwork_weight", _setup_context, _backward)
-
-
-# The same with a gradient at the entries of one partition, as linear's weight has it.
+# With a gradient at the entries of one partition.
 _learning = define(
     "learning_weight",
     f"Tensor weight, int active, int update, {PARTITION}",
@@ -64,14 +50,14 @@ differentiate("subnetwork_weight_grad", _select_setup_context, _select_backward)
 def subnetwork_weight(weight: Tensor, partition: Partition, active: int, *, update: int | None = None) -> Tensor:
     """w_s^(k), Section 3: the weight at entries of partitions 1..active, the default elsewhere.
 
-    Its gradient is the dense one at the entries of partition `update`, or without one at all live entries, and exactly
-    0 elsewhere.
+    Its gradient is the dense one at the entries of partition `update` and exactly 0 elsewhere (Eq. 3); with update=None
+    it is not computed at all (Eq. 4).
 
     Args:
         weight: floating point, of the partition's shape; any strides.
         partition: which entries belong to which partition.
         active: k, 1..C.
-        update: the only partition that receives a gradient, 1..active; None for all live ones.
+        update: the partition that receives a gradient, 1..active, or None.
 
     Returns:
         A new contiguous tensor like weight.
@@ -88,5 +74,5 @@ def subnetwork_weight(weight: Tensor, partition: Partition, active: int, *, upda
     check_weight(weight, partition)
     check_live(partition, active, update)
     if update is None:
-        return _forward(weight, active, *partition.flat(), dispatch.requested())
+        return _forward(weight.detach(), active, *partition.flat(), dispatch.requested())
     return _learning(weight, active, update, *partition.flat(), dispatch.requested())

@@ -1,8 +1,6 @@
 """Where modules were before version 0.2, by which pickled models and older programs name them."""
 
-import importlib
-import sys
-from types import ModuleType
+from partkernels._moved import alias
 
 MOVED = {
     "partitioned": "nn.partitioned",
@@ -38,14 +36,4 @@ MOVED = {
 }
 
 
-class _Moved(ModuleType):
-    """A module by its old name, whose contents are looked up where they are now."""
-
-    def __getattr__(self, name: str):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        package, _, old = self.__name__.partition(".")
-        return getattr(importlib.import_module(f"{package}.{MOVED[old]}"), name)
-
-
-sys.modules |= {f"{__package__}.{old}": _Moved(f"{__package__}.{old}") for old in MOVED}
+alias("partnets", MOVED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from benchmarks.measure import Batch, Plan, Run, Workload, measure
+from benchmarks.measuring.timing import Batch, Plan, Run, Workload, measure
 from benchmarks.results import Results
 
 

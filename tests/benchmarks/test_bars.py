@@ -85,4 +85,4 @@ def test_the_table_shows_runs_side_by_side_and_marks_what_is_missed():
 
 def test_the_preset_has_the_shapes_that_are_held_to_something():
     preset = PRESETS["cpu"]
-    assert all(cpu._bar_of_layer("linear", "float32", "forward", f"{m}×{n}×{k}") for m, n, k in preset.linear)
+    assert all(cpu.bar_of_layer("linear", "float32", "forward", f"{m}×{n}×{k}") for m, n, k in preset.linear)

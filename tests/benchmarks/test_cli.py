@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import readme
 from benchmarks.cli import main
-from benchmarks.estimates import CONFIDENCE, Estimate
+from benchmarks.measuring.estimates import CONFIDENCE, Estimate
 from benchmarks.presets import PRESETS
-from benchmarks.registry import SUITES
+from benchmarks.report import readme
 from benchmarks.results import Results
+from benchmarks.suites import SUITES
 
 ROOT = Path(__file__).parents[2]
 TINY = ["--preset", "tiny"]
@@ -120,10 +120,10 @@ def test_mistakes_are_told_with_the_cure(arguments, message, capsys, tmp_path):
 
 
 def test_a_refused_figure_fails_the_command_and_the_others_are_kept(tmp_path, monkeypatch, capsys):
-    import partkernels.backends.reference.operators
+    from partkernels.backends.reference import operators
 
-    right = partkernels.backends.reference.operators.linear
-    monkeypatch.setattr(partkernels.backends.reference.operators, "linear", lambda *arguments: right(*arguments) + 0.1)
+    right = operators.linear
+    monkeypatch.setattr(operators, "linear", lambda *arguments: right(*arguments) + 0.1)
     path = tmp_path / "speed.json"
     command = ["speed", *TINY, "--backends", "reference", "--linear", "4x8x8", "--works", "forward", "--active", "1"]
     assert main([*command, "--out", str(path)]) == 1
@@ -146,6 +146,7 @@ def test_a_readme_without_its_markers_stays_as_it_is(tmp_path, measured):
     assert "| linear forward, float32, 2-bit map" in text
 
 
+@pytest.mark.full
 def test_pytest_benchmark_runs_the_same_suites(tmp_path):
     path = tmp_path / "pytest.json"
     command = [sys.executable, "-m", "pytest", "-q", "benchmarks/under_pytest.py", "--preset", "tiny"]

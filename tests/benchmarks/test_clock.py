@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import clock
+from benchmarks.measuring import clock
 
 
 @pytest.fixture

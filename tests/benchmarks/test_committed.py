@@ -1,4 +1,4 @@
-"""What is committed: results that can be read, and a README whose tables are made from them."""
+"""What is committed: results that can be read, and a page whose tables are made from them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import bars, readme, summary
+from benchmarks import bars, figures
+from benchmarks.report import readme
 from benchmarks.results import Results
 
 ROOT = Path(__file__).parents[2]
@@ -20,16 +21,16 @@ def test_there_are_results():
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_committed_results_are_of_a_commit_and_none_of_ours_was_refused(path):
     results = Results.load(path)
-    ours = [record for record in results.records if summary.ours([record.peer])]
+    ours = [record for record in results.records if figures.ours([record.peer])]
     # A plan does not serve every product; the backend that chooses its own does.
-    asked = [record for record in ours if summary.unforced([record.peer])]
+    asked = [record for record in ours if figures.unforced([record.peer])]
     assert asked and all(record.samples for record in asked)
     assert not [record.label for record in ours if record.refused or record.missing.startswith("failed")]
     assert not results.modified, "measure a commit"
 
 
 def test_the_readmes_tables_are_those_of_the_committed_results():
-    text = (ROOT / "README.md").read_text()
+    text = (ROOT / "docs" / "benchmarks.md").read_text()
     command = next(line for line in text.splitlines() if line.startswith("python -m benchmarks") and "--readme" in line)
     files = [word for word in command.split() if word.endswith(".json")]
     assert files

@@ -8,11 +8,12 @@ import pytest
 import torch
 from test_report import BARE, DIVISION
 
-from benchmarks import bars, memory
+from benchmarks import bars
 from benchmarks.bars import gpu
 from benchmarks.presets import PRESETS
-from benchmarks.registry import SUITES, Options, memory_jobs
 from benchmarks.results import Record, Results
+from benchmarks.suites import SUITES, memory
+from benchmarks.suites.options import Options
 
 AUTOMATIC, FUSED, REBUILD = gpu.BEST
 # Bytes and operations a second.
@@ -133,16 +134,16 @@ def test_adam_is_held_to_torchs_fused_step():
 
 
 def peaks(**backward: float | None) -> list[Record]:
-    (job,) = memory_jobs(Options(dataclasses.replace(PRESETS["gpu"], memory=PRESETS["gpu"].memory[:1])))
+    (job,) = memory.jobs(Options(dataclasses.replace(PRESETS["gpu"], memory=PRESETS["gpu"].memory[:1])))
     names = {"dense": "dense", "automatic": AUTOMATIC, "fused": FUSED}
     records = []
     for name, peak in backward.items():
         if peak is None:
-            records.append(Record("memory", memory._case(job, ""), names[name], "B", missing="failed: no memory"))
+            records.append(Record("memory", memory.case(job, ""), names[name], "B", missing="failed: no memory"))
             continue
         figures = {"map": 10, "peak of forward, by allocator": 80, "peak of backward, by allocator": peak}
         figures["peak of step, by allocator"] = 9999
-        records += memory._records(job, {names[name]: figures}, {"weights": 1, "parameters": 1})
+        records += memory.recorded(job, {names[name]: figures}, {"weights": 1, "parameters": 1})
     return records
 
 

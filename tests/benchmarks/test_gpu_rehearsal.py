@@ -10,16 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import memory, operators, readme, speed, tune
+from benchmarks import tune
 from benchmarks.cli import main
-from benchmarks.layer import THREE, Division, Layer, Tensors
-from benchmarks.measure import Missing
-from benchmarks.models import NAMED, linear
-from benchmarks.peak import Job, by_allocator
+from benchmarks.measuring.peak import Job, by_allocator
+from benchmarks.measuring.timing import Missing
+from benchmarks.peers import operators
+from benchmarks.peers.layer import THREE, Division, Layer, Tensors
+from benchmarks.peers.models import NAMED, linear
 from benchmarks.presets import PRESETS
-from benchmarks.registry import SUITES, Options
-from benchmarks.report import page
+from benchmarks.report import page, readme
 from benchmarks.results import Results
+from benchmarks.suites import SUITES, memory, speed
+from benchmarks.suites.options import Options
 from partkernels.backends.dispatch import BACKENDS, READY, noting
 
 PEERS = {"partkernels triton fused", "partkernels triton rebuild"}

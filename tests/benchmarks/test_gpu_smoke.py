@@ -12,8 +12,8 @@ import torch
 
 from benchmarks.gpu import smoke
 from benchmarks.gpu.cases import CASES, EXACT, Case
-from benchmarks.layer import CPU, DEFAULTS
-from benchmarks.operators import WORKS, obstacles
+from benchmarks.peers.layer import CPU, DEFAULTS
+from benchmarks.peers.operators import WORKS, obstacles
 from partkernels.backends.dispatch import BACKENDS
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +49,7 @@ def test_a_wrong_result_is_told(case, monkeypatch):
         case.error("cpu", CPU)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not INTERPRETED, reason="no interpreter of Triton here")
 def test_small_cases_run_interpreted_in_processes():
     said = smoke.run(["triton fused"], SMALL, seconds=600, limit=600)

@@ -9,13 +9,13 @@ import torch
 from simulated import SimulatedClock, results, workload
 
 import partnets
-from benchmarks import measure as timing
-from benchmarks import optim, speed, step
 from benchmarks.cli import main
 from benchmarks.compare import changes
-from benchmarks.layer import THREE, Layer
-from benchmarks.measure import Batch, Missing, Plan, Run, Workload, measure
-from benchmarks.models import Model
+from benchmarks.measuring import timing
+from benchmarks.measuring.timing import Batch, Missing, Plan, Run, Workload, measure
+from benchmarks.peers.layer import THREE, Layer
+from benchmarks.peers.models import Model
+from benchmarks.suites import optim, speed, step
 from partkernels.backends.cpu import operators as cpu
 from partkernels.backends.dispatch import READY, backends
 from partnets import models

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 import partkernels as pk
-from benchmarks import memory, peak
-from benchmarks.footprint import Footprint, entropy, mapped
-from benchmarks.layer import THREE, Division
-from benchmarks.models import NAMED, linear
-from benchmarks.peak import Job
+from benchmarks.measuring import peak
+from benchmarks.measuring.peak import Job
+from benchmarks.peers.layer import THREE, Division
+from benchmarks.peers.models import NAMED, linear
 from benchmarks.presets import PRESETS
+from benchmarks.suites import memory
+from benchmarks.suites.memory import computed, counted, entropy, mapped
 from benchmarks.summary import memory as rows
 from partkernels.backends.dispatch import READY, backends
 
@@ -29,17 +30,17 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="resident memory
 def test_arithmetic_gives_what_is_counted(scheme, model, division):
     job = Job(model, scheme, BACKEND, batch=1, division=division)
     with torch.device("meta"):
-        computed = Footprint.computed(scheme, NAMED[model].make(), division, NAMED[model].optimizer)
+        expected = computed(scheme, NAMED[model].make(), division, NAMED[model].optimizer)
     with pk.use_backend(BACKEND):
-        assert Footprint.counted(job.make()) == computed
+        assert counted(job.make()) == expected
 
 
 def test_the_billion_parameter_transformer_takes_a_sixteenth_of_its_weights_for_the_map():
     records = memory.measure([], [BACKEND], arithmetic=[Job("transformer-1b")])
-    ours = next(row for row in rows(records) if row.peer == f"partkernels {BACKEND}")
-    paper = next(row for row in rows(records) if row.peer == "paper")
+    by_peer = rows(records).set_index("peer")
+    ours, paper = by_peer.loc[f"partkernels {BACKEND}"], by_peer.loc["paper"]
     assert (ours.map_bits, paper.map_bits) == (2, 8)
-    assert (ours.bytes["defaults"], paper.bytes["defaults"]) == (0, 4 * paper.partitioned)
+    assert (ours.defaults, paper.defaults) == (0, 4 * paper.partitioned)
     assert ours.by_arithmetic
 
 
@@ -49,12 +50,11 @@ def test_maps_take_at_most_two_bits_a_weight_and_what_aligns_their_rows(model, c
     division = Division((1 / count,) * count)
     with torch.device("meta"):
         made = NAMED[model].make()
-        computed = Footprint.computed("partkernels", made, division, "adam")
-        floor = Footprint.computed("floor", made, division, "adam")
+        ours, floor = (computed(scheme, made, division, "adam") for scheme in ("partkernels", "floor"))
     weights = sum(p.numel() for p in made.parameters())
     rows = sum(weight.shape[0] for weight in mapped(made.modules()))
-    assert floor.map <= computed.map <= weights / 4 + 16 * rows
-    assert computed.defaults == 0
+    assert floor["map"] <= ours["map"] <= weights / 4 + 16 * rows
+    assert ours["defaults"] == 0
 
 
 def test_entropy_is_the_logarithm_of_the_number_of_assignments():
@@ -75,6 +75,7 @@ def test_the_allocators_peak_of_a_linear_layer_is_that_of_its_tensors(monkeypatc
     assert kept + parameters <= peaks["backward"] <= kept + parameters + 4 * logits
 
 
+@pytest.mark.full
 @linux_only
 def test_a_process_takes_what_its_allocator_does_and_what_libraries_add():
     job = Job("mnist-cnn", "dense", batch=64)
@@ -83,6 +84,7 @@ def test_a_process_takes_what_its_allocator_does_and_what_libraries_add():
         assert abs(resident[phase] - allocated[phase]) <= 0.1 * allocated[phase] + 12 * MIB
 
 
+@pytest.mark.full
 @linux_only
 def test_forward_and_backward_of_a_layer_take_what_the_dense_layer_takes_plus_the_map_and_4_mib():
     size = 4096
@@ -95,12 +97,13 @@ def test_forward_and_backward_of_a_layer_take_what_the_dense_layer_takes_plus_th
         assert ours[phase] <= dense[phase] + size * size // 4 + 4 * MIB
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("model", ["resnet-14", "vit-tiny"])
 def test_training_takes_at_most_the_dense_models_peak_the_map_and_2_percent(model):
     dense = Job(model, "dense", batch=dict(PRESETS["full"].memory)[model])
     ours = dataclasses.replace(dense, scheme="partkernels", backend=BACKEND)
     with torch.device("meta"):
-        map = Footprint.computed("partkernels", NAMED[model].make(), THREE, "adam").map
+        map = computed("partkernels", NAMED[model].make(), THREE, "adam")["map"]
     assert max(peak.by_allocator(ours).values()) <= 1.02 * max(peak.by_allocator(dense).values()) + map
 
 

@@ -252,11 +252,12 @@ def test_subnetwork_weight_has_the_bits_of_the_reference(kind, shape, layout, dt
     grad = in_layout(target.randn(shape).to(dtype), layout)
     for active in (1, 2, 3):
         with poisoned_memory(), target.use():
-            ours = pk.subnetwork_weight(weight, partition, active)
+            ours = pk.subnetwork_weight(weight, partition, active, update=active)
             ours_grad = torch.autograd.grad(ours, weight, grad)[0]
-        live = partition.ids() <= active
+        live, learns = partition.ids() <= active, partition.ids() == active
         assert torch.equal(ours, torch.where(live, weight, partition.defaults.values(shape, dtype, target.device)))
-        assert torch.equal(ours_grad, torch.where(live, grad, 0))
+        assert torch.equal(ours_grad, torch.where(learns, grad, 0))
+        assert not pk.subnetwork_weight(weight, partition, active).requires_grad
 
 
 @pytest.mark.parametrize("target", [Target("reference", "cpu"), *TARGETS], ids=str)

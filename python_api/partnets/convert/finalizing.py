@@ -14,19 +14,19 @@ from partnets.nn.partitioned import count, partitioned_layers
 from partnets.utils.modules import device_of
 from partnets.utils.random_state import preserved
 
-MODES = ("merge", "finetune", "retrain")
+MODES = ("finetune", "retrain")
 
 
 def finalize(model: nn.Module, mode: str, *, seed: int = 0) -> nn.Module:
-    """An ordinary model with the hyperparameters that were found, to use or to train on all of the data.
+    """An ordinary model with the hyperparameters that were found, frozen, to train on all of the data.
 
     The result has torch's layers, trains in any loop with any optimiser, and shares no parameter with the model, which
     stays as it is. Modules of partnets.hyper are inside, with the values that they learned.
 
     Args:
         model: with partitioned layers.
-        mode: 'merge': what the whole network computes, subnetwork C, as partnets.merge; ψ can go on learning.
-            'finetune': the same, with ψ frozen, to train on (Table 2 and Appendix I.4, at a lower learning rate).
+        mode: 'finetune': what the whole network computes, as partnets.merge makes it, with ψ frozen, to train on (Table
+            2 and Appendix I.4, at a lower learning rate).
             'retrain': a network that has seen no data, with ψ frozen, to train from scratch (Appendix G): what
             partitions own is drawn anew, as torch draws it, as the layer's `seed_defaults` say (then with a bias of 0)
             or from the distribution of defaults that were given. What was frozen keeps its values.
@@ -48,10 +48,9 @@ def finalize(model: nn.Module, mode: str, *, seed: int = 0) -> nn.Module:
         >>> optimizer = torch.optim.SGD([p for p in network.parameters() if p.requires_grad], lr=0.1)
     """
     if mode not in MODES:
-        raise ValueError(f"mode={mode!r}; pass one of {', '.join(map(repr, MODES))}.")
+        use = " For a model to use as it is, call partnets.merge(model)." if mode == "merge" else ""
+        raise ValueError(f"mode={mode!r}; pass one of {', '.join(map(repr, MODES))}.{use}")
     check_seed("seed", seed)
-    if mode == "merge":
-        return merge(model)
     ordinary = merge(model) if mode == "finetune" else _fresh(model, seed)
     for parameter in hyperparameters(ordinary):
         parameter.requires_grad_(False)

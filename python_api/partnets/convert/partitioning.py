@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from torch import nn
@@ -14,17 +15,21 @@ from partkernels.defaults import check_seed
 from partkernels.partition import sizes
 from partnets.hyper import Hyperparameter
 from partnets.nn import broadcast, state_dict
+from partnets.nn.initial_values import distribution_of
 from partnets.nn.layer import PartitionedLayer
 from partnets.nn.partitioned import Partitioned
 from partnets.nn.registry import known, rule_of
 from partnets.utils import seeds
+
+# Layers that a warning names one by one.
+MOST_NAMED = 10
 
 
 def partition(
     model: nn.Module,
     proportions: Sequence[float],
     *,
-    defaults: str | partkernels.Defaults = "seed",
+    defaults: str | partkernels.Defaults | None = None,
     seed: int = 0,
     skip: Iterable[str | nn.Module] = (),
     scheme: str = "weight",
@@ -47,8 +52,10 @@ def partition(
         defaults: 'seed' re-initialises weights and biases from the layer's seed, so that the weight starts at its
             defaults at no memory: as torch does, or, where the present values were not drawn like that, from a uniform
             or normal distribution of their standard deviation, or as `seed_defaults` says. 'zero' keeps the present
-            weights, with defaults of 0; 'stored' keeps the present weights and a copy of them as
-            defaults, for pretrained models. Or an object, as in partnets.Linear. Shifts and scales have no defaults.
+            weights, with defaults of 0; 'stored' keeps the present weights and a copy of them as defaults, for
+            pretrained models. Or an object, as in partnets.Linear. Shifts and scales have no defaults. None is 'seed',
+            with a warning that names the layers whose weights don't look as their own initialisation draws them:
+            what they had learned is lost.
         seed: an int in [0, 2**63).
         skip: dotted paths or modules that stay as they are, with everything inside them.
         scheme: 'weight' gives each entry of a weight to a partition at random; 'node' each output of a layer, with all
@@ -68,6 +75,9 @@ def partition(
     Returns:
         The model; if it is a layer itself, the new layer.
 
+    Warns:
+        UserWarning: without `defaults`, weights are redrawn that may be pretrained.
+
     Raises:
         ValueError: a module has neither a rule nor only parameters that are broadcast, or keeps running statistics (all
             of them are named); a layer is partitioned already; a shared parameter has no one partition; a path in skip
@@ -81,11 +91,16 @@ def partition(
     check_seed("seed", seed)
     sizes(0, proportions)
     found = _found(model, _skipped(model, skip))
-    options = {"defaults": defaults, "scheme": scheme}
+    options = {"defaults": "seed" if defaults is None else defaults, "scheme": scheme}
     new = {
         layer: rule_of(type(layer))(layer, proportions, seed=seeds.derived(seed, path), **options)
         for path, layer in found.layers.items()
     }
+    if defaults is None:
+        redrawn = {path: dict(_redrawn(layer, new[layer])) for path, layer in found.layers.items()}
+        # Of tied layers one drew the weight that they share.
+        usual = {weight for weights in redrawn.values() for weight, is_usual in weights.items() if is_usual}
+        _warn_of_lost([path for path, weights in redrawn.items() if weights.keys() - usual])
     _share_tied(model, new, found.bare.values())
     for module in found.bare.values():
         broadcast.divide(module, len(proportions))
@@ -93,6 +108,31 @@ def partition(
     if not isinstance(model, PartitionedLayer):  # which look after themselves
         state_dict.guard(model)
     return model
+
+
+def _redrawn(layer: nn.Module, new: nn.Module) -> Iterator[tuple[nn.Parameter, bool]]:
+    """The weights of a layer that its partitioned one draws anew; whether they look as torch draws such a layer's."""
+    before = dict(layer.named_modules())
+    for path, inner in new.named_modules():
+        if not isinstance(inner, PartitionedLayer) or inner.seed_defaults is not None or path not in before:
+            continue
+        for name in inner.partitions:
+            weight, usual = before[path]._parameters[name], inner.usual_distribution(name)
+            if inner._parameters[name] is not weight:
+                yield weight, distribution_of(weight, usual) is usual or not weight.any()
+
+
+def _warn_of_lost(paths: list[str]) -> None:
+    if not paths:
+        return
+    named = ", ".join(path or "the model itself" for path in paths[:MOST_NAMED])
+    more = f" and {len(paths) - MOST_NAMED} more" if len(paths) > MOST_NAMED else ""
+    warnings.warn(
+        f"partition draws the weights of {named}{more} anew, and they don't look as these layers' own initialisation"
+        " draws them. If they are pretrained, pass defaults='stored', which keeps them; defaults='seed' draws them anew"
+        " without this warning.",
+        stacklevel=3,
+    )
 
 
 def replace_modules(model: nn.Module, new: dict[nn.Module, nn.Module]) -> nn.Module:

@@ -8,11 +8,11 @@ Images stay as their files hold them, mostly as bytes, and a network begins with
     chunks = partnets.chunk(data.train, (0.9, 0.1))
 """
 
+from partnets.data.by_name import load
 from partnets.data.dataset import Data, moments
-from partnets.data.digits import digits
 from partnets.data.images import cifar10, mnist, tiny_imagenet
-from partnets.data.load import load
 from partnets.data.normalise import Normalise, ToFloat
+from partnets.data.scikit_learn import digits
 from partnets.data.toy import input_selection
 
 __all__ = [

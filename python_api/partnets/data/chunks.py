@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -21,6 +22,8 @@ class Chunks:
     Attributes:
         dataset: all of the data, D_1:C.
         sizes: the number of examples of each chunk.
+        collate: makes a batch of a list of examples: torch's default_collate, unless another was given to
+            partnets.chunk. The tensors of a TensorDataset are indexed without it.
 
     Raises:
         IndexError: a chunk's number is not in 1..C.
@@ -31,8 +34,11 @@ class Chunks:
         ([8, 2], 2, 10)
     """
 
-    def __init__(self, dataset: Dataset, order: Tensor, sizes: Sequence[int]) -> None:
+    def __init__(
+        self, dataset: Dataset, order: Tensor, sizes: Sequence[int], collate: Callable[[list], Any] = default_collate
+    ) -> None:
         self.dataset = dataset
+        self.collate = collate
         self.sizes = list(sizes)
         # D_k is order[ends[k - 1] : ends[k]], and D_1:k a prefix.
         self.order = order
@@ -68,7 +74,7 @@ class Chunks:
             generator: a CPU generator; torch's global one if None.
 
         Returns:
-            What torch's default_collate makes of the examples; a tuple of tensors for a TensorDataset.
+            What `collate` makes of the examples; a tuple of tensors for a TensorDataset.
 
         Example:
             >>> chunks = chunk((torch.arange(10), torch.arange(10)), (0.8, 0.2))
@@ -91,7 +97,7 @@ class Chunks:
             >>> [len(x) for (x,) in chunks.batches(1, batch_size=2)]
             [2, 2, 1]
         """
-        return batches(self.dataset, batch_size, self.indices(k))
+        return batches(self.dataset, batch_size, self.indices(k), self.collate)
 
     def __len__(self) -> int:
         return self.count
@@ -111,18 +117,21 @@ class Chunks:
 
     def _sample(self, start: int, end: int, batch_size: int, generator: Generator | None):
         check_at_least(1, batch_size=batch_size)
-        return _collated(self._examples, self._places[start + self._draws(end - start, batch_size, generator)])
+        places = self._places[start + self._draws(end - start, batch_size, generator)]
+        return _collated(self._examples, places, self.collate)
 
     def _draws(self, count: int, batch_size: int, generator: Generator | None) -> Tensor:
         return torch.randint(count, (batch_size,), generator=generator, device="cpu")
 
 
-def batches(dataset: Dataset, batch_size: int, indices: Tensor | None = None) -> Iterator:
+def batches(
+    dataset: Dataset, batch_size: int, indices: Tensor | None = None, collate: Callable[[list], Any] = default_collate
+) -> Iterator:
     """The examples at these indices, or all, in batches and in this order; the last may be smaller."""
     check_at_least(1, batch_size=batch_size)
     indices = torch.arange(len(dataset), device="cpu") if indices is None else indices
     dataset, indices = below_subsets(dataset, indices)
-    return (_collated(dataset, part) for part in indices.split(batch_size))
+    return (_collated(dataset, part, collate) for part in indices.split(batch_size))
 
 
 def below_subsets(dataset: Dataset, indices: Tensor) -> tuple[Dataset, Tensor]:
@@ -133,11 +142,11 @@ def below_subsets(dataset: Dataset, indices: Tensor) -> tuple[Dataset, Tensor]:
     return dataset, indices
 
 
-def _collated(dataset: Dataset, indices: Tensor):
+def _collated(dataset: Dataset, indices: Tensor, collate: Callable[[list], Any]):
     """The examples of a dataset at these indices as a batch."""
     if type(dataset) is TensorDataset:
         return tuple(tensor[indices] for tensor in dataset.tensors)
-    return default_collate([dataset[i] for i in indices.tolist()])
+    return collate([dataset[i] for i in indices.tolist()])
 
 
 def as_dataset(data: Dataset | Sequence[Tensor]) -> Dataset:
@@ -162,7 +171,13 @@ def as_dataset(data: Dataset | Sequence[Tensor]) -> Dataset:
     return data
 
 
-def chunk(dataset: Dataset | Sequence[Tensor], proportions: Sequence[float], *, seed: int = 0) -> Chunks:
+def chunk(
+    dataset: Dataset | Sequence[Tensor],
+    proportions: Sequence[float],
+    *,
+    seed: int = 0,
+    collate: Callable[[list], Any] = default_collate,
+) -> Chunks:
     """Splits a dataset at random into C disjoint chunks.
 
     Args:
@@ -170,6 +185,7 @@ def chunk(dataset: Dataset | Sequence[Tensor], proportions: Sequence[float], *, 
             example's, which becomes a TensorDataset and is indexed without collating.
         proportions: C numbers that sum to 1; sizes follow by largest remainder.
         seed: an int in [0, 2**63) that decides the split.
+        collate: makes a batch of a list of examples, as a DataLoader's collate_fn does: for padding, for instance.
 
     Raises:
         TypeError: dataset is neither.
@@ -189,17 +205,22 @@ def chunk(dataset: Dataset | Sequence[Tensor], proportions: Sequence[float], *, 
             " each chunk at least one example."
         )
     order = torch.randperm(total, generator=Generator().manual_seed(seed), device="cpu")
-    return Chunks(dataset, order, split)
+    return Chunks(dataset, order, split, collate)
 
 
-def categorical(probabilities: Sequence[float], generator: Generator) -> int:
-    """The index of one of these, 0.., drawn with its probability: k - 1 for the chunks' proportions.
+def draw_k(u: Sequence[float], generator: Generator, *, start: int = 1) -> int:
+    """A chunk's number k, start..C, with probabilities proportional to u_k (Appendix I.1).
+
+    Args:
+        u: C numbers that are not negative, those from `start` on of a sum above 0.
+        generator: a CPU generator.
+        start: 1 for a step of w, 2 for a step of ψ.
 
     Example:
-        >>> categorical((0.0, 1.0), Generator().manual_seed(0))
-        1
+        >>> draw_k((0.5, 0.0, 0.5), Generator().manual_seed(0), start=2)
+        3
     """
-    return int(torch.multinomial(torch.tensor(probabilities, device="cpu"), 1, generator=generator))
+    return start + int(torch.multinomial(torch.tensor(u[start - 1 :], device="cpu"), 1, generator=generator))
 
 
 def check_unseen(chunks: Chunks) -> None:

@@ -10,7 +10,7 @@ from torch import Generator
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from partkernels.defaults import check_seed
-from partnets.data.chunks import Chunks, categorical, check_unseen
+from partnets.data.chunks import Chunks, check_unseen, draw_k
 from partnets.utils.checks import check_at_least
 from partnets.utils.seeds import derived
 
@@ -107,11 +107,11 @@ class _Draws(Dataset):
     def __getitem__(self, n: int) -> Draw:
         generator = Generator().manual_seed(derived(self.seed, str(n)))
         u = self.chunks.proportions
-        k = 1 + categorical(u, generator)
+        k = draw_k(u, generator)
         batch = self.chunks.sample_upto(k, self.batch_size, generator)
         if self.hyper_batch_size is None:
             return Draw(k, batch, None, None)
-        hyper_k = 2 + categorical(u[1:], generator)
+        hyper_k = draw_k(u, generator, start=2)
         return Draw(k, batch, hyper_k, self.chunks.sample(hyper_k, self.hyper_batch_size, generator))
 
 

@@ -16,7 +16,7 @@ class SharedChunks(Chunks):
     """
 
     def __init__(self, chunks: Chunks, group: dist.ProcessGroup | None = None) -> None:
-        super().__init__(chunks.dataset, chunks.order, chunks.sizes)
+        super().__init__(chunks.dataset, chunks.order, chunks.sizes, chunks.collate)
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
 
     def _draws(self, count: int, batch_size: int, generator: Generator | None) -> Tensor:

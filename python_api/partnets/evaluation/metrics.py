@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 from partnets.data.chunks import Chunks, as_dataset, batches
 from partnets.nn.live import subnetwork
@@ -21,6 +22,7 @@ def mean_loss(
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
     *,
     batch_size: int = 256,
+    collate: Callable[[list], Any] = default_collate,
 ) -> float:
     """The mean of loss(model(x), y) over examples, in evaluation mode and without gradients.
 
@@ -29,6 +31,7 @@ def mean_loss(
         data: a Dataset of (x, y), or tensors (x, y); batches go to the model's device.
         loss: loss(output, y), a mean over the examples of a batch, as torch's criteria return it.
         batch_size: the examples at once.
+        collate: makes a batch of a list of examples, as for partnets.chunk.
 
     Raises:
         ValueError: there is no example.
@@ -43,7 +46,7 @@ def mean_loss(
     device = device_of(model)
     total = 0.0
     with torch.no_grad(), evaluating(model):
-        for x, y in batches(dataset, batch_size):
+        for x, y in batches(dataset, batch_size, collate=collate):
             total += len(y) * loss(model(x.to(device)), y.to(device)).item()
     return total / len(dataset)
 
@@ -104,9 +107,8 @@ def loss_matrix(
         torch.Size([2, 2])
     """
     check_counts(model, chunks)
-    rows = per_subnetwork(
-        model, lambda model: [mean_loss(model, chunk, loss, batch_size=batch_size) for chunk in chunks]
-    )
+    how = {"batch_size": batch_size, "collate": chunks.collate}
+    rows = per_subnetwork(model, lambda model: [mean_loss(model, chunk, loss, **how) for chunk in chunks])
     return torch.tensor(rows, dtype=torch.float64)
 
 

@@ -54,5 +54,7 @@ def lml(
             torch.manual_seed(seed)
         for k in range(2, chunks.count + 1):
             with subnetwork(model, active=k - 1):
-                total -= chunks.sizes[k - 1] * mean_loss(model, chunks[k], loss, batch_size=batch_size)
+                total -= chunks.sizes[k - 1] * mean_loss(
+                    model, chunks[k], loss, batch_size=batch_size, collate=chunks.collate
+                )
     return total

@@ -42,7 +42,7 @@ class Augmentation(Hyperparameter):
 
     def forward(self, x: Tensor) -> Tensor:
         psi = next(self.parameters())
-        draws = 2 * torch.rand(len(x), len(self.names), dtype=psi.dtype, device=psi.device) - 1
+        draws = 2 * torch.rand(x.shape[0], len(self.names), dtype=psi.dtype, device=psi.device) - 1
         # Under autocast, matrices of a few entries would be rounded to 8 bits, and images moved to wrong places.
         with torch.autocast(x.device.type, enabled=False):
             return self.transform(x, draws)

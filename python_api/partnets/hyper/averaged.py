@@ -47,7 +47,7 @@ class Averaged(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         copies = x.expand(self.samples, *x.shape).flatten(0, 1)
-        logits = self.network(self.augmentation(copies)).unflatten(0, (self.samples, len(x)))
+        logits = self.network(self.augmentation(copies)).unflatten(0, (self.samples, x.shape[0]))
         if self.average == "logits":
             return logits.mean(0)
         log_probabilities = logits.log_softmax(2)

@@ -80,7 +80,7 @@ class ColourJitter(Augmentation):
         """
         self._check_channels(x)
         amounts = draws * self.widths()
-        amount = dict.fromkeys(UNITS, amounts.new_zeros(len(x)))
+        amount = dict.fromkeys(UNITS, amounts.new_zeros(x.shape[0]))
         amount |= zip(self.names, amounts.unbind(1), strict=True)
         brightness, contrast, saturation = (amount[name].exp() for name in ("brightness", "contrast", "saturation"))
         if x.shape[1] == 3:

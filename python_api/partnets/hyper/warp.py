@@ -26,7 +26,7 @@ def resample(x: Tensor, matrix: Tensor) -> Tensor:
         >>> resample(torch.eye(4).view(1, 1, 4, 4), twice_as_large)[0, 0, 0]
         tensor([0.6250, 0.5625, 0.1875, 0.0000])
     """
-    if not len(x):  # torch's grids are never empty
+    if x.shape[0] == 0:  # torch's grids are never empty
         return x
     aspect = x.shape[-2] / x.shape[-1]
     to_normalised = matrix.new_tensor([[1.0, aspect, 1.0], [1 / aspect, 1.0, 1 / aspect]])

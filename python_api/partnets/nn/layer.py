@@ -278,7 +278,7 @@ class PartitionedLayer(Partitioned):
 
     def _value(self, name: str, parameter: Tensor, active: int, update: int | None) -> Tensor:
         if name in self.partitions:
-            weight = self.oriented(parameter if update is not None else parameter.detach())
+            weight = self.oriented(parameter)
             return self.oriented(subnetwork_weight(weight, self.partitions[name], active, update=update))
         combine = live_product if name in self.scales else live_sum
         return combine(parameter, self.count, active, update)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import math
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import partkernels
+from partkernels import Uniform
 from partnets.nn.activation_checkpoint import same_subnetwork
 from partnets.nn.layer import PartitionedLayer
 
@@ -78,6 +82,9 @@ class Bilinear(PartitionedLayer, nn.Bilinear):
     ordinary = nn.Bilinear
     weights = ("weight",)
     shifts = ("bias",)
+
+    def usual_distribution(self, name):
+        return functools.partial(Uniform, 1 / math.sqrt(self.in1_features))
 
     def forward(self, input1: Tensor, input2: Tensor) -> Tensor:
         return same_subnetwork(self, F.bilinear(input1, input2, self.live("weight"), self.live("bias")))

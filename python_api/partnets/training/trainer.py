@@ -13,10 +13,11 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from partkernels.defaults import check_seed
 from partnets import optim
-from partnets.data.chunks import Chunks, categorical, check_unseen
+from partnets.data.chunks import Chunks, check_unseen, draw_k
 from partnets.evaluation.metrics import check_counts
 from partnets.evaluation.out_of_chunk import lml
 from partnets.hyper import Hyperparameter, hyperparameters
+from partnets.nn.batch_norm import running_norms
 from partnets.nn.partitioned import partitioned_layers
 from partnets.training import checkpoint
 from partnets.training.best_model import Best
@@ -139,7 +140,10 @@ class Trainer(TrainingState):
         self.best, self.patience, self.callbacks = Best() if keep_best else None, patience, list(callbacks)
         self.clip, self.seed, self.generator = clip, seed, torch.Generator().manual_seed(seed)
         self.noise: dict | None = None
-        self._still = [module for module in model.modules() if model.training and not module.training]
+        # Modules with running statistics that partnets.partition left out would carry D_k into earlier subnetworks.
+        self._still = running_norms(model)[1]
+        if model.training:
+            self._still += [module for module in model.modules() if not module.training]
         self.history = History()
 
     def fit(self, steps: int) -> History:
@@ -163,7 +167,7 @@ class Trainer(TrainingState):
         """An iteration, its record, and what is due after it.
 
         The model is in training mode, except for what was in evaluation mode while the model was not when this trainer
-        was constructed, as a frozen backbone.
+        was constructed, as a frozen backbone, and for modules with running statistics that partnets.partition left out.
         """
         self.model.train()
         for module in self._still:
@@ -195,7 +199,7 @@ class Trainer(TrainingState):
 
     def step_weights(self) -> tuple[int, float]:
         """Updates w_k on a batch from D_1:k, with k ~ Cat(sampling); returns k and the loss."""
-        k = 1 + categorical(self.sampling, self.generator)
+        k = draw_k(self.sampling, self.generator)
         batch = self.chunks.sample_upto(k, self.batch_size, self.generator)
         loss = step_weights(self.model, self.optimizer, k, batch, self._loss, clip=self.clip)
         if self.scheduler is not None:
@@ -204,9 +208,9 @@ class Trainer(TrainingState):
 
     def step_hyper(self) -> tuple[int | None, float]:
         """Updates ψ on chunks that the subnetworks have not seen; returns k, None for all chunks, and the loss."""
-        u = self.chunks.proportions[1:]
-        k = 2 + categorical(u, self.generator) if self.hyper_chunks == "one" else None
-        weights = {k: 1.0} if k else {j: share / sum(u) for j, share in enumerate(u, start=2)}
+        u = self.chunks.proportions
+        k = draw_k(u, self.generator, start=2) if self.hyper_chunks == "one" else None
+        weights = {k: 1.0} if k else {j: share / sum(u[1:]) for j, share in enumerate(u[1:], start=2)}
 
         def loss_on(j: int) -> Tensor:
             return self._loss(self.chunks.sample(j, self.hyper_batch_size, self.generator))

@@ -16,7 +16,7 @@ from partnets import baselines, hyper, models
 from partnets.nn.partitioned import Partitioned
 
 PROPORTIONS = (0.6, 0.3, 0.1)
-MODES = ("merge", "finetune", "retrain")
+MODES = ("finetune", "retrain")
 
 
 def images():
@@ -54,17 +54,16 @@ def test_the_model_is_ordinary_has_the_found_hyperparameters_and_shares_nothing(
     ordinary = partnets.finalize(model, mode)
     assert not any(isinstance(module, Partitioned) for module in ordinary.modules())
     assert ordinary.augmentation.values() == model.augmentation.values() != hyper.Affine(rotation=20.0).values()
-    assert any(parameter.requires_grad for parameter in ordinary.augmentation.parameters()) == (mode == "merge")
+    assert not any(parameter.requires_grad for parameter in ordinary.augmentation.parameters())
     assert all(parameter.requires_grad for parameter in ordinary.network.parameters())
     for parameter in ordinary.parameters():
         nn.init.zeros_(parameter)
     assert same(model, before) and all(p.requires_grad for p in model.parameters())
 
 
-@pytest.mark.parametrize("mode", ["merge", "finetune"])
-def test_it_computes_what_the_whole_network_computes(mode):
+def test_it_computes_what_the_whole_network_computes():
     model = trained()
-    ordinary = partnets.finalize(model, mode)
+    ordinary = partnets.finalize(model, "finetune")
     x = images()[0]
     with partnets.subnetwork(model, 3):
         torch.testing.assert_close(ordinary.network(x), model.network(x))
@@ -274,7 +273,7 @@ def test_the_transformers_embeddings_start_small():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (("fine-tune",), ValueError, "mode='fine-tune'; pass one of 'merge', 'finetune', 'retrain'"),
+        (("fine-tune",), ValueError, "mode='fine-tune'; pass one of 'finetune', 'retrain'"),
         ((None,), ValueError, "mode=None"),
         (("retrain", -1), ValueError, "seed=-1"),
         (("retrain", 0.5), TypeError, "seed=0.5"),

@@ -1,12 +1,14 @@
 """partition: which layers change, and what refuses before anything changes. merge: the way back."""
 
 import copy
+import warnings
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
+import partkernels
 import partnets
 from partnets import hyper
 
@@ -249,3 +251,37 @@ def test_a_weight_that_is_computed_from_others_raises(change):
         norm(torch.ones(1, 4))
     with pytest.raises(RuntimeError, match="no partition owns"):
         norm.to_ordinary(1)
+
+
+def changed(layer):
+    """As training changes a weight: beyond what torch draws."""
+    nn.init.normal_(layer.weight, std=0.3)
+    return layer
+
+
+def test_weights_that_may_be_pretrained_are_not_redrawn_without_a_word():
+    model = nn.Sequential(nn.Linear(40, 30), nn.ReLU(), changed(nn.Linear(30, 20)), nn.LSTM(20, 10))
+    with pytest.warns(UserWarning, match=r"the weights of 2 anew, .* pass defaults='stored', which keeps them"):
+        partnets.partition(model, (0.5, 0.5))
+
+
+@pytest.mark.parametrize("defaults", ["seed", "zero", "stored", partkernels.Zeros()])
+def test_who_says_what_becomes_of_them_is_not_warned(defaults):
+    partnets.partition(nn.Sequential(changed(nn.Linear(30, 20))), (0.5, 0.5), defaults=defaults)
+
+
+def test_a_warning_that_is_an_error_leaves_the_model_as_it_was():
+    model = nn.Sequential(changed(nn.Linear(30, 20)), nn.PReLU())
+    before = copy.deepcopy(model.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="the weights of 0 anew"):
+            partnets.partition(model, (0.5, 0.5))
+    assert type(model[0]) is nn.Linear and type(model[1]) is nn.PReLU
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_tied_weight_is_as_fresh_as_the_layer_that_drew_it():
+    table, head = nn.Embedding(50, 8), nn.Linear(8, 50, bias=False)
+    head.weight = table.weight
+    partnets.partition(nn.Sequential(table, head), (0.5, 0.5))

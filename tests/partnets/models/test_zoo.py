@@ -128,7 +128,7 @@ def trainer(name, changed=None):
     """A new trainer, the same each time, except for the examples of chunk `changed`."""
     make, x, y = ZOO[name]
     torch.manual_seed(0)
-    model = partnets.partition(make(), PROPORTIONS)
+    model = partnets.partition(make(), PROPORTIONS, defaults="seed")
     chunks = partnets.chunk((x, y), (0.6, 0.2, 0.2))
     if changed is not None:
         x = x.clone()

@@ -7,6 +7,7 @@ import torch
 from small_network import images, partitioned
 
 import partnets
+from partnets import hyper
 
 
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "not strict"])
@@ -34,3 +35,16 @@ def test_an_exported_program_has_no_materialised_weight():
     maps = [model[index].partition.map for index in (0, 4, 6)]
     assert len(program.constants) == len(maps)
     assert all(any(torch.equal(constant, map) for map in maps) for constant in program.constants.values())
+
+
+@pytest.mark.parametrize("make", [hyper.Affine, hyper.ImmerAffine, hyper.ColourJitter])
+def test_an_augmentation_is_exported_for_batches_of_any_size(make):
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 64, 5))
+    model = hyper.Averaged(make(), network, samples=2).eval()
+    dynamic = ({0: torch.export.Dim("batch")},)
+    program = torch.export.export(model, (torch.rand(4, 3, 8, 8),), dynamic_shapes=dynamic).module()
+    x, results = torch.rand(7, 3, 8, 8), []
+    for each in (program, model):
+        torch.manual_seed(0)
+        results.append(each(x))
+    torch.testing.assert_close(*results)

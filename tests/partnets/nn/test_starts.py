@@ -26,14 +26,14 @@ def test_other_initialisations_are_recognised():
     layer = nn.Linear(400, 300)
     nn.init.trunc_normal_(layer.weight, std=0.02)
     nn.init.zeros_(layer.bias)
-    layer = partnets.partition(layer, PROPORTIONS)
+    layer = partnets.partition(layer, PROPORTIONS, defaults="seed")
     assert isinstance(layer.partition.defaults, Normal)
     assert layer.partition.defaults.std == pytest.approx(0.02, rel=0.02)
     assert not layer.bias.any()
 
     convolution = nn.Conv2d(64, 32, 3)
     nn.init.kaiming_uniform_(convolution.weight, nonlinearity="relu")
-    convolution = partnets.partition(convolution, PROPORTIONS)
+    convolution = partnets.partition(convolution, PROPORTIONS, defaults="seed")
     assert isinstance(convolution.partition.defaults, Uniform)
     assert convolution.partition.defaults.scale == pytest.approx((6 / 576) ** 0.5, rel=0.02)
 

@@ -1,0 +1,199 @@
+"""A layer to be measured, and its tensors: the set-up that all suites share."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import partkernels as pk
+import partnets
+from partkernels.formats import packed_map
+from partnets.nn.layer import PartitionedLayer
+
+T = TypeVar("T")
+DEFAULTS = ("zeros", "uniform", "normal", "stored")
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Division:
+    """How weights are partitioned: proportions of the C partitions, and which of DEFAULTS replaces what is not live."""
+
+    proportions: tuple[float, ...] = (0.8, 0.1, 0.1)
+    defaults: str = "uniform"
+
+    @property
+    def count(self) -> int:
+        return len(self.proportions)
+
+    def case(self) -> dict[str, str | int]:
+        """What tells this division apart in results."""
+        bits = packed_map.bits_for(self.count)
+        proportions = "/".join(f"{p:g}" for p in self.proportions)
+        if len(set(self.proportions)) == 1:
+            proportions = f"1/{self.count} each"
+        return {"partitions": self.count, "proportions": proportions, "bits": bits, "defaults": self.defaults}
+
+    def values(self, weight: Tensor, seed: int) -> pk.Defaults:
+        """Defaults for a weight, distributed as torch's initial weights."""
+        scale = 1 / math.sqrt(weight[0].numel())
+        return {
+            "zeros": lambda: pk.Zeros(),
+            "uniform": lambda: pk.Uniform(scale, seed),
+            "normal": lambda: pk.Normal(scale / math.sqrt(3), seed),
+            "stored": lambda: pk.Stored(pk.Uniform(scale, seed).values(weight.shape, weight.dtype, weight.device)),
+        }[self.defaults]()
+
+
+# What the paper uses for MNIST and CIFAR-10 (Appendix I.4).
+THREE = Division()
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer or a convolution without bias, and the batch that it sees.
+
+    Attributes:
+        x: [rows, in_features] or [batch, channels, height, width].
+        weight: [out_features, in_features] or [out_channels, in_channels / groups, height, width].
+        stride, padding, dilation, groups: of a convolution.
+    """
+
+    x: tuple[int, ...]
+    weight: tuple[int, ...]
+    stride: int = 1
+    padding: int = 0
+    dilation: int = 1
+    groups: int = 1
+    dtype: torch.dtype = torch.float32
+    device: torch.device = CPU
+
+    @property
+    def operator(self) -> str:
+        return "linear" if len(self.weight) == 2 else "conv2d"
+
+    @property
+    def geometry(self) -> dict[str, int]:
+        """The arguments of torch's convolution."""
+        if self.operator == "linear":
+            return {}
+        return {"stride": self.stride, "padding": self.padding, "dilation": self.dilation, "groups": self.groups}
+
+    @cached_property
+    def y(self) -> tuple[int, ...]:
+        """The output's shape."""
+        meta = [torch.empty(shape, device="meta") for shape in (self.x, self.weight)]
+        return tuple(self.dense(*meta).shape)
+
+    @property
+    def shape(self) -> str:
+        """M×N×K of a linear layer; input, weight and what is not torch's default of a convolution.
+
+        Example:
+            >>> Layer((32, 512), (256, 512)).shape
+            '32×256×512'
+            >>> Layer((8, 3, 32, 32), (16, 3, 3, 3), padding=1).shape
+            '8×3×32×32, 16×3×3×3, padding 1'
+        """
+        if self.operator == "linear":
+            return f"{self.x[0]}×{self.weight[0]}×{self.weight[1]}"
+        sizes = ["×".join(map(str, shape)) for shape in (self.x, self.weight)]
+        usual = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+        return ", ".join(sizes + [f"{name} {n}" for name, n in self.geometry.items() if n != usual[name]])
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the forward pass, and of either gradient."""
+        return 2 * math.prod(self.y) * math.prod(self.weight[1:])
+
+    @property
+    def bytes(self) -> int:
+        """The fewest bytes that the forward pass, or either gradient, can move: each of its three tensors once."""
+        return sum(map(math.prod, (self.x, self.weight, self.y))) * self.dtype.itemsize
+
+    def dense(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """PyTorch's own operator."""
+        return F.linear(x, weight, bias) if self.operator == "linear" else F.conv2d(x, weight, bias, **self.geometry)
+
+    def dense_grad_input(self, grad: Tensor, weight: Tensor) -> Tensor:
+        """What PyTorch's backward pass calls for x."""
+        is_linear = self.operator == "linear"
+        return grad @ weight if is_linear else nn.grad.conv2d_input(self.x, weight, grad, **self.geometry)
+
+    def dense_grad_weight(self, grad: Tensor, x: Tensor) -> Tensor:
+        """What PyTorch's backward pass calls for the weight."""
+        is_linear = self.operator == "linear"
+        return grad.t() @ x if is_linear else nn.grad.conv2d_weight(x, self.weight, grad, **self.geometry)
+
+
+class Tensors:
+    """What works on a layer take: x, weight, bias, the output's gradient, and what says who owns each weight.
+
+    Args:
+        layer, division: what to make.
+        seed: of all of it.
+    """
+
+    def __init__(self, layer: Layer, division: Division, seed: int) -> None:
+        generator = torch.Generator(layer.device).manual_seed(seed)
+
+        def normal(shape: Sequence[int], scale: float = 1.0) -> Tensor:
+            values = torch.randn(shape, generator=generator, device=layer.device) * scale
+            return values.to(layer.dtype)
+
+        self.layer, self.division, self.seed = layer, division, seed
+        self._made: dict[str, object] = {}
+        self.x, self.grad = normal(layer.x), normal(layer.y)
+        self.weight = normal(layer.weight, 1 / math.sqrt(math.prod(layer.weight[1:])))
+        self.bias = normal(layer.weight[:1])
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """What make() returned the first time; the peers of a workload are checked against one truth."""
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
+
+    @cached_property
+    def partition(self) -> pk.Partition:
+        """Who owns each weight, and what replaces it."""
+        defaults = self.division.values(self.weight, self.seed)
+        partition = pk.Partition.random(self.layer.weight, self.division.proportions, seed=self.seed)
+        return dataclasses.replace(partition.to(self.layer.device), defaults=defaults)
+
+    @cached_property
+    def ids(self) -> Tensor:
+        """A byte a weight: its partition, 1..C."""
+        return self.partition.ids()
+
+    @cached_property
+    def defaults(self) -> Tensor:
+        """A second copy of the weights: what replaces them where they are not live."""
+        return self.partition.defaults.values(self.layer.weight, self.layer.dtype, self.layer.device).clone()
+
+    @cached_property
+    def module(self) -> PartitionedLayer:
+        """partnets' layer with this weight and partition; the bias is partition 1's."""
+        # skip_init: nobody reads the initial weights, which take a second to draw for the largest layers.
+        new = partial(nn.utils.skip_init, device=self.layer.device, dtype=self.layer.dtype)
+        if self.layer.operator == "linear":
+            out_features, in_features = self.layer.weight
+            ordinary, kind = new(nn.Linear, in_features, out_features), partnets.Linear
+        else:
+            out_channels, in_channels, *kernel = self.layer.weight
+            in_channels *= self.layer.groups
+            ordinary, kind = new(nn.Conv2d, in_channels, out_channels, kernel, **self.layer.geometry), partnets.Conv2d
+        defaults = self.division.values(self.weight, self.seed)
+        module = kind.from_ordinary(ordinary, self.division.proportions, seed=self.seed, defaults=defaults)
+        with torch.no_grad():
+            module.weight.copy_(self.weight)
+            module.bias.zero_()
+            (module.bias[0] if module.count > 1 else module.bias).copy_(self.bias)
+        return module

@@ -1,0 +1,208 @@
+"""memory: what a model keeps between steps, and its peak in each phase of a step, against others and the floor.
+
+What is kept is counted, or by arithmetic for models that are too large to make: bytes of `parameters`, weights and
+what else is trained; of the `map` of who owns each weight; of `defaults`, which replace weights that are not live; and
+of the optimiser's `state`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from benchmarks.measuring import peak
+from benchmarks.measuring.peak import Job
+from benchmarks.peers.layer import Division
+from benchmarks.peers.operators import obstacles as unavailable
+from benchmarks.peers.schemes import Where
+from benchmarks.peers.train_step import TrainStep
+from benchmarks.results import Record
+from benchmarks.suites.options import Options
+from partkernels.formats import packed_map
+from partnets.convert.partitioning import find
+from partnets.nn.partitioned import partitioned_layers
+
+ABOUT = "bytes a weight, and the peak of a training step"
+SCHEMES = ("dense", "paper")
+MOMENTS = {"adam": 2, "sgd": 1}
+KEPT = ("parameters", "map", "defaults", "state")
+# Bytes, by the names of figures: those of KEPT, and "peak of PHASE, by allocator" or "by process".
+Figures = dict[str, float]
+
+
+def records(options: Options, save: Callable[[list[Record]], None]) -> list[Record]:
+    preset, arithmetic = options.preset, [job(options, name, 1) for name in options.preset.arithmetic]
+    how = {"processes": preset.processes, "fused": preset.fused, "save": save}
+    return measure(jobs(options), options.backends, arithmetic=arithmetic, **how)
+
+
+def jobs(options: Options) -> list[Job]:
+    """The preset's models and batches; schemes and backends are not set."""
+    return [job(options, name, batch) for name, batch in options.preset.memory]
+
+
+def job(options: Options, name: str, batch: int) -> Job:
+    division, own = options.divisions[0], {"input": options.input, "classes": options.classes}
+    how = {"device": options.device.type, "threads": options.threads, "active": min(2, division.count)}
+    return Job(name, batch=batch, division=division, **own, **how)
+
+
+def measure(
+    jobs: Sequence[Job],
+    backends: Sequence[str],
+    *,
+    arithmetic: Sequence[Job] = (),
+    processes: bool = True,
+    fused: Sequence[str] = (),
+    save: Callable[[list[Record]], None] = lambda records: None,
+) -> list[Record]:
+    """Records of bytes: for each job, peer and figure.
+
+    Args:
+        jobs: whose models and batches to measure; scheme and backend are set here.
+        backends: of ours.
+        arithmetic: jobs whose models are too large to make, for KEPT alone.
+        processes: whether to measure processes too, where that is possible: on the CPU, under Linux.
+        fused: names of models that are measured by Triton's fused plan as well, if that is among the backends.
+        save: is given the records that there are, after each job.
+    """
+    processes = processes and sys.platform == "linux"
+    peers = {scheme: {"scheme": scheme} for scheme in SCHEMES}
+    peers |= {f"partkernels {backend}": {"scheme": "partkernels", "backend": backend} for backend in backends}
+    by_plan = {"partkernels triton fused": {"scheme": "partkernels", "backend": "triton", "plan": "fused"}}
+    found: list[Record] = []
+    for job in tqdm(jobs, disable=None, unit="model", leave=False):
+        figures: dict[str, Figures] = {}
+        more = by_plan if job.model in fused and "triton" in backends else {}
+        for name, peer in (peers | more).items():
+            own = dataclasses.replace(job, **peer)
+            if own.backend in unavailable():
+                found.append(Record("memory", case(job, ""), name, "B", missing=unavailable()[own.backend]))
+                continue
+            try:
+                figures[name] = _measured(own, processes)
+            except RuntimeError as error:
+                found.append(Record("memory", case(job, ""), name, "B", missing=f"failed: {error}"))
+        if "dense" in figures:
+            # Of peaks, the dense model's and the least that any assignment takes.
+            floor = _computed(job, "floor")
+            figures["floor"] = {n: value + floor["map"] for n, value in figures["dense"].items()} | floor
+        found += recorded(job, figures, _facts(job))
+        save(found)
+    for job in arithmetic:
+        figures = {
+            name: _computed(job, peer["scheme"]) for name, peer in (peers | {"floor": {"scheme": "floor"}}).items()
+        }
+        found += recorded(job, figures, _facts(job) | {"how": "by arithmetic"})
+    return found
+
+
+def _measured(job: Job, processes: bool) -> Figures:
+    with job.using():
+        figures = counted(job.make())
+    figures |= {f"peak of {phase}, by allocator": value for phase, value in peak.by_allocator(job).items()}
+    if processes and job.device == "cpu":
+        figures |= {f"peak of {phase}, by process": value for phase, value in peak.by_process(job).items()}
+    return figures
+
+
+def _computed(job: Job, scheme: str) -> Figures:
+    found = job.found()
+    return computed(scheme, _without_memory(job), job.division, job.optimizer or found.optimizer)
+
+
+def _without_memory(job: Job) -> nn.Module:
+    with torch.device("meta"):
+        return job.found().make()
+
+
+def _facts(job: Job) -> dict[str, float | str]:
+    """The model's name, its parameters, how many of them are partitioned, and which kinds of layer are not."""
+    model = _without_memory(job)
+    layers, _, obstacles = find(model)
+    dense = {type(model.get_submodule(path)).__name__ for path in obstacles}
+    parameters, weights = sum(p.numel() for p in model.parameters()), sum(w.numel() for w in mapped(layers.values()))
+    name, dense_layers = job.found().name, ", ".join(sorted(dense))
+    return {"name": name, "parameters": parameters, "weights": weights, "dense layers": dense_layers}
+
+
+def case(job: Job, figure: str) -> dict[str, str | int]:
+    """What tells a figure of a job apart in results."""
+    model = job.found()
+    about = {"model": model.name, "batch": job.batch, "optimizer": job.optimizer or model.optimizer}
+    return {**about, "device": job.device, **job.division.case(), "figure": figure}
+
+
+def recorded(job: Job, figures: dict[str, Figures], facts: dict[str, float | str]) -> list[Record]:
+    """A record for each peer and figure."""
+    return [
+        Record("memory", case(job, figure), peer, "B", [[value]], facts=facts)
+        for peer, values in figures.items()
+        for figure, value in values.items()
+    ]
+
+
+def counted(step: TrainStep) -> Figures:
+    """KEPT of tensors that are there, after a step."""
+    ids, defaults = [], []
+    for _, layer in partitioned_layers(step.model):
+        for partition in getattr(layer, "partitions", {}).values():
+            ids.append(partition.map)
+            defaults += [partition.defaults.stored] if partition.defaults.stored is not None else []
+    for module in step.model.modules():
+        if isinstance(module, Where):
+            ids.append(module.ids)
+            defaults.append(module.defaults)
+    moments = (t for t in step.state() if t.is_floating_point() and t.dim())  # not the step counts
+    tensors = step.model.parameters(), ids, defaults, moments
+    return {name: _bytes(some) for name, some in zip(KEPT, tensors, strict=True)}
+
+
+def computed(scheme: str, model: nn.Module, division: Division, optimizer: str) -> Figures:
+    """KEPT of an ordinary model, on any device, if it were under a scheme: 'dense', 'paper', 'partkernels' or 'floor'.
+
+    The floor is the least that any scheme could keep: log2 of the number of such assignments, which is the entropy
+    of the proportions a weight. (An assignment that is drawn from a seed could be drawn again, at no memory.)
+    """
+    found, size = find(model), next(model.parameters()).element_size()
+    layers = [*found.layers.values(), *found.bare.values()]
+    weights = mapped(layers)
+    count, parameters = sum(w.numel() for w in weights), sum(p.numel() for p in model.parameters()) * size
+    map = defaults = 0.0
+    if scheme == "partkernels":
+        # A row for each partition, of biases, norms' parameters, and what a module keeps for itself.
+        rows = sum(p.numel() for layer in layers for p in layer.parameters(recurse=False)) - count
+        parameters += (division.count - 1) * rows * size
+        bits = packed_map.bits_for(division.count)
+        map = sum(w.shape[0] * packed_map.row_bytes(math.prod(w.shape[1:]), bits) for w in weights)
+        defaults = count * size if division.defaults == "stored" else 0.0
+    elif scheme == "paper":
+        map, defaults = count, count * size
+    elif scheme == "floor":
+        map = count * entropy(division) / 8
+    return dict(zip(KEPT, (parameters, map, defaults, MOMENTS[optimizer] * parameters), strict=True))
+
+
+def mapped(layers: Iterable[nn.Module]) -> list[nn.Parameter]:
+    """The weights of ordinary layers that every scheme partitions entry by entry, by a map."""
+    return [layer.weight for layer in layers if isinstance(layer, nn.Linear | nn.Conv2d | nn.Embedding)]
+
+
+def entropy(division: Division) -> float:
+    """Bits a weight that no assignment with these proportions can do without, on average.
+
+    Example:
+        >>> entropy(Division((0.5, 0.5)))
+        1.0
+    """
+    return -sum(p * math.log2(p) for p in division.proportions if p)
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)

@@ -1,0 +1,220 @@
+"""PartitionedTrainer: transformers.Trainer whose weights and hyperparameters learn together (Appendix I.1)."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from partnets.convert import merge
+from partnets.data.chunks import Chunks
+from partnets.data.loader import Draw, Loader
+from partnets.evaluation.metrics import check_counts
+from partnets.hyper import Hyperparameter, hyperparameters
+from partnets.nn.live import subnetwork
+from partnets.optim import AdamW, PartitionedOptimizer
+from partnets.training.step import step_hyper, weights_learning
+from partnets.utils.modules import device_of
+from partnets.utils.random_state import preserved
+
+try:
+    import transformers
+except ImportError as error:
+    raise ImportError(
+        "partnets.integrations.hugging_face needs transformers; pip install 'partkernels[transformers]'."
+    ) from error
+
+# Safetensors hold tensors alone, and a layer's partition is more than that.
+PARTITIONED = "partitioned.pt"
+
+
+class _StepsOnePartition:
+    """For a loop that calls step() without saying which: `update` is what the last batch was for."""
+
+    update: int
+
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
+        return super().step(self.update, closure)
+
+
+class PartitionedTrainerMixin:
+    """Put it before transformers.Trainer, or a subclass of that, among the bases; see PartitionedTrainer."""
+
+    def __init__(
+        self, *args, hyper_optimizer: Callable[..., torch.optim.Optimizer] | None = None, eval_dataset=None, **options
+    ) -> None:
+        chunks = options.get("train_dataset")
+        if not isinstance(chunks, Chunks):
+            raise ValueError(f"train_dataset is a {type(chunks).__name__}; pass partnets.chunk(dataset, proportions).")
+        super().__init__(*args, eval_dataset=chunks if eval_dataset is None else eval_dataset, **options)
+        check_counts(self.model, chunks)
+        several = {
+            "gradient_accumulation_steps": self.args.gradient_accumulation_steps,
+            "the number of processes": self.args.world_size,
+            "the number of GPUs": max(self.args.n_gpu, 1),
+        }
+        for name, value in several.items():
+            if value != 1:
+                raise ValueError(f"{name} is {value}; each batch is for a partition of its own: train with 1.")
+        if self.args.fp16:
+            raise ValueError(
+                "fp16=True scales gradients, which a step of ψ would not undo; train with bf16 or float32."
+            )
+        if self.optimizer is not None:
+            self.optimizer = _stepping(self.optimizer)
+        make = hyper_optimizer or (lambda parameters: torch.optim.Adam(parameters, lr=1e-3))
+        psi = hyperparameters(self.model)
+        self.hyper_optimizer = make(psi) if psi else None
+        self._hyper_losses: list[Tensor] = []
+
+    def ordinary_model(self) -> nn.Module:
+        """What is saved for from_pretrained: torch's layers, of the whole network.
+
+        Modules of partnets.hyper are still inside, and from_pretrained knows nothing of them. Override this to put what
+        was learned where the architecture has a place for it, as a dropout rate into the configuration.
+        """
+        return merge(self.model)
+
+    def values(self) -> dict[str, float]:
+        """The present value of each hyperparameter, in its units, under its module's path."""
+        return {
+            f"{path}.{name}": value
+            for path, module in self.model.named_modules()
+            if isinstance(module, Hyperparameter)
+            for name, value in module.values().items()
+        }
+
+    def create_optimizer(self, model=None) -> PartitionedOptimizer:
+        """AdamW of partnets.optim with the arguments' settings, unless `optimizers` was given."""
+        if self.optimizer is None:
+            given = self.args
+            betas = given.adam_beta1, given.adam_beta2
+            settings = {"lr": given.learning_rate, "eps": given.adam_epsilon, "weight_decay": given.weight_decay}
+            self.optimizer = _stepping(AdamW(self.model, betas=betas, **settings))
+        return self.optimizer
+
+    def get_train_dataloader(self):
+        """Draws of chunks; an epoch has as many as it takes to see as many examples as there are."""
+        chunks, size = copy.copy(self.train_dataset), self.args.train_batch_size
+        chunks.collate = self.data_collator
+        options = {"num_workers": self.args.dataloader_num_workers, "pin_memory": self.args.dataloader_pin_memory}
+        steps = math.ceil(len(chunks.order) / size)
+        hyper_size = None if self.hyper_optimizer is None else size
+        loader = Loader(chunks, size, steps=steps, hyper_batch_size=hyper_size, seed=self.args.seed, **options)
+        return self.accelerator.prepare(loader)
+
+    def training_step(self, model: nn.Module, inputs: Draw, num_items_in_batch=None) -> Tensor:
+        """A step of ψ, and the gradient of w_k, which transformers' loop clips and steps."""
+
+        def compute(batch: Any) -> Tensor:
+            return super(PartitionedTrainerMixin, self).training_step(model, batch)  # backward pass included
+
+        k, batch, hyper_k, hyper_batch = inputs
+        if hyper_k is not None:
+            self._hyper_losses.append(step_hyper(self.model, self.hyper_optimizer, {hyper_k: hyper_batch}, compute))
+            self.hyper_optimizer.zero_grad()  # or it would count when the loop clips
+        with weights_learning(self.model, k):
+            loss = compute(batch)
+        getattr(self.optimizer, "optimizer", self.optimizer).update = k
+        return loss
+
+    def log(self, logs: dict[str, float], *args, **options) -> None:
+        """As transformers', with the mean loss of ψ's steps and the present values of ψ beside a training loss."""
+        if "loss" in logs:
+            if self._hyper_losses:
+                logs = logs | {"hyper_loss": torch.stack(self._hyper_losses).mean().item()}
+                self._hyper_losses.clear()
+            logs = logs | self.values()
+        super().log(logs, *args, **options)
+
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
+        """Of chunks L_ML in nats (Eq. 2), as "eval_lml", with the values of ψ; of other data as transformers does.
+
+        The mean loss of each unseen chunk counts once for each of its examples.
+        """
+        data = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(data, str):
+            data = self.eval_dataset[data]
+        if not isinstance(data, Chunks):
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        lml = 0.0
+        with preserved(device_of(self.model)):
+            for k in range(2, data.count + 1):
+                torch.manual_seed(self.args.seed)  # the same noise each time
+                with subnetwork(self.model, active=k - 1):
+                    lml -= data.sizes[k - 1] * self.predict(data[k], ignore_keys).metrics["test_loss"]
+        values = {f"{metric_key_prefix}_{name}": value for name, value in self.values().items()}
+        metrics = {f"{metric_key_prefix}_lml": lml} | values
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        """An ordinary model for from_pretrained, and beside it the partitioned one, to go on with."""
+        partitioned, self.model = self.model, self.ordinary_model()
+        try:
+            super()._save(output_dir)
+        finally:
+            self.model = partitioned
+        states = {"model": self.model.state_dict()}
+        if self.hyper_optimizer is not None:
+            states["hyper_optimizer"] = self.hyper_optimizer.state_dict()
+        torch.save(states, Path(output_dir or self.args.output_dir) / PARTITIONED)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        path = Path(resume_from_checkpoint) / PARTITIONED
+        if not path.exists():
+            raise ValueError(f"{path} is not there; resume from a checkpoint that a PartitionedTrainer saved.")
+        states = torch.load(path, map_location="cpu", weights_only=True)
+        self.model.load_state_dict(states["model"])
+        if self.hyper_optimizer is not None:
+            self.hyper_optimizer.load_state_dict(states["hyper_optimizer"])
+
+    def _load_best_model(self) -> None:
+        self._load_from_checkpoint(self.state.best_model_checkpoint)
+
+
+class PartitionedTrainer(PartitionedTrainerMixin, transformers.Trainer):
+    """transformers.Trainer for a partitioned model, in one process: no loop, no validation set.
+
+    A training step is a step of ψ (Eq. 4) and one of w_k (Eq. 3), as of partnets.Trainer; transformers clips the
+    gradient of w_k, steps and schedules. Batches are those of partnets.Loader, made by the data collator. Checkpoints
+    and save_model hold an ordinary model for from_pretrained and, in partitioned.pt, the partitioned one, from which
+    resume_from_checkpoint goes on to the same bits. With metric_for_best_model="lml" and greater_is_better=True,
+    load_best_model_at_end selects by L_ML.
+
+    Args:
+        model: of transformers, with partitioned layers, and modules of partnets.hyper in it.
+        train_dataset: partnets.Chunks, of as many chunks as the model has partitions.
+        eval_dataset: Chunks, for L_ML; the training's if None. Or another dataset, for transformers' own evaluation.
+        hyper_optimizer: called with the parameters of ψ, as functools.partial(torch.optim.Adam, lr=0.05) is; Adam with
+            a learning rate of 1e-3 if None.
+        optimizers: as of transformers.Trainer; the optimiser is one of partnets.optim.
+        others: of transformers.Trainer.
+
+    Raises:
+        ImportError: transformers is not installed; when this module is imported.
+        ValueError: train_dataset are no chunks or differ in C from the model, the optimiser is not of partnets.optim,
+            or the arguments ask for gradient accumulation, fp16, or several processes or GPUs.
+
+    Example:
+        >>> from partnets.integrations.hugging_face import PartitionedTrainer
+        >>> PartitionedTrainer(model, arguments, train_dataset=chunks).train()  # doctest: +SKIP
+    """
+
+
+def _stepping(optimizer: PartitionedOptimizer) -> PartitionedOptimizer:
+    """The same optimiser, which steps `update` where it is not told what to step."""
+    if not isinstance(optimizer, PartitionedOptimizer):
+        raise ValueError(
+            f"optimizers has a {type(optimizer).__name__}, which steps all partitions at once; pass one of"
+            " partnets.optim."
+        )
+    cls = type(optimizer)
+    optimizer.__class__ = type(cls.__name__, (_StepsOnePartition, cls), {})
+    return optimizer

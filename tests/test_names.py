@@ -1,0 +1,56 @@
+"""Names: none that users import is lost, and none hides the module that it lives in."""
+
+import importlib
+import pkgutil
+
+import pytest
+
+import partkernels
+import partnets
+
+# What version 0.1 offered, by the paths that its documentation gave.
+PUBLIC = {
+    "partkernels": """Defaults InputError Normal Partition Stored Uniform Zeros __version__ adam_step backends conv1d
+        conv2d conv_transpose1d conv_transpose2d embedding explain linear sgd_step subnetwork_weight use_backend""",
+    "partkernels.testing": "Yardstick poisoned_memory",
+    "partkernels.triton": "Config tuning use_plan",
+    "partkernels.plan": "Config use_plan",
+    "partkernels.partition": "Partition sizes",
+    "partkernels.defaults": "Defaults Normal Stored Uniform Zeros check_seed",
+    "partnets": """GRU LSTM RNN BatchNorm1d BatchNorm2d BatchNorm3d Bilinear Chunks Conv1d Conv2d Conv3d
+        ConvTranspose1d ConvTranspose2d ConvTranspose3d Embedding EmbeddingBag GroupNorm History LayerNorm Linear Loader
+        MultiheadAttention RMSNorm Trainer accuracy baselines callbacks checkpoint_contexts chunk data finalize hyper
+        lml loggers loss_matrix mean_loss merge models optim partition per_subnetwork register subnetwork
+        without_rule""",
+    "partnets.baselines": "Augerino Ensemble Trial held_out laplace search whole",
+    "partnets.callbacks": "Callback every record_loss_matrix subnetwork_metrics",
+    "partnets.data": """Data Normalise ToFloat cifar10 digits input_selection load mnist moments tiny_imagenet""",
+    "partnets.distributed": """DDP ColwiseParallel OptimizerState Packing RowwiseParallel SharedChunks Trainer
+        all_reduce_packed check_agreement draw fully_shard load save share""",
+    "partnets.hyper": """Affine Averaged ColourJitter ConcreteDropout Hyperparameter ImmerAffine InputMask Learned Range
+        SchwobelAffine Submodule clamped hyperparameters interval positive probability real""",
+    "partnets.lightning": "PartitionedModule",
+    "partnets.loggers": "CSV TensorBoard",
+    "partnets.models": """Bias Block FixupResNet MLP MnistCNN ResNet9 Scale ThinResNet50 TransformerLM ViT
+        WideResNet""",
+    "partnets.optim": "SGD Adam AdamW PartitionedOptimizer PerPartition decays",
+    "partnets.partitioned": "Partitioned count partitioned_layers",
+    "partnets.partitioned_layer": "PartitionedLayer",
+}
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_what_users_import_is_there(module):
+    if module == "partkernels.triton":
+        pytest.importorskip("triton", reason="its backend needs Triton")
+    found = importlib.import_module(module)
+    assert [name for name in PUBLIC[module].split() if not hasattr(found, name)] == []
+
+
+@pytest.mark.parametrize("package", [partkernels, partnets])
+def test_nothing_hides_the_module_that_it_lives_in(package):
+    for path, prefix in [(package.__path__, f"{package.__name__}.")]:
+        for found in pkgutil.walk_packages(path, prefix):
+            parent, _, leaf = found.name.rpartition(".")
+            seen = getattr(importlib.import_module(parent), leaf, None)
+            assert seen is None or getattr(seen, "__name__", "") == found.name, f"{parent}.{leaf} is {seen!r}"
