@@ -11,7 +11,7 @@ import torch
 
 import partkernels as pk
 from partkernels import build_info
-from partkernels.backends import dispatch
+from partkernels.backends import cuda, dispatch
 from partkernels.backends.cpu import operators as cpu
 from partkernels.backends.reference import operators as reference
 
@@ -176,8 +176,8 @@ def test_importing_initialises_no_gpu_and_downloads_nothing():
     ],
 )
 def test_the_cuda_library_serves_what_it_was_built_for(built, capability, status, monkeypatch):
-    monkeypatch.setattr(dispatch, "_load", lambda backend: dispatch.READY)
-    monkeypatch.setattr(dispatch.build_info, "facts", lambda: {"cuda": f"built for {built}"})
+    monkeypatch.setattr(cuda, "load_library", lambda backend: dispatch.READY)
+    monkeypatch.setattr(build_info, "facts", lambda: {"cuda": f"built for {built}"})
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
