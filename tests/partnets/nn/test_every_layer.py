@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 import torch
-from layer_cases import CASES
+from layers import CASES
 from torch import nn
 from torch.utils._pytree import tree_leaves
 

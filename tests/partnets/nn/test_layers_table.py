@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from layer_cases import CASES
+from layers import CASES
 from torch.utils._pytree import tree_leaves
 
 import partnets

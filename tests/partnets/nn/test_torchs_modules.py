@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from layer_cases import CASES, PROPORTIONS, module_inputs, registered
+from layers import CASES, PROPORTIONS, module_inputs, registered
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map_only
 
@@ -156,7 +156,7 @@ def test_gradients_of_a_subnetwork_are_those_of_its_values(cls, training, one):
 def test_every_registered_layer_has_a_case_and_inputs():
     made = {type(case.make()) for case in CASES.values()}
     lacking = [cls.__name__ for cls in registered(foreign=True) if cls.ordinary not in made]
-    assert not lacking, f"{lacking} have no entry in tests/partnets/layer_cases.py"
+    assert not lacking, f"{lacking} have no entry in tests/partnets/layers.py"
     assert not [cls.__name__ for cls in LAYERS if not module_inputs(cls, training=True)]
 
 
