@@ -36,10 +36,19 @@ FLAGS = ["-std=c++20", "-O3", "-g0", "-fvisibility=hidden", "-DTORCH_TARGET_VERS
 FLAGS += ["-fno-wrapv"]
 # A loop becomes vectors only if its square roots need not set errno.
 FLAGS += ["-fno-math-errno"]
-SOURCES = [
-    *sorted((ROOT / "csrc" / "cpu").glob("*.cpp")),
-    *(ROOT / "csrc" / "torch" / f for f in ("convolution.cpp", "cpu.cpp")),
-]
+
+
+def binding(backend: str) -> list[Path]:
+    """The sources of a backend's operators for PyTorch: what all backends share, and its own."""
+    return [path for folder in (".", backend) for path in sorted((ROOT / "csrc" / "torch" / folder).glob("*.cpp"))]
+
+
+def binding_headers(backend: str) -> list[str]:
+    """Where the binding's headers are: its own folder has a backend.h."""
+    return ["csrc/include", f"csrc/torch/{backend}", "csrc/torch", str(TORCH / "include")]
+
+
+SOURCES = [*sorted((ROOT / "csrc" / "cpu").glob("*.cpp")), *binding("cpu")]
 HEADERS = sorted((ROOT / "csrc").rglob("*.h"))
 # Code for 8.0 runs on all of 8.x, and as PTX on what is newer than 9.0; wgmma needs 9.0a.
 ARCHITECTURES = os.environ.get("TORCH_CUDA_ARCH_LIST") or "8.0+PTX 9.0a"
@@ -204,7 +213,7 @@ class BuildBackends(build_ext):
         )
 
     def compile_cuda(self, library: Path) -> None:
-        """Compiles csrc/cuda, each file at once, and links it with the binding and CUDA's static runtime."""
+        """Compiles csrc/cuda and the binding, each file at once, and links them with CUDA's static runtime."""
         asked = dict(architectures())
         objects = Path(self.build_temp) / "cuda"
         objects.mkdir(parents=True, exist_ok=True)
@@ -221,10 +230,13 @@ class BuildBackends(build_ext):
         ]
         common += [] if 90 in asked else ["-DPARTKERNELS_WITHOUT_HOPPER"]
         # USE_CUDA: without it PyTorch's headers do not declare what they have for streams.
-        binding = ["-Icsrc/include", f"-I{TORCH / 'include'}", "-DUSE_CUDA", "-fPIC", "-c", "csrc/torch/cuda.cpp"]
-        commands = [[compiler(), *FLAGS, *binding, "-o", str(objects / "binding.o")]]
+        options = [*FLAGS, *(f"-I{folder}" for folder in binding_headers("cuda")), "-DUSE_CUDA", "-fPIC", "-c"]
+        commands = [
+            [compiler(), *options, str(source.relative_to(ROOT)), "-o", str(objects / f"binding_{source.stem}.o")]
+            for source in binding("cuda")
+        ]
         sources = sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
-        sources.sort(key=lambda source: source.stem != "mma_products")  # takes longest, and begins first
+        sources.sort(key=lambda source: source.stem != "mma_matmul")  # takes longest, and begins first
         for source in sources:
             # These are of instructions that only 9.0a has.
             is_hopper = source.stem.startswith("hopper")
@@ -262,7 +274,7 @@ setup(
             "partkernels._cpu",
             sources=[str(path.relative_to(ROOT)) for path in SOURCES],
             depends=[str(path.relative_to(ROOT)) for path in HEADERS],
-            include_dirs=["csrc/include", "csrc/cpu", str(TORCH / "include")],
+            include_dirs=[*binding_headers("cpu"), "csrc/cpu"],
             library_dirs=[str(TORCH / "lib")],
             libraries=["torch_cpu"],
             language="c++",

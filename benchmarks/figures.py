@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 
 from benchmarks.measuring.estimates import Estimate, passes, ratios
 from benchmarks.results import Record
 
+COLUMNS = ("peer", "record", "key", "value", "ratio", "faster")
+# Of cases, in any suite.
+ENTRIES = (
+    "operator",
+    "work",
+    "shape",
+    "dtype",
+    "device",
+    "proportions",
+    "bits",
+    "defaults",
+    "active",
+    "model",
+    "batch",
+)
+ENTRIES += ("optimizer", "update", "figure")
+
 
 def figures(records: Iterable[Record], suite: str) -> pd.DataFrame:
-    """A row for each record of a suite that has samples; empty and without columns if there is none.
+    """A row for each record of a suite that has samples.
 
     Columns: the entries of its case; `peer`; `record`; `key`, which those of one case share; and as Estimates, or None,
     `value` [s or B]; `ratio`, to the base: the case's first peer, which a user has today; `faster`, how many times
@@ -29,8 +46,12 @@ def figures(records: Iterable[Record], suite: str) -> pd.DataFrame:
                 value, ratio = Estimate.of(passes(record.samples)), None if record is base else over(record, base)
                 row = {"peer": peer, "record": record, "key": key, "value": value, "ratio": ratio}
                 rows.append({**record.case, **row, "faster": over(peers.get("where"), record)})
-    found = pd.DataFrame(rows)
-    return found.astype(dict.fromkeys(("value", "ratio", "faster"), object)) if rows else found
+    return table(rows, [*ENTRIES, *COLUMNS]).astype(dict.fromkeys(("value", "ratio", "faster"), object))
+
+
+def table(rows: Sequence[Mapping], columns: Sequence[str]) -> pd.DataFrame:
+    """Rows as a table, which has these columns without any row too."""
+    return pd.DataFrame(rows) if rows else pd.DataFrame(columns=list(columns), dtype=object)
 
 
 def over(record: Record | None, other: Record | None) -> Estimate | None:

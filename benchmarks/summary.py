@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
-from benchmarks.figures import figures, ours, over
+from benchmarks.figures import figures, ours, over, table
 from benchmarks.measuring.estimates import Estimate, ratios
 from benchmarks.results import Record
 
@@ -27,9 +27,9 @@ def speed(records: Sequence[Record]) -> pd.DataFrame:
     torch.where, NaN if unknown; `shapes`, how many, and `of`, of how many.
     """
     found = figures(records, "speed")
-    mine = found[found.peer.isin(ours(found.peer)) & found.ratio.notna()] if len(found) else found
+    mine = found[found.peer.isin(ours(found.peer)) & found.ratio.notna()]
     if mine.empty:
-        return pd.DataFrame()
+        return table([], [*KIND, "peer", "mean", "low", "high", "where", "shapes", "of"])
     mine = mine.assign(over=[r.value for r in mine.ratio], times=[f.value if f else math.nan for f in mine.faster])
     by = [*KIND, "peer"]
     worst = mine.loc[mine.groupby([*by, "shape"], sort=False).over.idxmax()]
@@ -54,8 +54,6 @@ def memory(records: Sequence[Record]) -> pd.DataFrame:
     `partitioned`, the share of parameters that are; `dense_layers`, kinds of layer that are not; `by_arithmetic`.
     """
     found = figures(records, "memory")
-    if found.empty:
-        return found
     found = found.assign(kind=found.defaults, bytes=[value.value for value in found.value])
     rows, peaks = [], {}
     for (*model, peer), group in found.groupby([*MODEL, "peer"], sort=False):
@@ -71,7 +69,7 @@ def memory(records: Sequence[Record]) -> pd.DataFrame:
         row |= {"peak": {how: peak / dense[how] for how, peak in mine.items() if how in dense}}
         row |= {"partitioned": facts["weights"] / facts["parameters"], "dense_layers": facts.get("dense layers", "")}
         rows.append({**row, "by_arithmetic": facts.get("how") == "by arithmetic"})
-    return pd.DataFrame(rows)
+    return table(rows, [*MODEL, "peer", *KEPT, "all", "scheme", "map_bits", "peak"])
 
 
 def step(records: Sequence[Record]) -> pd.DataFrame:
@@ -82,9 +80,9 @@ def step(records: Sequence[Record]) -> pd.DataFrame:
     weighted by how often training draws each, as Estimates or None; `paper`, the paper's of both, or None.
     """
     found = figures(records, "step")
-    found = found[(found.peer != "dense") & found.ratio.notna()] if len(found) else found
+    found = found[(found.peer != "dense") & found.ratio.notna()]
     groups: dict[tuple, dict[str, list[Record]]] = {}
-    for record in found.get("record", ()):
+    for record in found.record:
         scheme, _, update = record.peer.rpartition(", ")
         case = tuple((name, value) for name, value in record.case.items() if name != "active")
         groups.setdefault((case, scheme), {}).setdefault(update, []).append(record)
@@ -95,7 +93,8 @@ def step(records: Sequence[Record]) -> pd.DataFrame:
         costs = {update: _expected(updates.get(update, ()), update, bases) for update in UPDATES}
         about = {"series": "", **dict(case), "scheme": scheme, "paper": PAPER.get(dict(case)["model"])}
         rows.append({**about, **costs, "place": place})
-    return pd.DataFrame(rows).astype(dict.fromkeys([*UPDATES, "paper"], object)) if rows else pd.DataFrame()
+    columns = ["model", "batch", "series", "scheme", "paper", *UPDATES, "place"]
+    return table(rows, columns).astype(dict.fromkeys([*UPDATES, "paper"], object))
 
 
 def _expected(measured: Sequence[Record], update: str, bases: dict[tuple, Record]) -> Estimate | None:
@@ -113,7 +112,7 @@ def optim(records: Sequence[Record]) -> pd.DataFrame:
     Columns: the entries of the case, `share` of the weights, `peer`, `ratio`, an Estimate.
     """
     found, rows = figures(records, "optim"), []
-    for _, case in found.groupby("key", sort=False) if len(found) else ():
+    for _, case in found.groupby("key", sort=False):
         theirs = case[case.peer.str.startswith("torch")]
         mine = case[case.peer.isin(ours(case.peer))]
         if len(theirs):
@@ -121,4 +120,4 @@ def optim(records: Sequence[Record]) -> pd.DataFrame:
             for record in mine.record:
                 row = {"share": record.facts["share"], "peer": record.peer, "ratio": over(record, fastest)}
                 rows.append({**record.case, **row})
-    return pd.DataFrame(rows)
+    return table(rows, ["model", "optimizer", "update", "share", "peer", "ratio"])

@@ -23,8 +23,8 @@ def measured(records: Sequence[Record]) -> list[Bar]:
 
 def _layers(records: Sequence[Record]) -> Iterable[Bar]:
     found = figures(records, "speed")
-    mine = found[(found.peer == OURS) & found.ratio.notna() & (found.work != "training")] if len(found) else found
-    for key, cases in mine.groupby(["operator", "dtype", "work", "shape"], sort=False) if len(mine) else ():
+    mine = found[(found.peer == OURS) & found.ratio.notna() & (found.work != "training")]
+    for key, cases in mine.groupby(["operator", "dtype", "work", "shape"], sort=False):
         worst = max(cases.itertuples(), key=lambda row: row.ratio.value)
         if bar := bar_of_layer(*key):
             rate = worst.record.facts["flops"] / worst.value.value
@@ -56,8 +56,8 @@ def _optimizers(records: Sequence[Record]) -> Iterable[Bar]:
 def _iterations(records: Sequence[Record]) -> Iterable[Bar]:
     """An update of the weights and one of the hyperparameters, each by the subnetwork that costs most."""
     found = figures((record for record in records if "series" not in record.case), "step")
-    mine = found[found.peer.str.startswith(OURS) & found.ratio.notna()] if len(found) else found
-    for (model, batch), cases in mine.groupby(["model", "batch"], sort=False) if len(mine) else ():
+    mine = found[found.peer.str.startswith(OURS) & found.ratio.notna()]
+    for (model, batch), cases in mine.groupby(["model", "batch"], sort=False):
         updates = [max(some.ratio, key=lambda ratio: ratio.value) for _, some in cases.groupby("peer", sort=False)]
         if (model, batch) == ("MNIST CNN", 200) and len(updates) == 2:
             ends = (sum(getattr(ratio, name) for ratio in updates) for name in ("value", "low", "high"))

@@ -146,7 +146,7 @@ def by_cuda(sizes: Sizes, kernels: Sequence[Kernel]) -> tuple[float, float] | No
         if kernel.name == "hopper_" + product.operator.removeprefix("linear_"):
             tile = cuda.tile(kernel.name, tuple(kernel.case.split(", ")))
             tiles = ceil(product.down / tile[0]) * ceil(product.across / tile[1])
-            # As csrc/cuda/products.h shares sums.
+            # As csrc/cuda/matmul_kernels.h shares sums.
             splits = max(1, min(H200.multiprocessors // tiles, product.depth // plans.TERMS // 4))
         elif kernel.name == "few_rows" and product.operator == "linear":
             # Each warp has all of a block's rows, and columns of its own.

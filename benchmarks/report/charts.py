@@ -35,13 +35,14 @@ COLOURS = {
     "other-4": "#007a5a",
     "state": "#b7c2cc",
 }
-OURS, MARKERS = ("ours-1", "ours-2", "ours-3"), {"ours-1": "o", "ours-2": "s", "ours-3": "D"}
+OURS, MARKERS = ("ours-1", "ours-2", "ours-3"), ("o", "s", "D", "^", "v")
 OTHERS = (("other-1", "o"), ("other-2", "s"), ("other-3", "^"), ("other-4", "D"))
-SIGNS = {"o": "○", "s": "□", "^": "△", "D": "◇", "|": "❘", "x": "✕", "ours-1": "●", "ours-2": "■", "ours-3": "◆"}
+# In the legend: what is ours is filled.
+SIGNS = {"o": "○●", "s": "□■", "^": "△▲", "v": "▽▼", "D": "◇◆", "|": "❘❘", "x": "✕✕"}
 PIECES = {"parameters": "ours-1", "map": "other-1", "defaults": "other-2", "state": "state"}
 PUBLISHED = "paper, as published"
-# Inches of a chart's width, and of a text line's and a lane's height.
-WIDTH, LINE, LANE = 3.7, 0.21, 0.115
+# Inches of a chart's width, of a text line's and a lane's height, and of a letter's width.
+WIDTH, LINE, LANE, LETTER = 3.7, 0.21, 0.115, 0.076
 RC = {
     "svg.fonttype": "none",
     "svg.hashsalt": "partkernels",
@@ -83,8 +84,7 @@ class Styles:
         """Colour and marker."""
         mine = ours(self.peers)
         if peer in mine:
-            colour = OURS[mine.index(peer) % len(OURS)]
-            return colour, MARKERS[colour]
+            return OURS[mine.index(peer) % len(OURS)], MARKERS[mine.index(peer) % len(MARKERS)]
         if peer in ("floor", PUBLISHED):
             return "text", "|" if peer == "floor" else "x"
         known = [name for name in text.ABOUT_PEERS if name != "dense"]
@@ -93,7 +93,7 @@ class Styles:
     def legend(self) -> list[tuple[str, str, str]]:
         """Colour, sign and name of each peer."""
         found = ((peer, *self[peer]) for peer in self.peers)
-        return [(colour, SIGNS[colour if colour in OURS else marker], peer) for peer, colour, marker in found]
+        return [(colour, SIGNS[marker][colour in OURS], peer) for peer, colour, marker in found]
 
 
 def span(estimates: Iterable[Estimate | None]) -> tuple[float, float]:
@@ -109,8 +109,9 @@ def dots(title: str, rows: Sequence[Row], styles: Styles, limits: tuple[float, f
     """A line for each case above its marks, one peer below the other; rules stand beside the marks alone."""
     lanes = max(1, len(styles.peers))
     pitch = LINE + LANE * lanes + 0.06
+    letters = max((len(row.label) + len(row.value) for row in rows), default=0)
     with matplotlib.rc_context(RC):
-        figure, axes = _axes(title, pitch * len(rows) + 0.05, left=0.03)
+        figure, axes = _axes(title, pitch * len(rows) + 0.05, left=0.03, width=max(WIDTH, LETTER * letters + 0.3))
         axes.set(xscale="log", xlim=limits, ylim=(pitch * len(rows) + 0.05, 0), yticks=[])
         ticks = _ticks(axes.xaxis, limits)
         for number, row in enumerate(rows):

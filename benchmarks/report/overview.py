@@ -40,8 +40,8 @@ class Tile:
 def tiles(records: Sequence[Record]) -> list[Tile]:
     """The answer in one line, as far as it was measured."""
     found, rows = [], summary.speed(records)
-    training = rows[rows.work == "training"] if len(rows) else rows
-    for operator, mine in training.groupby("operator", sort=False) if len(training) else ():
+    training = rows[rows.work == "training"]
+    for operator, mine in training.groupby("operator", sort=False):
         # A user takes the fastest backend, but not always the fastest dtype or map.
         fastest = mine.loc[mine.groupby(summary.KIND, sort=False)["mean"].idxmin()]
         best = fastest.loc[fastest["mean"].idxmax()]
@@ -49,19 +49,16 @@ def tiles(records: Sequence[Record]) -> list[Tile]:
         question = f"{text.first_upper(operator)} in training, over dense"
         found.append(Tile(question, text.ratio(best["mean"]), "; ".join(filter(None, (more, faster(best["where"]))))))
     rows = summary.memory(records)
-    mine = rows[rows.peer.isin(ours(rows.peer))] if len(rows) else rows
+    mine = rows[rows.peer.isin(ours(rows.peer))]
     if len(mine):
         worst = mine.loc[mine.scheme.idxmax()]
         same = rows[(rows[summary.MODEL] == worst[summary.MODEL]).all(axis=1)].set_index("peer").scheme
         others = ", ".join(f"{peer} {same[peer]:.2f}" for peer in ("dense", "floor", "paper") if peer in same)
         found.append(Tile("Bytes a parameter, at most", f"{worst.scheme:.2f}", f"{worst.model}; {others}"))
     rows = summary.step(records)
-    rows = rows[rows.series == ""] if len(rows) else rows
+    rows = rows[rows.series == ""]
     for update in summary.UPDATES:
-        costs = {
-            s: [cost.value for cost in some[update] if cost]
-            for s, some in (rows.groupby("scheme") if len(rows) else ())
-        }
+        costs = {s: [cost.value for cost in some[update] if cost] for s, some in rows.groupby("scheme")}
         if mine := [summary.mean(costs[scheme]) for scheme in ours(costs) if costs[scheme]]:
             more = f"the paper's scheme here {text.ratio(summary.mean(costs['paper']))}" if costs.get("paper") else ""
             found.append(Tile(f"Update of the {update}, over dense", text.ratio(min(mine)), more))
@@ -132,7 +129,7 @@ def _memory(runs: Runs) -> list[Row]:
     found = []
     for name, results in runs:
         rows = summary.memory(results.records)
-        for _, group in rows.groupby(summary.MODEL, sort=False) if len(rows) else ():
+        for _, group in rows.groupby(summary.MODEL, sort=False):
             by_peer = {row.peer: row for row in group.itertuples()}
             for mine in [by_peer[peer] for peer in ours(by_peer)][:1]:  # backends keep the same bytes
                 peak = mine.peak.get("process", mine.peak.get("allocator", math.nan))
@@ -148,7 +145,7 @@ def _step(runs: Runs) -> list[Row]:
     found = []
     for name, results in runs:
         rows = summary.step(results.records)
-        for model, schemes in by_model(rows[rows.series == ""]) if len(rows) else ():
+        for model, schemes in by_model(rows[rows.series == ""]):
             for mine in ours(schemes):
                 cells = {}
                 for which, update in enumerate(summary.UPDATES):
@@ -165,8 +162,8 @@ def _optim(runs: Runs) -> list[Row]:
     found = []
     for name, results in runs:
         rows = summary.optim(results.records)
-        rows = rows[rows.ratio.notna()] if len(rows) else rows
-        for (optimizer, _, _), group in rows.groupby(["optimizer", "update", "share"], sort=False) if len(rows) else ():
+        rows = rows[rows.ratio.notna()]
+        for (optimizer, _, _), group in rows.groupby(["optimizer", "update", "share"], sort=False):
             label = f"{text.OPTIMIZERS.get(optimizer, optimizer)}, {partition(next(group.itertuples()))}"
             values = [ratio.value for ratio in group.ratio]
             range_ = text.span(min(values), max(values)) if len(values) > 1 else ""

@@ -1,4 +1,4 @@
-"""readme: the benchmark tables of the README, made from files of results."""
+"""readme: the benchmark tables of a page of the documentation, made from files of results."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _tables(results: Results) -> Iterable[str]:
     if rows := _steps(results.records):
         yield rows
     rows = summary.memory(results.records)
-    rows = rows[rows.model.isin(SHOWN) & (rows.peer != "dense")] if len(rows) else rows
+    rows = rows[rows.model.isin(SHOWN) & (rows.peer != "dense")]
     if len(rows):
         yield markdown(
             ("bytes a parameter", "parameters", "map", "defaults", "optimiser", "peak over dense"),
@@ -86,7 +86,7 @@ def steps(results: Results) -> str:
 
 def _steps(records: Sequence[Record]) -> str:
     rows, lines = summary.step(records), []
-    for row in rows[rows.series == ""].itertuples() if len(rows) else ():
+    for row in rows[rows.series == ""].itertuples():
         samples = f"{row.samples} sample{'s' * (row.samples > 1)}"
         costs = [f"{cost.value:.2f}" if cost else "" for cost in (row.parameters, row.hyperparameters)]
         paper = f"{row.paper[0]}, {row.paper[1]}" if row.paper and row.scheme != "paper" else ""

@@ -139,8 +139,6 @@ def _speed(records: Sequence[Record], results: Results) -> list[Part]:
 def _speed_charts(records: Sequence[Record], several: Sequence[str]) -> list[Markup]:
     """A chart for each work and dtype, all on one axis; of each shape the live subnetwork that costs most."""
     found = figures(records, "speed")
-    if found.empty:
-        return []
     apart = ["work", *(name for name in several if name in ("dtype", "device"))]
     within = ["shape", *(name for name in several if name not in (*apart, "shape", "active"))]
     refused = {tuple(r.case.items()) for r in records if r.refused and ours([r.peer])}
@@ -220,8 +218,6 @@ def title(row) -> str:
 def _peaks(records: Sequence[Record]) -> list[Part]:
     """A part for each way of measuring, with a chart for each phase."""
     found, parts = figures(records, "memory"), []
-    if found.empty:
-        return []
     found = found[found.figure.str.startswith("peak of ")]
     words = found.figure.str.extract("peak of (?P<phase>.*), by (?P<how>.*)")
     found = found.assign(**words, label=[f"{m}, batch {b}" for m, b in zip(found.model, found.batch, strict=True)])
@@ -323,7 +319,7 @@ def _growth(rows: pd.DataFrame) -> Part:
 
 def _optim(records: Sequence[Record], results: Results) -> list[Part]:
     rows = summary.optim(records)
-    rows = rows[rows.ratio.notna()] if len(rows) else rows
+    rows = rows[rows.ratio.notna()]
     over = {(*(row[n] for n in ("model", "optimizer", "update", "peer")),): row.ratio for _, row in rows.iterrows()}
 
     def leading(record: Record) -> dict[str, str]:
@@ -335,7 +331,7 @@ def _optim(records: Sequence[Record], results: Results) -> list[Part]:
         return over.get((*(record.case[name] for name in ("model", "optimizer", "update")), record.peer))
 
     drawn = []
-    for optimizer, some in rows.groupby("optimizer", sort=False) if len(rows) else ():
+    for optimizer, some in rows.groupby("optimizer", sort=False):
         lines = [
             Row(
                 f"{row.model}, {partition(row)}",

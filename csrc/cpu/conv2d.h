@@ -1,8 +1,8 @@
 // conv2d and its gradients as implicit matrix products: images are unfolded block by block.
 #pragma once
 
-#include "images.h"
-#include "kept_store.h"
+#include "conv2d_indexing.h"
+#include "masked_store.h"
 #include "pack.h"
 #include "rebuild.h"
 
@@ -205,7 +205,7 @@ template <class T>
 void conv2d_grad_weight(Images<const T> grad_y, Images<const T> x, Convolution conv, Owners owners, int update,
                         Weight<T> grad_w, const ParallelFor& parallel_for) {
   using Unit = typename UnitOf<T>::type;
-  const KeptStore<T> store(owners, update, grad_w);
+  const MaskedStore<T> store(owners, update, grad_w);
   for (int64_t g = 0; g < conv.groups; ++g) {
     const Group group(grad_w, g, conv.groups);
     gemm<Unit, Layout::row_major>(

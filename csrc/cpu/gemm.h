@@ -4,8 +4,8 @@
 // rebuilt from a packed map. No operand ever exists whole.
 #pragma once
 
-#include "multiply.h"
-#include "tile.h"
+#include "microkernel.h"
+#include "weight_tile.h"
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
 

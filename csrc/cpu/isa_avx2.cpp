@@ -4,7 +4,7 @@
 #pragma GCC target("avx2,fma")
 #define PARTKERNELS_ISA avx2
 #define PARTKERNELS_AVX2
-#include "isa_operators.h"
+#include "operators.h"
 
 namespace partkernels::cpu {
 const Operators& avx2_operators() { return avx2::kOperators; }

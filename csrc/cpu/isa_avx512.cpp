@@ -5,7 +5,7 @@
 #define PARTKERNELS_ISA avx512
 #define PARTKERNELS_AVX2
 #define PARTKERNELS_AVX512
-#include "isa_operators.h"
+#include "operators.h"
 
 namespace partkernels::cpu {
 const Operators& avx512_operators() { return avx512::kOperators; }

@@ -6,7 +6,7 @@
 #define PARTKERNELS_AVX2
 #define PARTKERNELS_AVX512
 #define PARTKERNELS_AVX512_BF16
-#include "isa_operators.h"
+#include "operators.h"
 
 namespace partkernels::cpu {
 const Operators& avx512_bf16_operators() { return avx512_bf16::kOperators; }

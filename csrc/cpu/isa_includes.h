@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "accumulate.h"
+#include "accumulator.h"
 #include "operators.h"
 #include "partkernels/bfloat16.h"
 #include "partkernels/cpu.h"

@@ -1,7 +1,7 @@
 #include "isa_includes.h"
 
 #define PARTKERNELS_ISA portable
-#include "isa_operators.h"
+#include "operators.h"
 
 namespace partkernels::cpu {
 const Operators& portable_operators() { return portable::kOperators; }

@@ -2,8 +2,8 @@
 // packed, and rebuilt, once for hundreds of rows of x.
 #pragma once
 
-#include "few_rows.h"
-#include "kept_store.h"
+#include "linear_few_rows.h"
+#include "masked_store.h"
 #include "pack.h"
 #include "rebuild.h"
 
@@ -98,7 +98,7 @@ template <class T>
 void linear_grad_weight(Matrix<const T> grad_y, Matrix<const T> x, Owners owners, int update, Weight<T> grad_w,
                         const ParallelFor& parallel_for) {
   using Unit = typename UnitOf<T>::type;
-  const KeptStore<T> store(owners, update, grad_w);
+  const MaskedStore<T> store(owners, update, grad_w);
   gemm<Unit, Layout::depth_major>(
       grad_y.cols, x.cols, x.rows, 3 * kRows,
       [&](int64_t i, int64_t m, int64_t k, int64_t d, Unit* block) { pack_left_depth(grad_y, k, d, i, m, block); },

@@ -1,4 +1,5 @@
-// The choice of an instruction set: the best that the processor has, or what PARTKERNELS_CPU_ISA asks for.
+// The public functions, which call those of an instruction set: the best that the processor has, or what
+// PARTKERNELS_CPU_ISA asks for.
 #include "operators.h"
 
 #include <cstdlib>
@@ -145,24 +146,10 @@ void random_map(int64_t rows, int64_t cols, const std::vector<int64_t>& sizes, u
   chosen().operators().random_map(rows, cols, sizes, seed, map, parallel_for);
 }
 
-#define PARTKERNELS_INSTANTIATE(T)                                                                                     \
-  template void linear(Matrix<const T>, const Subnetwork<T>&, const T*, Matrix<T>, const ParallelFor&);                \
-  template void linear_grad_input(Matrix<const T>, const Subnetwork<T>&, Matrix<T>, const ParallelFor&);               \
-  template void linear_grad_weight(Matrix<const T>, Matrix<const T>, Owners, int, Weight<T>, const ParallelFor&);      \
-  template void conv2d(Images<const T>, const Subnetwork<T>&, const T*, Convolution, Images<T>, const ParallelFor&);   \
-  template void conv2d_grad_input(Images<const T>, const Subnetwork<T>&, Convolution, Images<T>, const ParallelFor&);  \
-  template void few_channels_grad_input(Images<const T>, Weight<const T>, Convolution, Images<T>, const ParallelFor&); \
-  template void conv2d_grad_weight(Images<const T>, Images<const T>, Convolution, Owners, int, Weight<T>,              \
-                                   const ParallelFor&);                                                                \
-  template void subnetwork_weight(const Subnetwork<T>&, int64_t, int64_t, Weight<T>, const ParallelFor&);              \
-  template void subnetwork_weight_grad(Weight<const T>, Owners, int, int, Weight<T>, const ParallelFor&);              \
-  template void embedding(const int64_t*, int64_t, const Subnetwork<T>&, T*, const ParallelFor&);                      \
-  template void sgd_step(Weight<T>, Weight<const T>, Weight<T>, const Owners&, int, const Sgd&, const ParallelFor&);   \
-  template void adam_step(Weight<T>, Weight<const T>, Weight<T>, Weight<T>, const Owners&, int, const Adam&,           \
-                          const ParallelFor&);
-
-PARTKERNELS_INSTANTIATE(float)
-PARTKERNELS_INSTANTIATE(double)
-PARTKERNELS_INSTANTIATE(bfloat16)
+#define PARTKERNELS_INSTANTIATE(name)           \
+  template decltype(name<float>) name<float>;   \
+  template decltype(name<double>) name<double>; \
+  template decltype(name<bfloat16>) name<bfloat16>;
+PARTKERNELS_OPERATORS(PARTKERNELS_INSTANTIATE)
 
 }  // namespace partkernels::cpu

@@ -1,7 +1,27 @@
-// The operators as a table of functions, one for each instruction set that the library is compiled for.
-#pragma once
+// The one list of the CPU's operators, and the table of them that is made for each instruction set.
+//
+// An isa_*.cpp includes this twice: by isa_includes.h, before it sets its instruction set, for the table's type; and
+// after, for the kernels.
+#if !defined(PARTKERNELS_OPERATORS)
 
 #include "partkernels/cpu.h"
+
+// Those of a dtype: use(linear) use(linear_grad_input) and so on.
+// clang-format off
+#define PARTKERNELS_OPERATORS(use) \
+  use(linear)                      \
+  use(linear_grad_input)           \
+  use(linear_grad_weight)          \
+  use(conv2d)                      \
+  use(conv2d_grad_input)           \
+  use(few_channels_grad_input)     \
+  use(conv2d_grad_weight)          \
+  use(subnetwork_weight)           \
+  use(subnetwork_weight_grad)      \
+  use(embedding)                   \
+  use(sgd_step)                    \
+  use(adam_step)
+// clang-format on
 
 // Whether the compiler can make functions for instruction sets beyond its own target.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
@@ -12,18 +32,9 @@ namespace partkernels::cpu {
 
 template <class T>
 struct OperatorsOn {
-  decltype(&cpu::linear<T>) linear;
-  decltype(&cpu::linear_grad_input<T>) linear_grad_input;
-  decltype(&cpu::linear_grad_weight<T>) linear_grad_weight;
-  decltype(&cpu::conv2d<T>) conv2d;
-  decltype(&cpu::conv2d_grad_input<T>) conv2d_grad_input;
-  decltype(&cpu::few_channels_grad_input<T>) few_channels_grad_input;
-  decltype(&cpu::conv2d_grad_weight<T>) conv2d_grad_weight;
-  decltype(&cpu::subnetwork_weight<T>) subnetwork_weight;
-  decltype(&cpu::subnetwork_weight_grad<T>) subnetwork_weight_grad;
-  decltype(&cpu::embedding<T>) embedding;
-  decltype(&cpu::sgd_step<T>) sgd_step;
-  decltype(&cpu::adam_step<T>) adam_step;
+#define PARTKERNELS_POINTER(name) decltype(&cpu::name<T>) name;
+  PARTKERNELS_OPERATORS(PARTKERNELS_POINTER)
+#undef PARTKERNELS_POINTER
 };
 
 struct Operators {
@@ -41,3 +52,30 @@ const Operators& avx512_bf16_operators();
 #endif
 
 }  // namespace partkernels::cpu
+
+#endif
+
+#if defined(PARTKERNELS_ISA)
+
+#include "conv2d.h"
+#include "conv2d_few_channels.h"
+#include "embedding.h"
+#include "linear.h"
+#include "optimizers.h"
+#include "random_map.h"
+#include "subnetwork_weight.h"
+
+namespace partkernels::cpu::PARTKERNELS_ISA {
+
+template <class T>
+constexpr OperatorsOn<T> kOperatorsOn = {
+#define PARTKERNELS_KERNEL_OF(name) .name = name<T>,
+    PARTKERNELS_OPERATORS(PARTKERNELS_KERNEL_OF)
+#undef PARTKERNELS_KERNEL_OF
+};
+
+constexpr Operators kOperators = {kOperatorsOn<float>, kOperatorsOn<double>, kOperatorsOn<bfloat16>, random_map};
+
+}  // namespace partkernels::cpu::PARTKERNELS_ISA
+
+#endif

@@ -2,10 +2,10 @@
 // written once, and cache lines of which it owns no entry are not written.
 #pragma once
 
-#include "accumulate.h"
+#include "accumulator.h"
 #include "isa.h"
-#include "keep.h"
-#include "tile.h"
+#include "mask.h"
+#include "weight_tile.h"
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
 
@@ -257,7 +257,7 @@ void step_owned(const Tensors<T, N>& tensors, const Owners& owners, int partitio
                 const ParallelFor& parallel_for) {
   const Weight<const T>& w = tensors.grad;
   const Order order = tensors.order();
-  const Keeper keeper(owners, w.cols(), partition, partition);
+  const MaskDecoder decode(owners, w.cols(), partition, partition);
   const int64_t cols = w.cols();
   const TapsTogether put_taps_together(w.in, order == Order::taps ? w.height * w.width : 0);
   const int64_t piece = order == Order::taps ? cols : std::min(cols, kPiece);
@@ -271,10 +271,10 @@ void step_owned(const Tensors<T, N>& tensors, const Owners& owners, int partitio
       const int64_t row = index / pieces, start = index % pieces * piece, n = std::min(piece, cols - start);
       if (owners.map != nullptr) {
         if (order == Order::taps) {
-          keeper(row, 0, cols, columns.data());
+          decode(row, 0, cols, columns.data());
           put_taps_together(columns.data(), kept.data());
         } else {
-          keeper(row, start, n, kept.data());
+          decode(row, start, n, kept.data());
         }
       }
       if (order == Order::scattered) {

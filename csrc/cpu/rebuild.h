@@ -1,11 +1,11 @@
 // Rebuilding blocks of a subnetwork's weight: the seam between the packed map and a multiplication.
 #pragma once
 
-#include "accumulate.h"
-#include "draw.h"
-#include "keep.h"
-#include "tile.h"
-#include "vectors.h"
+#include "accumulator.h"
+#include "draw_defaults.h"
+#include "mask.h"
+#include "simd.h"
+#include "weight_tile.h"
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
 
@@ -123,7 +123,7 @@ class Rebuilder {
     if (all_live_) return;
     for_each_drawn_tile(
         {row, rows, 0, w_.weight.cols()}, [&](const Tile& tile, const ColumnPart& columns, const RowsPart& part) {
-          const Keep live = live_(tile);
+          const TileMask live = live_(tile);
           Drawn drawn;
           if (draws_) draw_(columns, part, &drawn);
           for (int64_t r = 0; r < tile.rows; ++r) {
@@ -198,7 +198,7 @@ class Rebuilder {
   template <Source source>
   __attribute__((noinline)) void whole_tiles(int64_t row, int64_t rows, int64_t col, int64_t cols,
                                              const ColumnPart* columns, T* out, int64_t stride, Offset next) const {
-    const Keeper live = live_;
+    const MaskDecoder live = live_;
     const Drawer draw = draw_;
     const Owners owners = w_.owners;
     const int64_t row_stride = w_.weight.row_stride;
@@ -213,8 +213,8 @@ class Rebuilder {
           fetch(next_weight + q * row_stride + c);
           if (source != Source::live) __builtin_prefetch(next_map + q * owners.row_bytes + c * owners.bits / 8);
         }
-        Keep keep;
-        if (source != Source::live) keep = live(Tile{row + r, kTileRows, col + c, kTileCols});
+        TileMask mask;
+        if (source != Source::live) mask = live(Tile{row + r, kTileRows, col + c, kTileCols});
         Drawn drawn;
         if (source == Source::live_or_drawn) draw(columns[c / kTileCols], part, &drawn);
         for (int64_t q = 0; q < kTileRows; ++q) {
@@ -223,13 +223,13 @@ class Rebuilder {
           if constexpr (source == Source::live) {
             copy_row(entries, to);
           } else if constexpr (source == Source::live_or_zero) {
-            select(keep.row[q], entries, kZeros, kTileCols, to);
+            select(mask.row[q], entries, kZeros, kTileCols, to);
           } else if constexpr (source == Source::live_or_drawn) {
-            select(keep.row[q], entries, drawn.row[q], kTileCols, to);
+            select(mask.row[q], entries, drawn.row[q], kTileCols, to);
           } else {
             const T* const stored = w_.stored.data + (row + r + q) * w_.stored.row_stride + col + c;
             fetch(stored + next.rows * w_.stored.row_stride + next.cols);
-            select(keep.row[q], entries, stored, kTileCols, to);
+            select(mask.row[q], entries, stored, kTileCols, to);
           }
         }
       }
@@ -251,7 +251,7 @@ class Rebuilder {
         for (int64_t r = 0; r < tile.rows; ++r) std::copy_n(gathered[r], tile.cols, to + r * stride);
         return;
       }
-      const Keep live = live_(tile);
+      const TileMask live = live_(tile);
       Drawn drawn = {};
       if (draws_) draw_(columns, part, &drawn);
       if (is_stored_) copy_tile(w_.stored, tile, gathered_stored);
@@ -279,7 +279,7 @@ class Rebuilder {
 
   const Subnetwork<T>& w_;
   bool all_live_, is_stored_, draws_, is_contiguous_, stored_is_contiguous_;
-  Keeper live_;
+  MaskDecoder live_;
   Drawer draw_;
 };
 

@@ -77,19 +77,19 @@ void subnetwork_weight(const Subnetwork<T>& w, int64_t first_row, int64_t first_
 template <class T>
 void subnetwork_weight_grad(Weight<const T> grad, Owners owners, int first, int last, Weight<T> out,
                             const ParallelFor& parallel_for) {
-  const Keeper keep_of(owners, out.cols(), first, last);
+  const MaskDecoder decode(owners, out.cols(), first, last);
   const bool in_place = grad.data == out.data;
   for_each_tile(out.rows, out.cols(), parallel_for, [&](const Tile& tile) {
-    const Keep keep = keep_of(tile);
+    const TileMask mask = decode(tile);
     for (int64_t r = 0; r < tile.rows; ++r) {
       if (in_place) {
-        for_each_entry_of(~keep.row[r], out, tile.row + r, tile.col, tile.cols,
+        for_each_entry_of(~mask.row[r], out, tile.row + r, tile.col, tile.cols,
                           [](int64_t, T* entry) { *entry = T{}; });
         continue;
       }
       T values[kTileCols];
       for_each_entry(grad, tile.row + r, tile.col, tile.cols,
-                     [&](int64_t j, const T* entry) { values[j] = keep.row[r] >> j & 1 ? *entry : T{}; });
+                     [&](int64_t j, const T* entry) { values[j] = mask.row[r] >> j & 1 ? *entry : T{}; });
       for_each_entry(out, tile.row + r, tile.col, tile.cols, [&](int64_t j, T* entry) { *entry = values[j]; });
     }
   });

@@ -4,7 +4,7 @@
 // that multiply, while the tensor cores multiply the one before.
 #pragma once
 
-#include "hopper_ring.h"
+#include "hopper_pipeline.h"
 
 namespace partkernels::cuda {
 
@@ -73,23 +73,24 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kHopperThreads,
   const Product<T>& p = maps.product;
   char* const memory = shared_memory();
   const int stage_bytes = Kernel::stage_bytes(p.weight.bits);
-  const HopperRing ring = hopper_ring(p.stages, stage_bytes);
+  const HopperPipeline pipeline = hopper_pipeline(p.stages, stage_bytes);
   synchronize_block();
 
   const int tiles_down = divide_up(p.down, Kernel::kDown), tiles_across = divide_up(p.across, Kernel::kAcross);
   if (thread_index() < kWarpgroup) {
-    ring.fill(p, tiles_down, tiles_across, [&](SharedAddress left, SharedAddress full, const Task& task, int group) {
-      const int k0 = task.col * Kernel::kAcross;
-      arrive_and_expect(full, stage_bytes);
-      load_box(left, maps.left, group * kGroup, task.row * Kernel::kDown, full);
-      for (int b = 0; b < Kernel::kBlocks; ++b) {
-        load_box(left + Kernel::kLeft + b * kBlock, maps.weight, k0 + 64 * b, group * kGroup, full);
-        if constexpr (Kernel::kStored) {
-          load_box(left + Kernel::kStored0 + b * kBlock, maps.stored, k0 + 64 * b, group * kGroup, full);
-        }
-      }
-      load_box(left + Kernel::kMap, maps.map, k0 * p.weight.bits / 8, group * kGroup, full);
-    });
+    pipeline.fill(p, tiles_down, tiles_across,
+                  [&](SharedAddress left, SharedAddress full, const Task& task, int group) {
+                    const int k0 = task.col * Kernel::kAcross;
+                    arrive_and_expect(full, stage_bytes);
+                    load_box(left, maps.left, group * kGroup, task.row * Kernel::kDown, full);
+                    for (int b = 0; b < Kernel::kBlocks; ++b) {
+                      load_box(left + Kernel::kLeft + b * kBlock, maps.weight, k0 + 64 * b, group * kGroup, full);
+                      if constexpr (Kernel::kStored) {
+                        load_box(left + Kernel::kStored0 + b * kBlock, maps.stored, k0 + 64 * b, group * kGroup, full);
+                      }
+                    }
+                    load_box(left + Kernel::kMap, maps.map, k0 * p.weight.bits / 8, group * kGroup, full);
+                  });
   } else {
     take_registers<240>();
     Turn turn;
@@ -99,7 +100,7 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kHopperThreads,
     float d[2][Kernel::kAcross / 2];
 
     const auto obtain = [&](int group, int k0) {
-      wait(ring.full(turn.stage), turn.parity);
+      wait(pipeline.full(turn.stage), turn.parity);
       char* const stage = memory + turn.stage * stage_bytes;
       PARTKERNELS_UNROLL
       for (int b = 0; b < Kernel::kBlocks; ++b) {
@@ -114,7 +115,7 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kHopperThreads,
       turn.advance(p.stages);
     };
     const auto multiply = [&](bool is_first) {
-      const SharedAddress left = ring.stage(turn.before(1, p.stages)), right = left + Kernel::kLeft;
+      const SharedAddress left = pipeline.stage(turn.before(1, p.stages)), right = left + Kernel::kLeft;
       begin_products();
       PARTKERNELS_UNROLL
       for (int s = 0; s < kTermSteps; ++s) {
@@ -133,11 +134,11 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kHopperThreads,
       for (int i = task.first; i < task.last; ++i) {
         multiply(i == task.first);
         wait_for_products<1>();
-        if (i > task.first) ring.release(turn, 2);
+        if (i > task.first) pipeline.release(turn, 2);
         if (i + 1 < task.last) obtain(i + 1, k0);
       }
       wait_for_products<0>();
-      ring.release(turn, 1);
+      pipeline.release(turn, 1);
       char* const turned = memory + p.stages * stage_bytes + warp * kTurned;
       PARTKERNELS_UNROLL
       for (int i = 0; i < 2; ++i) {

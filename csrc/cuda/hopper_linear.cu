@@ -1,5 +1,5 @@
 #include "hopper_linear.h"
-#include "products.h"
+#include "matmul_kernels.h"
 
 namespace partkernels::cuda {
 

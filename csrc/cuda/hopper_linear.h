@@ -5,7 +5,7 @@
 // one group in registers while the tensor cores multiply the one before.
 #pragma once
 
-#include "hopper_ring.h"
+#include "hopper_pipeline.h"
 
 namespace partkernels::cuda {
 
@@ -31,13 +31,13 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kHopperThreads,
   constexpr bool kStored = kKind == DefaultKind::stored;
   char* const memory = shared_memory();
   const int stage_bytes = Kernel::stage_bytes(p.weight.bits);
-  const HopperRing ring = hopper_ring(p.stages, stage_bytes);
+  const HopperPipeline pipeline = hopper_pipeline(p.stages, stage_bytes);
   synchronize_block();
 
   // Tiles are of the transposed result.
   const int tiles_down = divide_up(p.across, kDown), tiles_across = divide_up(p.down, kAcross);
   if (thread_index() < kWarpgroup) {
-    ring.fill(p, tiles_down, tiles_across, [&](SharedAddress x, SharedAddress full, const Task& task, int group) {
+    pipeline.fill(p, tiles_down, tiles_across, [&](SharedAddress x, SharedAddress full, const Task& task, int group) {
       const SharedAddress w = x + Kernel::kTileX;
       const int n0 = task.row * kDown;
       arrive_and_expect(full, stage_bytes);
@@ -66,12 +66,12 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kHopperThreads,
     };
     // Waits for a group and makes its fragments of the subnetwork's weight.
     const auto obtain = [&](int group, int n0, uint32_t (&a)[kSteps][4]) {
-      wait(ring.full(turn.stage), turn.parity);
-      const SharedAddress w = ring.stage(turn.stage) + Kernel::kTileX;
+      wait(pipeline.full(turn.stage), turn.parity);
+      const SharedAddress w = pipeline.stage(turn.stage) + Kernel::kTileX;
       matrices(w, a);
       uint32_t stored[kSteps][4];
       if constexpr (kStored) matrices(w + Kernel::kTileW, stored);
-      const uint8_t* const map = reinterpret_cast<const uint8_t*>(memory) + (w - ring.base) +
+      const uint8_t* const map = reinterpret_cast<const uint8_t*>(memory) + (w - pipeline.base) +
                                  Kernel::kTilesW * Kernel::kTileW + group * 8 * p.weight.bits % 16;
       rebuild_fragments<T, kKind>(map + first_row * pitch, 8 * pitch, p.weight.bits, p.weight.threshold,
                                   p.weight.defaults, n0 + first_row, group, q, stored, a);
@@ -79,7 +79,7 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kHopperThreads,
     };
     // The group that was obtained last.
     const auto multiply = [&](bool is_first, const uint32_t (&a)[kSteps][4]) {
-      const SharedAddress x = ring.stage(turn.before(1, p.stages));
+      const SharedAddress x = pipeline.stage(turn.before(1, p.stages));
       begin_products();
       PARTKERNELS_UNROLL
       for (int s = 0; s < kSteps; ++s) {
@@ -94,16 +94,16 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kHopperThreads,
       for (int i = task.first; i < task.last; i += 2) {
         multiply(i == task.first, fragments[0]);
         wait_for_products<1>();
-        if (i > task.first) ring.release(turn, 2);
+        if (i > task.first) pipeline.release(turn, 2);
         if (i + 1 == task.last) break;
         obtain(i + 1, n0, fragments[1]);
         multiply(false, fragments[1]);
         wait_for_products<1>();
-        ring.release(turn, 2);
+        pipeline.release(turn, 2);
         if (i + 2 < task.last) obtain(i + 2, n0, fragments[0]);
       }
       wait_for_products<0>();
-      ring.release(turn, 1);
+      pipeline.release(turn, 1);
 
       const int n_low = n0 + first_row, n_high = n_low + 8;
       if (p.shares > 1) {

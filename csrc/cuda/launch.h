@@ -1,7 +1,7 @@
 // What the host needs of the CUDA runtime and driver: the device, tensor maps, launches. Errors become a Status.
 #pragma once
 
-#include "machine.h"
+#include "intrinsics.h"
 
 namespace partkernels::cuda {
 

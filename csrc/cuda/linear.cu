@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <initializer_list>
 
-#include "products.h"
+#include "matmul_kernels.h"
 
 namespace partkernels::cuda {
 

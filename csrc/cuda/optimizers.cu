@@ -6,8 +6,8 @@
 #include <algorithm>
 
 #include "launch.h"
-#include "layout.h"
 #include "partkernels/packed_map.h"
+#include "weight_layout.h"
 
 namespace partkernels::cuda {
 

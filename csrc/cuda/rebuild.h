@@ -4,7 +4,7 @@
 // columns 16 a + 8 b + 2 q + e, in 8 pairs (a, b) of neighbours e = 0 and 1. A pair is one word of two 16-bit entries.
 #pragma once
 
-#include "machine.h"
+#include "intrinsics.h"
 #include "partkernels/defaults.h"
 #include "partkernels/packed_map.h"
 

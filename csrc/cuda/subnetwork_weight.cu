@@ -6,8 +6,8 @@
 // bytes; elsewhere it takes the channels of one tap, entry by entry, and the quads beside it take the other taps, whose
 // entries may share their sectors. A thread's reads are all on their way before it computes.
 #include "launch.h"
-#include "layout.h"
 #include "rebuild.h"
+#include "weight_layout.h"
 
 namespace partkernels::cuda {
 

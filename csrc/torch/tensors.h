@@ -18,6 +18,8 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 using Sizes = std::vector<int64_t>;
+// Which gradient autograd asks for: an argument of products, which do not depend on it.
+using Update = std::optional<int64_t>;
 
 // Calls use(T{}) with the C++ type of a dtype.
 template <class Use>
@@ -162,7 +164,7 @@ const T* bias_data(const OptionalTensor& bias) {
   return bias ? data<const T>(*bias) : nullptr;
 }
 
-// How a partition crosses the boundary; the order is that of operators.PARTITION.
+// How a partition crosses the boundary; the order is that of PARTITION in partkernels/operators.
 struct Partition {
   Tensor map;
   OptionalTensor stored;
@@ -184,33 +186,6 @@ struct Partition {
             {kind_of, static_cast<float>(step), static_cast<uint64_t>(seed), static_cast<uint64_t>(stream), row, col},
             stored ? weight_of<const T>(*stored) : Weight<const T>{}};
   }
-};
-
-// The entries that a step of an optimiser meets. Without a map these are all, and where every tensor is dense, one row.
-class Stepped {
- public:
-  Stepped(const OptionalTensor& map, int64_t count, std::initializer_list<const Tensor*> tensors)
-      : owners_(map ? owners_of(*map, count) : Owners{}), one_row_(!map) {
-    for (const Tensor* tensor : tensors) one_row_ = one_row_ && (tensor == nullptr || tensor->is_contiguous());
-  }
-
-  const Owners& owners() const { return owners_; }
-
-  Tensor view(const Tensor& tensor) const {
-    return one_row_ ? borrowed(tensor.data_ptr(), {1, tensor.numel()}, {tensor.numel(), 1}, tensor)
-                    : of_4_dimensions(tensor);
-  }
-
-  // Where no view in 4 dimensions has a tensor's strides, it was a copy.
-  static void write_back(Tensor tensor, const Tensor& view) {
-    if (view.data_ptr() != tensor.data_ptr()) {
-      torch::stable::copy_(tensor, torch::stable::reshape(view, tensor.sizes()));
-    }
-  }
-
- private:
-  Owners owners_;
-  bool one_row_;
 };
 
 }  // namespace partkernels::binding

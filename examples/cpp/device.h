@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cuda_runtime.h>
-#include <partkernels/kernels.h>
+#include <partkernels/cuda.h>
 
 #include <cstdio>
 #include <cstdlib>

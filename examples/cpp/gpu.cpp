@@ -1,7 +1,7 @@
 // The layer of main.cpp on a GPU, in bfloat16, held against the CPU's. The same seeds make the same subnetwork there.
 #include <cuda_runtime.h>
 #include <partkernels/cpu.h>
-#include <partkernels/kernels.h>
+#include <partkernels/cuda.h>
 #include <partkernels/packed_map.h>
 
 #include <cmath>

@@ -24,6 +24,8 @@ class Backend:
         rank: 'auto' prefers the highest of those that serve the tensors.
         devices, dtypes: what it serves; None for everything.
         automatic: 'auto' may choose it.
+        namespace: of torch.ops, in which its compiled library registers kernels; None if it has none. The operators'
+            schemas are defined there, without the trailing backend: see partkernels.operators.registration.
         makes_maps: it has random_map, on the CPU.
         makes_defaults: its subnetwork_weight also draws the defaults of a weight, on its devices.
     """
@@ -34,6 +36,7 @@ class Backend:
     devices: frozenset[str] | None = None
     dtypes: frozenset[torch.dtype] | None = None
     automatic: bool = True
+    namespace: str | None = None
     makes_maps: bool = False
     makes_defaults: bool = False
 

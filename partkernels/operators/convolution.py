@@ -10,6 +10,7 @@ from torch import Tensor
 
 from partkernels.backends import dispatch
 from partkernels.backends.bias import live_bias, row
+from partkernels.backends.reference.conv2d import empty_conv2d, empty_conv2d_grad_input, empty_conv2d_grad_weight
 from partkernels.operators.checks import InputError, check_bias, check_inputs, check_live, check_weight
 from partkernels.operators.registration import OWNERS, PARTITION, autocast, define, differentiate
 from partkernels.operators.subnetwork_weight import select
@@ -18,13 +19,18 @@ from partkernels.partition import Partition
 GEOMETRY = "int[2] stride, int[2] padding, int[2] dilation, int groups"
 
 
-_forward = define("conv2d", f"Tensor x, Tensor weight, Tensor? bias, {GEOMETRY}, int active, int? update, {PARTITION}")
+_forward = define(
+    "conv2d", f"Tensor x, Tensor weight, Tensor? bias, {GEOMETRY}, int active, int? update, {PARTITION}", empty_conv2d
+)
 _grad_input = define(
     "conv2d_grad_input",
     f"Tensor grad_output, Tensor weight, SymInt[4] input_size, {GEOMETRY}, int active, int? update, {PARTITION}",
+    empty_conv2d_grad_input,
 )
 _grad_weight = define(
-    "conv2d_grad_weight", f"Tensor grad_output, Tensor x, int[2] kernel_size, {GEOMETRY}, int update, {OWNERS}"
+    "conv2d_grad_weight",
+    f"Tensor grad_output, Tensor x, int[2] kernel_size, {GEOMETRY}, int update, {OWNERS}",
+    empty_conv2d_grad_weight,
 )
 autocast("conv2d")
 autocast("conv2d_grad_input")  # the transposed convolution

@@ -6,13 +6,16 @@ import torch
 from torch import Tensor
 
 from partkernels.backends import dispatch
+from partkernels.backends.reference.embedding import empty_embedding
 from partkernels.operators.checks import InputError, check_live, check_weight
 from partkernels.operators.registration import PARTITION, define, differentiate
 from partkernels.operators.subnetwork_weight import select
 from partkernels.partition import Partition
 
 # padding_idx: -1 for none.
-_forward = define("embedding", f"Tensor weight, Tensor ids, int padding_idx, int active, int? update, {PARTITION}")
+_forward = define(
+    "embedding", f"Tensor weight, Tensor ids, int padding_idx, int active, int? update, {PARTITION}", empty_embedding
+)
 _dense_grad_weight = torch.ops.aten.embedding_dense_backward
 
 

@@ -6,15 +6,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from partkernels.backends import dispatch
+from partkernels.backends.reference.linear import (
+    empty_linear,
+    empty_linear_grad_bias,
+    empty_linear_grad_input,
+    empty_linear_grad_weight,
+)
 from partkernels.operators.checks import InputError, check_bias, check_inputs, check_live, check_weight
 from partkernels.operators.registration import OWNERS, PARTITION, autocast, define, differentiate
 from partkernels.operators.subnetwork_weight import select
 from partkernels.partition import Partition
 
-_forward = define("linear", f"Tensor x, Tensor weight, Tensor? bias, int active, int? update, {PARTITION}")
-_grad_input = define("linear_grad_input", f"Tensor grad_output, Tensor weight, int active, int? update, {PARTITION}")
-_grad_bias = define("linear_grad_bias", "Tensor grad_output, int update, int count")
-_grad_weight = define("linear_grad_weight", f"Tensor grad_output, Tensor x, int update, {OWNERS}")
+_forward = define(
+    "linear", f"Tensor x, Tensor weight, Tensor? bias, int active, int? update, {PARTITION}", empty_linear
+)
+_grad_input = define(
+    "linear_grad_input",
+    f"Tensor grad_output, Tensor weight, int active, int? update, {PARTITION}",
+    empty_linear_grad_input,
+)
+_grad_bias = define("linear_grad_bias", "Tensor grad_output, int update, int count", empty_linear_grad_bias)
+_grad_weight = define(
+    "linear_grad_weight", f"Tensor grad_output, Tensor x, int update, {OWNERS}", empty_linear_grad_weight
+)
 autocast("linear")
 
 

@@ -14,9 +14,13 @@ from torch._C import _are_functorch_transforms_active, _is_any_autocast_enabled
 from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
-from partkernels.backends import dispatch, outputs
+from partkernels.backends import dispatch
 
 _library = torch.library.Library("partkernels", "DEF")
+# Of the backends with compiled libraries, which may be loaded later, or never: what they register are kernels alone.
+_compiled = [
+    torch.library.Library(backend.namespace, "FRAGMENT") for backend in dispatch.BACKENDS.values() if backend.namespace
+]
 
 # The order of Partition.flat().
 PARTITION = "Tensor map, Tensor? stored, int count, str kind, float step, int seed, int stream, int row, int col"
@@ -28,13 +32,18 @@ calls: dict[str, Callable] = {}
 _kernels: dict[str, Callable] = {}
 
 
-def define(name: str, arguments: str, kernel: Callable[..., Tensor] | None = None) -> Callable[..., Tensor]:
+def define(
+    name: str, arguments: str, fake: Callable[..., Tensor], kernel: Callable[..., Tensor] | None = None
+) -> Callable[..., Tensor]:
     """Registers partkernels::name with these arguments and a trailing backend; returns the way to call it.
 
-    What runs is the backend's function of this name, or a kernel that calls another operator.
+    What runs is the backend's function of this name, or a kernel that calls another operator. `fake` makes the empty
+    output.
     """
+    if kernel is None:
+        _define_for_libraries(f"{name}({arguments}) -> Tensor")
     _kernels[name] = kernel = kernel or _kernel(name)
-    _register(f"{name}({arguments}, str backend) -> Tensor", kernel, getattr(outputs, name))
+    _register(f"{name}({arguments}, str backend) -> Tensor", kernel, fake)
     calls[name] = _call(name, kernel)
     return calls[name]
 
@@ -44,6 +53,7 @@ def define_in_place(name: str, arguments: str) -> Callable[..., None]:
 
     Gradients don't pass through it.
     """
+    _define_for_libraries(f"{name}({arguments}) -> ()")
     kernel = _kernel(name)
 
     def kernel_that_is_seen(*args):
@@ -63,6 +73,11 @@ def define_in_place(name: str, arguments: str) -> Callable[..., None]:
 
     calls[name] = call_without_grad
     return call_without_grad
+
+
+def _define_for_libraries(schema: str) -> None:
+    for library in _compiled:
+        library.define(schema)
 
 
 def _register(schema: str, kernel: Callable, fake: Callable) -> None:

@@ -5,18 +5,20 @@ from __future__ import annotations
 from torch import Tensor
 
 from partkernels.backends import dispatch
+from partkernels.backends.reference.subnetwork_weight import empty_subnetwork_weight, empty_subnetwork_weight_grad
 from partkernels.operators.checks import check_live, check_weight
 from partkernels.operators.registration import OWNERS, PARTITION, define, differentiate
 from partkernels.partition import Partition
 
-_forward = define("subnetwork_weight", f"Tensor weight, int active, {PARTITION}")
+_forward = define("subnetwork_weight", f"Tensor weight, int active, {PARTITION}", empty_subnetwork_weight)
 # The gradient at the entries of partitions first..last, exactly 0 elsewhere.
-select = define("subnetwork_weight_grad", f"Tensor grad, int first, int last, {OWNERS}")
+select = define("subnetwork_weight_grad", f"Tensor grad, int first, int last, {OWNERS}", empty_subnetwork_weight_grad)
 
 # With a gradient at the entries of one partition.
 _learning = define(
     "learning_weight",
     f"Tensor weight, int active, int update, {PARTITION}",
+    empty_subnetwork_weight,
     kernel=lambda weight, active, update, *rest: _forward(weight, active, *rest),
 )
 

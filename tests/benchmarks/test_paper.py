@@ -143,7 +143,7 @@ def test_searches_share_the_steps_of_one_partitioned_run(tmp_path):
     assert steps == [2] * 6
 
 
-@pytest.mark.parametrize("dataset", ["mnist", "cifar10", "tiny-imagenet"])
+@pytest.mark.parametrize("dataset", ["mnist", "cifar10", pytest.param("tiny-imagenet", marks=FULL)])
 def test_the_papers_data_sets_run_from_local_files(dataset, tmp_path, monkeypatch):
     image_files.write(dataset, tmp_path, monkeypatch)
     monkeypatch.setenv("PARTNETS_DATA", str(tmp_path))

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "check.h"
-#include "emulated_machine.h"
+#include "emulated_gpu.h"
 #include "numbers.h"
 #include "partkernels/cpu.h"
-#include "partkernels/kernels.h"
+#include "partkernels/cuda.h"
 #include "partkernels/packed_map.h"
 
 namespace {

@@ -6,9 +6,9 @@
 #include <type_traits>
 
 #include "check.h"
-#include "emulated_machine.h"
+#include "emulated_gpu.h"
 #include "numbers.h"
-#include "partkernels/kernels.h"
+#include "partkernels/cuda.h"
 #include "partkernels/packed_map.h"
 
 namespace {

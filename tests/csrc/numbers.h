@@ -4,7 +4,7 @@
 #include <random>
 #include <type_traits>
 
-#include "emulated_machine.h"
+#include "emulated_gpu.h"
 
 inline std::mt19937 random_words;
 

@@ -79,13 +79,13 @@ def machine_code(unpacked) -> dict[tuple[str, str], str]:
 
 def test_no_kernel_spills_or_was_compiled_with_a_warning(wheel):
     reports = {path.stem: path.read_text() for path in (ROOT / "build").glob("temp*/cuda/*.txt")}
-    assert {"hopper_linear", "mma_products", "few_rows"} <= reports.keys()
+    assert {"hopper_linear", "mma_matmul", "linear_few_rows"} <= reports.keys()
     for name, report in reports.items():
         output = report.partition("\n")[2]
         assert "warning" not in output.lower(), f"{name}: {output}"
         frames = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", output)
         assert all(frame == ("0", "0", "0") for frame in frames), name
-        assert name in ("binding", "launch", "linear") or frames, f"{name} has no kernel"
+        assert name.startswith("binding") or name in ("launch", "linear") or frames, f"{name} has no kernel"
 
 
 @pytest.mark.parametrize(

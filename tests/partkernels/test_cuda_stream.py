@@ -25,7 +25,7 @@ extern "C" int32_t aoti_torch_get_current_cuda_stream(int32_t device, void** str
 """
 OURS = """
 #include <stdexcept>
-#include "cuda_stream.h"
+#include "stream.h"
 extern "C" intptr_t stream(int32_t device) try {
   return reinterpret_cast<intptr_t>(partkernels::binding::current_stream(device));
 } catch (const std::runtime_error&) {
@@ -43,7 +43,7 @@ extern "C" intptr_t stream(int32_t) { return aoti_torch_get_current_cuda_stream 
 def libraries(tmp_path_factory) -> Path:
     """A folder of them; ours, as the real one, are linked with libtorch_cpu alone."""
     folder = tmp_path_factory.mktemp("libraries")
-    includes = [f"-I{ROOT / 'csrc' / 'torch'}", f"-I{Path(torch.__file__).parent / 'include'}"]
+    includes = [f"-I{ROOT / 'csrc' / 'torch' / 'cuda'}", f"-I{Path(torch.__file__).parent / 'include'}"]
     options = ["-std=c++20", "-shared", "-fPIC", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000"]
     for name, source in {"torch_cpu": LIBTORCH_CPU, "torch_cuda": LIBTORCH_CUDA, "ours": OURS, "weak": WEAK}.items():
         code = folder / f"{name}.cpp"

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "partkernels/function.h"
+#include "partkernels/host_device.h"
 
 namespace partkernels {
 

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "partkernels/bfloat16.h"
-#include "partkernels/function.h"
+#include "partkernels/host_device.h"
 #include "partkernels/philox.h"
 
 namespace partkernels {

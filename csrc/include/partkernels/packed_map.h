@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "partkernels/function.h"
+#include "partkernels/host_device.h"
 
 namespace partkernels {
 

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "partkernels/function.h"
+#include "partkernels/host_device.h"
 
 namespace partkernels {
 

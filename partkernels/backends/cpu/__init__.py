@@ -18,6 +18,7 @@ BACKEND = Backend(
     rank=1,
     devices=frozenset({"cpu"}),
     dtypes=frozenset({torch.float32, torch.float64, torch.bfloat16}),
+    namespace="partkernels_cpu",
     makes_maps=True,
     makes_defaults=True,
 )

@@ -1,7 +1,7 @@
 """The C++ backend: csrc/cpu, which rebuilds a subnetwork's weight block by block and never holds all of it.
 
 float32, float64 and bfloat16 (accumulated in float32); threads are PyTorch's own. Linear layers are multiplied there,
-faster than by PyTorch; convolutions are PyTorch's own, for what csrc/torch/convolution.cpp rebuilds of a weight, MiB by
+faster than by PyTorch; convolutions are PyTorch's own, for what csrc/torch/cpu/conv2d.cpp rebuilds of a weight, MiB by
 MiB. The convolutions of csrc/cpu serve the few cases that are left.
 """
 
@@ -19,7 +19,7 @@ _cpu = torch.ops.partkernels_cpu
 
 
 def __getattr__(name: str) -> Callable:
-    """The operator of csrc/torch/cpu.cpp of this name, looked up when first asked for: the library is loaded then."""
+    """The operator of csrc/torch of this name, looked up when first asked for: the library is loaded then."""
     operator = getattr(_cpu, name).default._op  # itself calls no more than this, and takes half a microsecond for it
     globals()[name] = operator
     return operator

@@ -35,5 +35,6 @@ BACKEND = Backend(
     rank=3,
     devices=frozenset({"cuda"}),
     dtypes=frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64}),
+    namespace="partkernels_cuda",
     automatic=False,  # until it was measured on a GPU
 )

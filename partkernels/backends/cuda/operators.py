@@ -14,10 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from partkernels.backends import dispatch, outputs, plan, rebuilt
+from partkernels.backends import dispatch, plan, rebuilt
 from partkernels.backends.bias import live_bias
-from partkernels.backends.outputs import memory_format
-from partkernels.backends.reference.operators import linear_grad_bias
+from partkernels.backends.reference.conv2d import memory_format
+from partkernels.backends.reference.linear import (
+    empty_linear,
+    empty_linear_grad_input,
+    empty_linear_grad_weight,
+    linear_grad_bias,
+)
 
 __all__ = [
     "conv2d", "conv2d_grad_input", "conv2d_grad_weight", "linear", "linear_grad_bias", "linear_grad_input",
@@ -38,7 +43,7 @@ _FUSED_OVERHEAD_BEFORE_HOPPER = {"zeros": 0.5, "uniform": 0.9, "normal": 2.0, "s
 
 
 def __getattr__(name: str) -> Callable:
-    """The operator of csrc/torch/cuda.cpp of this name, looked up when first asked for: the library is loaded then."""
+    """The operator of csrc/torch of this name, looked up when first asked for: the library is loaded then."""
     operator = getattr(_cuda, name).default
     globals()[name] = operator
     return operator
@@ -101,7 +106,7 @@ def linear(
     partition = map, stored, count, kind, *draw
     if _is_fused("linear", x, weight, kind):
         return _cuda.linear(_fitted(x), weight, bias, active, update, *partition)
-    out = outputs.linear(x, weight)
+    out = empty_linear(x, weight)
     return rebuilt.linear(_rebuild_into, out, x, weight, live_bias(bias, active), active, *partition)
 
 
@@ -114,12 +119,12 @@ def linear_grad_input(
     partition = map, stored, count, kind, *draw
     if _is_fused("linear_grad_input", grad_output, weight, kind):
         return _cuda.linear_grad_input(_fitted(grad_output), weight, active, update, *partition)
-    out = outputs.linear_grad_input(grad_output, weight)
+    out = empty_linear_grad_input(grad_output, weight)
     return rebuilt.linear_grad_input(_rebuild_into, out, grad_output, weight, active, *partition)
 
 
 def linear_grad_weight(grad_output: Tensor, x: Tensor, update: int, map: Tensor, count: int) -> Tensor:
-    out = outputs.linear_grad_weight(grad_output, x)
+    out = empty_linear_grad_weight(grad_output, x)
     return rebuilt.linear_grad_weight(_keep, out, grad_output, x, update, map, count)
 
 

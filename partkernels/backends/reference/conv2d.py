@@ -5,10 +5,30 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from partkernels.backends.bias import live_bias
-from partkernels.backends.outputs import memory_format
 from partkernels.backends.reference.subnetwork_weight import subnetwork_weight, subnetwork_weight_grad
 
 Pair = tuple[int, int]
+
+
+def memory_format(x: Tensor) -> torch.memory_format:
+    """What an image-like output takes from an input, as in torch's own convolution."""
+    channels_last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    return torch.channels_last if channels_last else torch.contiguous_format
+
+
+def _empty_images(like: Tensor, *size: int) -> Tensor:
+    return torch.empty(size, dtype=like.dtype, device=like.device, memory_format=memory_format(like))
+
+
+def _output_size(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
+    return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+
+
+def empty_conv2d(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dilation: Pair, groups: int, *_
+) -> Tensor:
+    sizes = map(_output_size, x.shape[2:], weight.shape[2:], stride, padding, dilation)
+    return _empty_images(x, x.shape[0], weight.shape[0], *sizes)
 
 
 def conv2d(
@@ -29,6 +49,10 @@ def conv2d(
     return y.contiguous(memory_format=memory_format(x))
 
 
+def empty_conv2d_grad_input(grad_output: Tensor, weight: Tensor, input_size: tuple[int, int, int, int], *_) -> Tensor:
+    return _empty_images(grad_output, *input_size)
+
+
 def conv2d_grad_input(
     grad_output: Tensor,
     weight: Tensor,
@@ -45,6 +69,12 @@ def conv2d_grad_input(
     subnetwork = subnetwork_weight(weight, active, *partition)
     grad = torch.nn.grad.conv2d_input(input_size, subnetwork, grad_output, stride, padding, dilation, groups)
     return grad.contiguous(memory_format=memory_format(grad_output))
+
+
+def empty_conv2d_grad_weight(
+    grad_output: Tensor, x: Tensor, kernel_size: Pair, stride: Pair, padding: Pair, dilation: Pair, groups: int, *_
+) -> Tensor:
+    return x.new_empty(grad_output.shape[1], x.shape[1] // groups, *kernel_size)
 
 
 def conv2d_grad_weight(

@@ -15,6 +15,10 @@ def check_ids(ids: Tensor, rows: int) -> None:
         raise IndexError(f"ids run from {low} to {high}, but the weight has {rows} rows; pass ids in 0..{rows - 1}.")
 
 
+def empty_embedding(weight: Tensor, ids: Tensor, *_) -> Tensor:
+    return weight.new_empty(*ids.shape, weight.shape[1])
+
+
 def embedding(weight: Tensor, ids: Tensor, padding_idx: int, active: int, update: int | None, *partition) -> Tensor:
     """The rows of w_s^(k) that ids name."""
     check_ids(ids, weight.shape[0])

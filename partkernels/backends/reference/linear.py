@@ -7,9 +7,17 @@ from partkernels.backends.bias import live_bias, row
 from partkernels.backends.reference.subnetwork_weight import subnetwork_weight, subnetwork_weight_grad
 
 
+def empty_linear(x: Tensor, weight: Tensor, *_) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, active: int, update: int | None, *partition) -> Tensor:
     """y = x w_s^(k)^T + bias; of a bias [C, out_features], b_1 + ... + b_k."""
     return F.linear(x, subnetwork_weight(weight, active, *partition), live_bias(bias, active))
+
+
+def empty_linear_grad_input(grad_output: Tensor, weight: Tensor, *_) -> Tensor:
+    return grad_output.new_empty(*grad_output.shape[:-1], weight.shape[1])
 
 
 def linear_grad_input(grad_output: Tensor, weight: Tensor, active: int, update: int | None, *partition) -> Tensor:
@@ -17,9 +25,17 @@ def linear_grad_input(grad_output: Tensor, weight: Tensor, active: int, update: 
     return grad_output @ subnetwork_weight(weight, active, *partition)
 
 
+def empty_linear_grad_bias(grad_output: Tensor, update: int, count: int, *_) -> Tensor:
+    return grad_output.new_empty(count, grad_output.shape[-1])
+
+
 def linear_grad_bias(grad_output: Tensor, update: int, count: int) -> Tensor:
     """db of a bias [C, out_features]: the sum of dy in row update, 0 elsewhere."""
     return row(grad_output.sum_to_size(grad_output.shape[-1]), update, count)
+
+
+def empty_linear_grad_weight(grad_output: Tensor, x: Tensor, *_) -> Tensor:
+    return x.new_empty(grad_output.shape[-1], x.shape[-1])
 
 
 def linear_grad_weight(grad_output: Tensor, x: Tensor, update: int, map: Tensor, count: int) -> Tensor:

@@ -15,6 +15,11 @@ def _defaults(weight: Tensor, stored: Tensor | None, kind: str, *draw) -> Tensor
     return drawn(kind, *draw, tuple(weight.shape), weight.dtype, weight.device)
 
 
+def empty_subnetwork_weight(weight: Tensor, *_) -> Tensor:
+    """What subnetwork_weight returns, its entries not yet computed."""
+    return torch.empty_like(weight, memory_format=torch.contiguous_format)
+
+
 def subnetwork_weight(
     weight: Tensor,
     active: int,
@@ -33,6 +38,10 @@ def subnetwork_weight(
         return weight.clone(memory_format=torch.contiguous_format)
     live = unpack_weight(map, tuple(weight.shape), bits_for(count)) < active
     return torch.where(live, weight, _defaults(weight, stored, kind, step, seed, stream, row, col)).contiguous()
+
+
+def empty_subnetwork_weight_grad(grad: Tensor, *_) -> Tensor:
+    return torch.empty_like(grad, memory_format=torch.contiguous_format)
 
 
 def subnetwork_weight_grad(grad: Tensor, first: int, last: int, map: Tensor, count: int) -> Tensor:

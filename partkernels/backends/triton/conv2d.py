@@ -11,9 +11,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from partkernels.backends import outputs
 from partkernels.backends.bias import live_bias
-from partkernels.backends.outputs import memory_format
+from partkernels.backends.reference.conv2d import (
+    empty_conv2d,
+    empty_conv2d_grad_input,
+    empty_conv2d_grad_weight,
+    memory_format,
+)
 from partkernels.backends.triton import launch, plans
 from partkernels.backends.triton.arithmetic import add_product
 from partkernels.backends.triton.packed_map import tile_ids
@@ -267,7 +271,7 @@ def conv2d(
 ) -> Tensor:  # fmt: skip
     geometry = stride, padding, dilation
     bias = live_bias(bias, active)
-    out = outputs.conv2d(x, weight, bias, *geometry, groups)
+    out = empty_conv2d(x, weight, bias, *geometry, groups)
 
     def dense(weight: Tensor) -> Tensor:
         return F.conv2d(x, weight, bias, *geometry, groups).contiguous(memory_format=memory_format(x))
@@ -300,7 +304,7 @@ def conv2d_grad_input(
     kind: str, *draw,
 ) -> Tensor:  # fmt: skip
     geometry = stride, padding, dilation
-    out = outputs.conv2d_grad_input(grad_output, weight, input_size)
+    out = empty_conv2d_grad_input(grad_output, weight, input_size)
 
     def dense(weight: Tensor) -> Tensor:
         grad = torch.nn.grad.conv2d_input(input_size, weight, grad_output, *geometry, groups)
@@ -340,7 +344,7 @@ def conv2d_grad_weight(
     update: int, map: Tensor, count: int,
 ) -> Tensor:  # fmt: skip
     geometry = stride, padding, dilation
-    out = outputs.conv2d_grad_weight(grad_output, x, kernel_size, *geometry, groups)
+    out = empty_conv2d_grad_weight(grad_output, x, kernel_size, *geometry, groups)
     if grad_output.numel() == 0:
         return out.zero_()
     sizes = _sizes(x.shape, grad_output.shape, kernel_size, out.shape[1], groups, *geometry)

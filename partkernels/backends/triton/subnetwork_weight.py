@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from partkernels.backends import outputs
+from partkernels.backends.reference.subnetwork_weight import empty_subnetwork_weight, empty_subnetwork_weight_grad
 from partkernels.backends.triton import launch
 from partkernels.backends.triton.packed_map import tile_ids
 from partkernels.backends.triton.passes import over, tile_of_pass
@@ -129,8 +129,8 @@ def keep(out: Tensor, grad: Tensor, first: int, last: int, map: Tensor, count: i
 def subnetwork_weight(weight: Tensor, active: int, map: Tensor, stored: Tensor | None, count: int, *draw) -> Tensor:
     if active == count:
         return weight.clone(memory_format=torch.contiguous_format)
-    return rebuild_into(outputs.subnetwork_weight(weight), weight, active, map, stored, count, *draw)
+    return rebuild_into(empty_subnetwork_weight(weight), weight, active, map, stored, count, *draw)
 
 
 def subnetwork_weight_grad(grad: Tensor, first: int, last: int, map: Tensor, count: int) -> Tensor:
-    return keep(outputs.subnetwork_weight_grad(grad), grad, first, last, map, count)
+    return keep(empty_subnetwork_weight_grad(grad), grad, first, last, map, count)

@@ -125,15 +125,10 @@ def running_mean(values: Sequence[float | None], window: int) -> list[float]:
         >>> running_mean([1.0, None, 3.0, 5.0], window=2)
         [1.0, 1.0, 3.0, 4.0]
     """
-    import numpy
+    import pandas
 
-    if not values:
-        return []
-    values = numpy.array(values, dtype=float)
-    finite = numpy.isfinite(values)
-    # Not the difference of two cumulative sums, in which one huge loss would drown all later ones.
-    counts, sums = (numpy.convolve(x, numpy.ones(window))[: len(x)] for x in (finite, numpy.where(finite, values, 0.0)))
-    return numpy.where(counts > 0, sums / numpy.maximum(counts, 1), numpy.nan).tolist()
+    finite = pandas.Series(values, dtype=float).where(lambda series: series.abs() < math.inf)
+    return finite.rolling(window, min_periods=1).mean().tolist()
 
 
 def _one_each(history: Records, curves: dict[str, tuple[list, list]], together: str) -> list[Panel]:

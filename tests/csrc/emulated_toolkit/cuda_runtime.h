@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "partkernels/kernels.h"
+#include "partkernels/cuda.h"
 
 enum cudaError_t { cudaSuccess, cudaErrorMemoryAllocation };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };

@@ -2,10 +2,10 @@
 // stages in shared memory between them.
 #pragma once
 
-#include "hopper.h"
+#include "hopper_intrinsics.h"
 #include "launch.h"
-#include "products.h"
-#include "tiles.h"
+#include "matmul_kernels.h"
+#include "shared_memory_tiles.h"
 
 namespace partkernels::cuda {
 
@@ -49,7 +49,7 @@ PARTKERNELS_DEVICE void each_task(const Product<T>& p, int tiles_down, int tiles
 }
 
 // Where the stages and their barriers are.
-struct HopperRing {
+struct HopperPipeline {
   SharedAddress base, barriers;
   int bytes, count;
 
@@ -81,17 +81,17 @@ struct HopperRing {
 };
 
 // Makes the barriers; the threads must meet before they use them.
-PARTKERNELS_DEVICE HopperRing hopper_ring(int stages, int stage_bytes) {
+PARTKERNELS_DEVICE HopperPipeline hopper_pipeline(int stages, int stage_bytes) {
   const SharedAddress base = shared_address(shared_memory());
-  const HopperRing ring{base, base + stages * stage_bytes + kHopperWarps * kTurned, stage_bytes, stages};
+  const HopperPipeline pipeline{base, base + stages * stage_bytes + kHopperWarps * kTurned, stage_bytes, stages};
   if (thread_index() == 0) {
     for (int i = 0; i < stages; ++i) {
-      make_barrier(ring.full(i), 1);
-      make_barrier(ring.empty(i), kHopperWarps);
+      make_barrier(pipeline.full(i), 1);
+      make_barrier(pipeline.empty(i), kHopperWarps);
     }
     publish_barriers();
   }
-  return ring;
+  return pipeline;
 }
 
 // Sets p.stages to as many as a block has memory for; whether there are enough.

@@ -3,8 +3,8 @@
 // A block has kTiles times 16 rows of the weight, and its warps take turns along the columns. Each keeps some groups of
 // 64 columns of its own on the way, rebuilds one in registers and multiplies it, and meets the others only at the end,
 // where the warps' sums are added in their order.
-#include "products.h"
-#include "tiles.h"
+#include "matmul_kernels.h"
+#include "shared_memory_tiles.h"
 
 namespace partkernels::cuda {
 

@@ -1,7 +1,7 @@
 // Tiles of matrices in shared memory, and the tile of a subnetwork's weight that is rebuilt there.
 #pragma once
 
-#include "product.h"
+#include "matmul_arguments.h"
 
 namespace partkernels::cuda {
 

@@ -2,27 +2,27 @@
 #pragma once
 
 #include "gemm.h"
-#include "keep.h"
+#include "mask.h"
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
 
 template <class T>
-class KeptStore {
+class MaskedStore {
  public:
-  KeptStore(const Owners& owners, int update, const Weight<T>& grad_w)
-      : grad_w_(grad_w), is_contiguous_(rows_are_contiguous(grad_w)), keep_(owners, grad_w.cols(), update, update) {}
+  MaskedStore(const Owners& owners, int update, const Weight<T>& grad_w)
+      : grad_w_(grad_w), is_contiguous_(rows_are_contiguous(grad_w)), decode_(owners, grad_w.cols(), update, update) {}
 
   // Stores product[row : row + rows, col : col + cols], rows kCols apart; col is a multiple of kTileCols.
   void operator()(int64_t row, int64_t rows, int64_t col, int64_t cols, const Accumulator<T>* product) const {
     for_each_tile(row, rows, col, cols, [&](const Tile& tile) {
-      const Keep keep = keep_(tile);
+      const TileMask mask = decode_(tile);
       for (int64_t r = 0; r < tile.rows; ++r) {
         const Accumulator<T>* const from = product + (tile.row - row + r) * kCols + tile.col - col;
         if (is_contiguous_) {
-          copy_kept(keep.row[r], from, tile.cols, grad_w_.data + (tile.row + r) * grad_w_.row_stride + tile.col);
+          copy_masked(mask.row[r], from, tile.cols, grad_w_.data + (tile.row + r) * grad_w_.row_stride + tile.col);
         } else {
           for_each_entry(grad_w_, tile.row + r, tile.col, tile.cols,
-                         [&](int64_t c, T* entry) { *entry = keep.row[r] >> c & 1 ? narrow<T>(from[c]) : T{}; });
+                         [&](int64_t c, T* entry) { *entry = mask.row[r] >> c & 1 ? narrow<T>(from[c]) : T{}; });
         }
       }
     });
@@ -31,7 +31,7 @@ class KeptStore {
  private:
   Weight<T> grad_w_;
   bool is_contiguous_;
-  Keeper keep_;
+  MaskDecoder decode_;
 };
 
 }  // namespace partkernels::cpu::PARTKERNELS_ISA

@@ -4,7 +4,7 @@
 #include "isa.h"
 #include "partkernels/defaults.h"
 #include "philox_lanes.h"
-#include "tile.h"
+#include "weight_tile.h"
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
 

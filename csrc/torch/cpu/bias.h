@@ -2,7 +2,7 @@
 // cost as much as a small layer.
 #pragma once
 
-#include "accumulate.h"
+#include "accumulator.h"
 #include "threads.h"
 
 namespace partkernels::binding {

@@ -1,4 +1,5 @@
-// The GPU that csrc/cuda/machine.h and hopper.h describe, emulated on a CPU: the kernels are proven without one.
+// The GPU that csrc/cuda/intrinsics.h and hopper_intrinsics.h describe, emulated on a CPU: the kernels are proven
+// without one.
 //
 // Each thread of a block is a fiber; fibers change where the hardware could wait. What the hardware does by itself
 // (copies, products of a warpgroup) happens as late as a correct kernel allows, or at random before: a kernel that
@@ -15,7 +16,7 @@
 #include <vector>
 
 #include "partkernels/bfloat16.h"
-#include "partkernels/kernels.h"
+#include "partkernels/cuda.h"
 
 #define PARTKERNELS_KERNEL
 #define PARTKERNELS_DEVICE inline

@@ -1,7 +1,7 @@
 // What only compute capability 9.0 has: barriers that count bytes, the copy engine and warpgroup products.
 #pragma once
 
-#include "machine.h"
+#include "intrinsics.h"
 
 #if defined(__CUDACC__)
 

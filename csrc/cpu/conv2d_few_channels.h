@@ -2,7 +2,7 @@
 // update of a hyperparameter of the input passes. Vectors run over pixels, so that none of their lanes is idle.
 #pragma once
 
-#include "images.h"
+#include "conv2d_indexing.h"
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
 

@@ -4,7 +4,7 @@
 // entries that follow each other along the depth. So all types share one shape of code.
 #pragma once
 
-#include "accumulate.h"
+#include "accumulator.h"
 #include "isa.h"
 
 namespace partkernels::cpu::PARTKERNELS_ISA {

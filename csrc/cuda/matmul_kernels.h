@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "launch.h"
-#include "product.h"
+#include "matmul_arguments.h"
 
 namespace partkernels::cuda {
 

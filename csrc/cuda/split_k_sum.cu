@@ -1,6 +1,6 @@
-// Adding up the sums that blocks share: a pass over [shares, down, across] in float32.
-#include "layout.h"
-#include "products.h"
+// Split-K: adding up the sums that blocks share, a pass over [shares, down, across] in float32.
+#include "matmul_kernels.h"
+#include "weight_layout.h"
 
 namespace partkernels::cuda {
 

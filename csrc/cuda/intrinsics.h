@@ -1,10 +1,10 @@
-// What the kernels ask of a GPU, an instruction a function: inline assembly is here and in hopper.h alone.
+// What the kernels ask of a GPU, an instruction a function: inline assembly is here and in hopper_intrinsics.h alone.
 //
 // Without nvcc these functions are those of an emulator on the CPU, which runs the same kernels in the tests.
 #pragma once
 
 #if !defined(__CUDACC__)
-#include "emulated_machine.h"
+#include "emulated_gpu.h"
 #else
 
 #include <cuda.h>
@@ -21,7 +21,7 @@
 #define PARTKERNELS_UNROLL _Pragma("unroll")
 
 #include "partkernels/bfloat16.h"
-#include "partkernels/kernels.h"
+#include "partkernels/cuda.h"
 
 namespace partkernels::cuda {
 

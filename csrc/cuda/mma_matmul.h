@@ -5,7 +5,7 @@
 #pragma once
 
 #include "launch.h"
-#include "tiles.h"
+#include "shared_memory_tiles.h"
 
 namespace partkernels::cuda {
 

@@ -3,31 +3,31 @@
 
 #include "isa.h"
 #include "partkernels/packed_map.h"
-#include "tile.h"
-#include "vectors.h"
+#include "simd.h"
+#include "weight_tile.h"
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
 
-// Bit j of row[r]: whether the entry (r, j) of a tile is kept.
-struct Keep {
+// Bit j of row[r]: whether the entry (r, j) of a tile is in it.
+struct TileMask {
   uint64_t row[kTileRows];
 };
 
 // Columns of a row that are decoded together, as many entries as a tile has.
 constexpr int64_t kStretch = kTileRows * kTileCols;
 
-class Keeper {
+class MaskDecoder {
  public:
-  // Keeps the entries of partitions first..last of a weight of so many columns.
-  Keeper(const Owners& owners, int64_t cols, int first, int last)
+  // Selects the entries of partitions first..last of a weight of so many columns.
+  MaskDecoder(const Owners& owners, int64_t cols, int first, int last)
       : owners_(owners),
         row_bytes_(row_bytes(cols, owners.bits)),
         low_(static_cast<uint8_t>(first - 1)),
         span_(static_cast<uint8_t>(last - first)) {
-    for (int id = 0; id < 4; ++id) kept_[id] = keeps(static_cast<uint8_t>(id)) ? ~uint64_t{0} : 0;
+    for (int id = 0; id < 4; ++id) selected_[id] = selects(static_cast<uint8_t>(id)) ? ~uint64_t{0} : 0;
   }
 
-  Keep operator()(const Tile& tile) const {
+  TileMask operator()(const Tile& tile) const {
     const int64_t start = tile.col * owners_.bits / 8;
     Part parts[kTileRows];
     for (int64_t r = 0; r < kTileRows; ++r) {
@@ -36,17 +36,17 @@ class Keeper {
     return decode(parts);
   }
 
-  // Bit j % 64 of keep[j / 64]: whether the entry (row, col + j) is kept, for j in [0, cols). col is a multiple of
+  // Bit j % 64 of mask[j / 64]: whether the entry (row, col + j) is in it, for j in [0, cols). col is a multiple of
   // kTileCols. Writes whole stretches of kStretch columns; what is beyond `cols` is anything.
-  void operator()(int64_t row, int64_t col, int64_t cols, uint64_t* keep) const {
+  void operator()(int64_t row, int64_t col, int64_t cols, uint64_t* mask) const {
     const int64_t part_bytes = kTileCols * owners_.bits / 8;
     const int64_t last = (row_bytes_ - 1) / part_bytes * part_bytes;
     for (int64_t done = 0; done < cols; done += kStretch) {
       const int64_t start = (col + done) * owners_.bits / 8;
       Part parts[kTileRows];
       for (int64_t i = 0; i < kTileRows; ++i) parts[i] = part(row, std::min(start + i * part_bytes, last));
-      const Keep kept = decode(parts);
-      std::memcpy(keep + done / kTileCols, kept.row, sizeof(kept.row));
+      const TileMask decoded = decode(parts);
+      std::memcpy(mask + done / kTileCols, decoded.row, sizeof(decoded.row));
     }
   }
 
@@ -61,16 +61,16 @@ class Keeper {
     return {owners_.row(row) + start, std::min(kTileCols * owners_.bits / 8, row_bytes_ - start)};
   }
 
-  bool keeps(uint8_t id) const { return static_cast<uint8_t>(id - low_) <= span_; }
+  bool selects(uint8_t id) const { return static_cast<uint8_t>(id - low_) <= span_; }
 
 #if defined(PARTKERNELS_AVX512_BF16)
-  Keep decode(const Part parts[kTileRows]) const {
+  TileMask decode(const Part parts[kTileRows]) const {
     const __m512i low = _mm512_set1_epi8(static_cast<char>(low_)), span = _mm512_set1_epi8(static_cast<char>(span_));
-    Keep keep;
+    TileMask mask;
     for (int r = 0; r < kTileRows; ++r) {
-      keep.row[r] = _mm512_cmple_epu8_mask(_mm512_sub_epi8(ids(parts[r]), low), span);
+      mask.row[r] = _mm512_cmple_epu8_mask(_mm512_sub_epi8(ids(parts[r]), low), span);
     }
-    return keep;
+    return mask;
   }
 
   // A byte an id. The bits of eight ids are copied to a word, and each of its bytes is shifted by as much as it needs.
@@ -96,26 +96,26 @@ class Keeper {
     return _mm512_and_si512(_mm512_multishift_epi64_epi8(_mm512_set1_epi64(shifts), words), _mm512_set1_epi8(largest));
   }
 #else
-  Keep decode(const Part parts[kTileRows]) const {
-    Keep keep;
+  TileMask decode(const Part parts[kTileRows]) const {
+    TileMask mask;
     // Rows are padded to 16 bytes, so that only larger parts are cut off.
     if (owners_.bits == 2) {
-      of_two_bits(parts, keep.row);
-      return keep;
+      of_two_bits(parts, mask.row);
+      return mask;
     }
     if (owners_.bits == 1) {
-      for (int r = 0; r < kTileRows; ++r) keep.row[r] = choose(word(parts[r].ids), kept_[1], kept_[0]);
-      return keep;
+      for (int r = 0; r < kTileRows; ++r) mask.row[r] = choose(word(parts[r].ids), selected_[1], selected_[0]);
+      return mask;
     }
     // A part is as many 64-bit words as an id has bits.
     uint64_t words[kTileRows * 8] = {};
     for (int64_t r = 0; r < kTileRows; ++r) std::memcpy(words + r * owners_.bits, parts[r].ids, parts[r].bytes);
     if (owners_.bits == 4) {
-      of_four_bits(words, keep.row);
+      of_four_bits(words, mask.row);
     } else {
-      of_bytes(words, keep.row);
+      of_bytes(words, mask.row);
     }
-    return keep;
+    return mask;
   }
 
   static uint64_t word(const uint8_t* bytes) {
@@ -134,8 +134,8 @@ class Keeper {
   template <class Words>
   Words of_two_bits(Words ids) const {
     const Words high = ids >> 1;
-    Words bits = choose(high, choose(ids, Words{} + kept_[3], Words{} + kept_[2]),
-                        choose(ids, Words{} + kept_[1], Words{} + kept_[0])) &
+    Words bits = choose(high, choose(ids, Words{} + selected_[3], Words{} + selected_[2]),
+                        choose(ids, Words{} + selected_[1], Words{} + selected_[0])) &
                  0x5555555555555555;
     bits = (bits | bits >> 1) & 0x3333333333333333;
     bits = (bits | bits >> 2) & 0x0F0F0F0F0F0F0F0F;
@@ -144,7 +144,7 @@ class Keeper {
     return (bits | bits >> 16) & 0x00000000FFFFFFFF;
   }
 
-  void of_two_bits(const Part parts[kTileRows], uint64_t keep[kTileRows]) const {
+  void of_two_bits(const Part parts[kTileRows], uint64_t mask[kTileRows]) const {
 #if defined(PARTKERNELS_AVX512)
     // Joined in registers: four stores that a wider load then spans would stall it.
     typedef uint64_t Words __attribute__((vector_size(64)));
@@ -154,10 +154,10 @@ class Keeper {
     ids = _mm512_inserti32x4(ids, load(2), 2);
     ids = _mm512_inserti32x4(ids, load(3), 3);
     const __m256i halves = _mm512_cvtepi64_epi32((__m512i)of_two_bits((Words)ids));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(keep), halves);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(mask), halves);
 #else
     for (int64_t r = 0; r < kTileRows; ++r) {
-      keep[r] = of_two_bits(word(parts[r].ids)) | of_two_bits(word(parts[r].ids + 8)) << 32;
+      mask[r] = of_two_bits(word(parts[r].ids)) | of_two_bits(word(parts[r].ids + 8)) << 32;
     }
 #endif
   }
@@ -167,7 +167,7 @@ class Keeper {
     return ((bytes | 0x8080808080808080) - least * 0x0101010101010101) & 0x8080808080808080;
   }
 
-  void of_four_bits(const uint64_t words[4 * kTileRows], uint64_t keep[kTileRows]) const {
+  void of_four_bits(const uint64_t words[4 * kTileRows], uint64_t mask[kTileRows]) const {
     const uint64_t first = low_, after = uint64_t{low_} + span_ + 1;
     uint16_t quarters[4 * kTileRows];
     for (int i = 0; i < 4 * kTileRows; ++i) {
@@ -178,18 +178,18 @@ class Keeper {
       bits = (bits | bits >> 12) & 0x000000FF000000FF;
       quarters[i] = static_cast<uint16_t>(bits | bits >> 24);
     }
-    std::memcpy(keep, quarters, sizeof(quarters));
+    std::memcpy(mask, quarters, sizeof(quarters));
   }
 
-  void of_bytes(const uint64_t words[8 * kTileRows], uint64_t keep[kTileRows]) const {
+  void of_bytes(const uint64_t words[8 * kTileRows], uint64_t mask[kTileRows]) const {
     uint8_t ids[kTileRows * kTileCols];
     uint8_t eighths[kTileRows * kTileCols / 8];
     std::memcpy(ids, words, sizeof(ids));
-    for (uint8_t& id : ids) id = keeps(id) ? 1 : 0;
+    for (uint8_t& id : ids) id = selects(id) ? 1 : 0;
     for (int64_t i = 0; i < kTileRows * kTileCols / 8; ++i) {
       eighths[i] = static_cast<uint8_t>(word(ids + 8 * i) * 0x0102040810204080 >> 56);
     }
-    std::memcpy(keep, eighths, sizeof(eighths));
+    std::memcpy(mask, eighths, sizeof(eighths));
   }
 
 #endif
@@ -197,22 +197,22 @@ class Keeper {
   Owners owners_;
   int64_t row_bytes_;
   uint8_t low_, span_;
-  uint64_t kept_[4];  // by id: all bits set, or none
+  uint64_t selected_[4];  // by id: all bits set, or none
 };
 
-// to[j] = keep bit j ? from[j] : 0 for j in [0, n), n at most 64.
+// to[j] = mask bit j ? from[j] : 0 for j in [0, n), n at most 64.
 template <class T>
-void copy_kept(uint64_t keep, const Accumulator<T>* from, int64_t n, T* to) {
+void copy_masked(uint64_t mask, const Accumulator<T>* from, int64_t n, T* to) {
 #if defined(PARTKERNELS_AVX512)
   if constexpr (kStores16<T>) {
     for (int64_t j = 0; j < n; j += 16) {
       const auto exist = static_cast<__mmask16>(n - j < 16 ? (1u << (n - j)) - 1 : 0xFFFF);
-      store16(_mm512_maskz_loadu_ps(exist & static_cast<__mmask16>(keep >> j), from + j), exist, to + j);
+      store16(_mm512_maskz_loadu_ps(exist & static_cast<__mmask16>(mask >> j), from + j), exist, to + j);
     }
     return;
   }
 #endif
-  for (int64_t j = 0; j < n; ++j) to[j] = keep >> j & 1 ? narrow<T>(from[j]) : T{};
+  for (int64_t j = 0; j < n; ++j) to[j] = mask >> j & 1 ? narrow<T>(from[j]) : T{};
 }
 
 }  // namespace partkernels::cpu::PARTKERNELS_ISA

@@ -1,5 +1,5 @@
-#include "mma_products.h"
-#include "products.h"
+#include "matmul_kernels.h"
+#include "mma_matmul.h"
 
 namespace partkernels::cuda {
 

@@ -1,5 +1,7 @@
-#include "convolution.h"
-
+// Convolutions by PyTorch's own: oneDNN's run at the processor's peak, and a weight is small beside the images that it
+// meets. A subnetwork's weight is rebuilt for them, at most a MiB of it at a time, in a workspace of the thread's.
+//
+// All of it is C++ because a convolution leaves nothing in the caches: Python between its parts cost 100 us and more.
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
 
 #include <algorithm>
@@ -8,11 +10,16 @@
 #include <cstdlib>
 #include <memory>
 
-#include "threads.h"
+#include "backend.h"
 
 namespace partkernels::binding {
 
 namespace {
+
+struct Geometry {
+  Sizes stride, padding, dilation;
+  int64_t groups;
+};
 
 constexpr int64_t kWorkspace = 1 << 20;  // bytes
 std::atomic<int64_t> most_bytes = kWorkspace;
@@ -152,13 +159,13 @@ void copy(const Tensor& to, const Tensor& from) {
   torch::stable::copy_(destination, from);
 }
 
-}  // namespace
-
+// Sets the most bytes of a rebuilt weight, 0 for none, and returns what they were: for tests of larger weights.
 int64_t limit_workspace(int64_t bytes) {
   STD_TORCH_CHECK(0 <= bytes && bytes <= kWorkspace, "limit ", bytes, "; expected 0 to ", kWorkspace, " bytes");
   return most_bytes.exchange(bytes);
 }
 
+// x [batch, in, height, width], weight [out, in / groups, height, width]; a bias is dense, and may be absent.
 Tensor convolve(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const Geometry& geometry,
                 int64_t active, const Partition& partition) {
   const std::vector<Range> slices = slices_of(weight, 0, geometry.groups);
@@ -185,6 +192,7 @@ Tensor convolve(const Tensor& x, const Tensor& weight, const OptionalTensor& bia
   return y;
 }
 
+// input_size is x's.
 Tensor convolve_grad_input(const Tensor& grad_y, const Tensor& weight, const Sizes& input_size,
                            const Geometry& geometry, int64_t active, const Partition& partition) {
   const std::vector<Range> slices = slices_of(weight, 1, geometry.groups);
@@ -219,6 +227,7 @@ Tensor convolve_grad_input(const Tensor& grad_y, const Tensor& weight, const Siz
   return grad_x;
 }
 
+// The entries of partition update; 0 elsewhere.
 Tensor convolve_grad_weight(const Tensor& grad_y, const Tensor& x, const Sizes& kernel_size, const Geometry& geometry,
                             int64_t update, const Tensor& map, int64_t count) {
   const Sizes sizes{grad_y.size(1), x.size(1) / geometry.groups, kernel_size[0], kernel_size[1]};
@@ -244,4 +253,36 @@ Tensor convolve_grad_weight(const Tensor& grad_y, const Tensor& x, const Sizes& 
   return grad_w;
 }
 
+Tensor conv2d(Tensor x, Tensor weight, OptionalTensor bias, Sizes stride, Sizes padding, Sizes dilation, int64_t groups,
+              int64_t active, Update, Tensor map, OptionalTensor stored, int64_t count, std::string kind, double step,
+              int64_t seed, int64_t stream, int64_t row, int64_t col) {
+  return convolve(x, weight, live_bias(bias, active), {stride, padding, dilation, groups}, active,
+                  {map, stored, count, kind, step, seed, stream, row, col});
+}
+
+Tensor conv2d_grad_input(Tensor grad_y, Tensor weight, Sizes input_size, Sizes stride, Sizes padding, Sizes dilation,
+                         int64_t groups, int64_t active, Update, Tensor map, OptionalTensor stored, int64_t count,
+                         std::string kind, double step, int64_t seed, int64_t stream, int64_t row, int64_t col) {
+  return convolve_grad_input(grad_y, weight, input_size, {stride, padding, dilation, groups}, active,
+                             {map, stored, count, kind, step, seed, stream, row, col});
+}
+
+Tensor conv2d_grad_weight(Tensor grad_y, Tensor x, Sizes kernel_size, Sizes stride, Sizes padding, Sizes dilation,
+                          int64_t groups, int64_t update, Tensor map, int64_t count) {
+  return convolve_grad_weight(grad_y, x, kernel_size, {stride, padding, dilation, groups}, update, map, count);
+}
+
+STABLE_TORCH_LIBRARY_FRAGMENT(partkernels_cpu, m) { m.def("limit_workspace(int bytes) -> int"); }
+
+STABLE_TORCH_LIBRARY_IMPL(partkernels_cpu, CompositeExplicitAutograd, m) {
+  m.impl("limit_workspace", TORCH_BOX(&limit_workspace));
+}
+
+PARTKERNELS_KERNELS(m) {
+  m.impl("conv2d", TORCH_BOX(&conv2d));
+  m.impl("conv2d_grad_input", TORCH_BOX(&conv2d_grad_input));
+  m.impl("conv2d_grad_weight", TORCH_BOX(&conv2d_grad_weight));
+}
+
+}  // namespace
 }  // namespace partkernels::binding

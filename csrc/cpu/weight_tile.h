@@ -1,7 +1,7 @@
 // The unit in which a weight is decoded and rebuilt: 4 rows by 64 columns.
 //
 // A uniform default's block of 64 columns takes 4 Philox calls a row, so 16 lanes fill a tile; a row of it has 64 bits
-// of "is kept", and its first column is a multiple of 64.
+// of a mask, and its first column is a multiple of 64.
 #pragma once
 
 #include "isa.h"

@@ -1,4 +1,4 @@
-#include "emulated_machine.h"
+#include "emulated_gpu.h"
 
 #include <ucontext.h>
 

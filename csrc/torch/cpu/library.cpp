@@ -1,0 +1,25 @@
+// What the CPU library has for Python beside the operators, with schemas of its own.
+#include "backend.h"
+
+namespace partkernels::binding {
+namespace {
+
+void random_map(Tensor map, int64_t cols, Sizes sizes, int64_t seed) {
+  cpu::random_map(map.size(0), cols, sizes, static_cast<uint64_t>(seed), data<uint8_t>(map), kTorchThreads);
+}
+
+std::string instruction_set() { return cpu::instruction_set(); }
+
+STABLE_TORCH_LIBRARY_FRAGMENT(partkernels_cpu, m) {
+  m.def("random_map(Tensor(a!) map, int cols, int[] sizes, int seed) -> ()");
+  m.def("instruction_set() -> str");
+}
+
+PARTKERNELS_KERNELS(m) { m.impl("random_map", TORCH_BOX(&random_map)); }
+
+STABLE_TORCH_LIBRARY_IMPL(partkernels_cpu, CompositeExplicitAutograd, m) {
+  m.impl("instruction_set", TORCH_BOX(&instruction_set));
+}
+
+}  // namespace
+}  // namespace partkernels::binding

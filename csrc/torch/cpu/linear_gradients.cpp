@@ -1,0 +1,25 @@
+// The gradients of linear's weight and bias; on a GPU they are PyTorch's.
+#include "backend.h"
+
+namespace partkernels::binding {
+namespace {
+
+Tensor linear_grad_weight(Tensor grad_y, Tensor x, int64_t update, Tensor map, int64_t count) {
+  const Tensor outs = collapsible(grad_y), ins = collapsible(x);
+  const Tensor grad_w = empty({grad_y.sizes().back(), x.sizes().back()}, x);
+  with_type(x.scalar_type(), [&]<class T>(T) {
+    cpu::linear_grad_weight(matrix<const T>(outs), matrix<const T>(ins), owners_of(map, count),
+                            static_cast<int>(update), weight_of<T>(grad_w), kTorchThreads);
+  });
+  return grad_w;
+}
+
+Tensor linear_grad_bias(Tensor grad_y, int64_t update, int64_t count) { return bias_grad(grad_y, update, count); }
+
+PARTKERNELS_KERNELS(m) {
+  m.impl("linear_grad_weight", TORCH_BOX(&linear_grad_weight));
+  m.impl("linear_grad_bias", TORCH_BOX(&linear_grad_bias));
+}
+
+}  // namespace
+}  // namespace partkernels::binding

@@ -1,0 +1,30 @@
+// The passes over a weight that write into a tensor that there is already.
+#pragma once
+
+#include "backend.h"
+
+namespace partkernels::binding {
+
+// The subnetwork's weight, into a contiguous tensor.
+inline void rebuild_into(const Tensor& out, const Tensor& weight, int64_t active, Partition partition) {
+  const Device here(weight);
+  if (partition.stored) partition.stored = of_4_dimensions(*partition.stored);
+  const Tensor to = of_4_dimensions(out), from = of_4_dimensions(weight);
+  Device::with_type(weight.scalar_type(), [&]<class T>(T) {
+    here.pass(kernels::subnetwork_weight<T>, out.numel(), partition.subnetwork<T>(from, active), int64_t{0}, int64_t{0},
+              weight_of<T>(to));
+  });
+}
+
+// The gradient at the entries of partitions first..last and 0 elsewhere, into a contiguous tensor or grad itself.
+inline void mask_into(const Tensor& out, const Tensor& grad, int64_t first, int64_t last, const Tensor& map,
+                      int64_t count) {
+  const Device here(grad);
+  const Tensor to = of_4_dimensions(out), from = of_4_dimensions(grad);
+  Device::with_type(grad.scalar_type(), [&]<class T>(T) {
+    here.pass(kernels::subnetwork_weight_grad<T>, out.numel(), weight_of<const T>(from), owners_of(map, count),
+              static_cast<int>(first), static_cast<int>(last), weight_of<T>(to));
+  });
+}
+
+}  // namespace partkernels::binding
