@@ -67,8 +67,9 @@ lint: $(VENV)/test
 
 # The C++ library for CPUs, its tests, and the CUDA kernels under an emulator, all under the address and
 # undefined-behaviour sanitizers. As it ships, at -O3, the library is what the Python tests run.
-ctest: build/cmake/tested
-build/cmake/tested: $(VENV)/test $(PACKAGE) $(CPP)
+TESTED := build/cmake/tested$(if $(FULL),-in-full)
+ctest: $(TESTED)
+$(TESTED): $(VENV)/test $(PACKAGE) $(CPP)
 	$(BIN)/cmake -S . -B build/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=None \
 	  -DCMAKE_CXX_FLAGS="-Og -g1 -fsanitize=address,undefined -fno-sanitize-recover=all" -DPARTKERNELS_CUDA=OFF
 	$(BIN)/cmake --build build/cmake

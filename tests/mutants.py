@@ -229,7 +229,7 @@ MUTANTS = [
         ),
     ),
     *_of(
-        "csrc/cpu/draw.h",
+        "csrc/cpu/draw_defaults.h",
         f"{KERNELS}/test_formats.py {KERNELS}/test_shards.py",
         ("cpp draw row", "defaults_.row + tile.row_at(r)", "tile.row_at(r)", "a shard's drawn defaults"),
         (
@@ -250,7 +250,7 @@ MUTANTS = [
         ),
     ),
     *_of(
-        "csrc/cpu/keep.h",
+        "csrc/cpu/mask.h",
         f"{KERNELS}/test_operators.py {KERNELS}/test_optimizers.py",
         (
             "cpp span of four bits",
@@ -276,7 +276,7 @@ MUTANTS = [
         ),
     ),
     *_of(
-        "csrc/torch/bias.h",
+        "csrc/torch/cpu/bias.h",
         f"{KERNELS}/test_biases.py",
         (
             "cpp bias rows",
@@ -599,14 +599,16 @@ class Tree:
         import torch
 
         home = Path(torch.__file__).parent
-        in_binding = mutant.file.startswith("csrc/torch")
-        sources = ["csrc/torch/cpu.cpp", "csrc/torch/convolution.cpp"] if in_binding else ["csrc/cpu/isa_portable.cpp"]
+        binding = [path for folder in (".", "cpu") for path in (self.folder / "csrc" / "torch" / folder).glob("*.cpp")]
+        kernels = [self.folder / "csrc" / "cpu" / "isa_portable.cpp"]
+        chosen = binding if mutant.file.startswith("csrc/torch") else kernels
+        sources = [path.resolve().relative_to(self.folder.resolve()).as_posix() for path in chosen]
         built = next(self.folder.glob("build/temp*"))
         objects = {path.relative_to(built).with_suffix(".cpp").as_posix(): path for path in built.glob("csrc/**/*.o")}
         objects |= {source: self.folder / "build" / f"{Path(source).stem}-mutant.o" for source in sources}
         compiler = os.environ.get("CXX") or (sysconfig.get_config_var("CXX") or "c++").split()[0]
         flags = ["-std=c++20", "-O1", "-fPIC", "-w", "-fvisibility=hidden", "-DTORCH_TARGET_VERSION=0x020a000000000000"]
-        flags += ["-Icsrc/include", "-Icsrc/cpu", f"-I{home / 'include'}"]
+        flags += ["-Icsrc/include", "-Icsrc/torch/cpu", "-Icsrc/torch", "-Icsrc/cpu", f"-I{home / 'include'}"]
         commands = [[compiler, *flags, "-c", source, "-o", objects[source]] for source in sources]
         commands += [[compiler, "-shared", *objects.values(), "-o", LIBRARY, f"-L{home / 'lib'}", "-ltorch_cpu"]]
         done = [self._run(*command) for command in commands]
