@@ -1,8 +1,6 @@
 """Norms and FixUp's scalars: s_1 * ... * s_k and b_1 + ... + b_k, against the ordinary layer with those values."""
 
 import copy
-import io
-import pickle
 
 import pytest
 import torch
@@ -93,48 +91,6 @@ def test_every_subnetwork_starts_as_the_ordinary_layer_whatever_the_defaults(nam
             assert torch.equal(layer(data().float()), ordinary(data().float()))
 
 
-@every_layer
-@pytest.mark.parametrize("active", [1, 2, 3])
-def test_merging_gives_the_ordinary_layer(name, active):
-    layer = partitioned(name)
-    merged = partnets.merge(layer, active)
-    assert type(merged) is type(ORDINARY[name]()) and not hasattr(merged, "active")
-    assert all(parameter.requires_grad and parameter.is_leaf for parameter in merged.parameters())
-    with partnets.subnetwork(layer, active):
-        assert torch.equal(merged(data()), layer(data()))
-    ORDINARY[name]().load_state_dict(merged.state_dict())
-
-
-@every_layer
-def test_a_merged_layer_shares_no_memory(name):
-    layer = partitioned(name)
-    before = copy.deepcopy(layer.state_dict())
-    for parameter in layer.to_ordinary(1).parameters():
-        nn.init.constant_(parameter, 7.0)
-    assert all(torch.equal(value, before[key]) for key, value in layer.state_dict().items())
-
-
-@every_layer
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
-def test_copies_compute_the_same_and_share_nothing(name, duplicate):
-    layer = partitioned(name)
-    twin = duplicate(layer)
-    assert (twin.count, twin.active, twin.update) == (3, 3, 3) and torch.equal(twin(data()), layer(data()))
-    for parameter in twin.parameters():
-        nn.init.constant_(parameter, 7.0)
-    assert not torch.equal(twin(data()), layer(data()))
-
-
-@every_layer
-def test_a_file_restores_all_rows_also_on_the_meta_device(name):
-    saved, file = partitioned(name), io.BytesIO()
-    torch.save(saved.state_dict(), file)
-    for loaded, assign in ((partitioned(name, trained=False), False), (partitioned(name).to("meta"), True)):
-        file.seek(0)
-        loaded.load_state_dict(torch.load(file, weights_only=True), assign=assign)
-        assert torch.equal(loaded(data()), saved(data()))
-
-
 def test_layers_are_made_on_the_meta_device():
     for layer in (
         partnets.GroupNorm(2, 4, device="meta", proportions=PROPORTIONS),
@@ -148,21 +104,6 @@ def test_layers_are_made_on_the_meta_device():
 def test_the_ordinary_state_of_another_shape_raises(name):
     with pytest.raises(RuntimeError, match="has the shape"):
         partitioned(name).load_state_dict(ORDINARY[name]().state_dict())
-
-
-@every_layer
-def test_dtype_mode_hooks_and_frozen_parameters_stay(name):
-    ordinary = ORDINARY[name]().double().eval()
-    for parameter in ordinary.parameters():
-        parameter.requires_grad_(False)
-    calls = []
-    ordinary.register_forward_hook(lambda *_: calls.append(1))
-    layer = partnets.partition(ordinary, PROPORTIONS)
-    output = layer(data())
-    assert calls == [1] and output.dtype == torch.float64 and not output.requires_grad and not layer.training
-    assert not any(parameter.requires_grad for parameter in layer.parameters())
-    assert not any(parameter.requires_grad for parameter in partnets.merge(layer).parameters())
-    assert layer.bfloat16()(data().bfloat16()).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("ordinary", [nn.GroupNorm(2, 4, affine=False), nn.LayerNorm(3, elementwise_affine=False)])

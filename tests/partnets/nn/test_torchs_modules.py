@@ -1,44 +1,21 @@
 """Layers on torch's own module inputs: at C = 1 torch's layer, at C = 3 the layer that merge makes of them."""
 
 import copy
+import inspect
 import math
 
 import pytest
 import torch
+from layers import CASES, PROPORTIONS, module_inputs, registered
 from torch import nn
-from torch.testing._internal.common_modules import FunctionInput, ModuleInput, module_db
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 import partnets
-from partnets.nn.layer import PartitionedLayer
 
-PROPORTIONS = (0.5, 0.3, 0.2)
 # torch says so of LSTMs with projections.
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 
-LAYERS = [cls for cls in vars(partnets).values() if isinstance(cls, type) and issubclass(cls, PartitionedLayer)]
-THEIRS = {info.module_cls: info for info in module_db}
-
-
-def torchs_inputs(cls, dtype, training):
-    """What torch tests such a layer with. It has nothing for EmbeddingBag."""
-    info = THEIRS.get(cls.ordinary)
-    torch.manual_seed(0)
-    if info is not None:
-        return info.module_inputs_func(info, "cpu", dtype, requires_grad=False, training=training)
-    assert cls is partnets.EmbeddingBag
-    ids, offsets = torch.randint(10, (3, 5)), torch.tensor([0, 4, 4, 9])
-    weights = torch.rand(3, 5, dtype=dtype)
-    return [
-        ModuleInput(FunctionInput(10, 4, **options), FunctionInput(*arguments))
-        for options, arguments in [
-            ({}, [ids]),
-            ({"mode": "sum"}, [ids, None, weights]),
-            ({"mode": "sum", "padding_idx": 2}, [ids.flatten(), offsets, weights.flatten()]),
-            ({"mode": "max", "padding_idx": -1}, [ids.int()]),
-            ({"mode": "mean", "include_last_offset": True}, [ids.flatten(), offsets]),
-        ]
-    ]
+LAYERS = registered()
 
 
 def inputs(modes, most):
@@ -47,7 +24,7 @@ def inputs(modes, most):
     def cases():
         for cls in LAYERS:
             for training in modes:
-                made = torchs_inputs(cls, torch.float64, training)
+                made = module_inputs(cls, training)
                 for i in range(0, len(made), math.ceil(len(made) / most)):
                     mode = "training" if training else "evaluation"
                     yield pytest.param(cls, training, made[i], id=f"{cls.__name__}-{mode}-{i}")
@@ -58,7 +35,9 @@ def inputs(modes, most):
 def made(cls, training, one, **options):
     """A float64 layer away from its start, where norms' scales are 1 and shifts 0."""
     torch.manual_seed(1)
-    layer = cls(*one.constructor_input.args, **one.constructor_input.kwargs, dtype=torch.float64, **options)
+    if "dtype" in inspect.signature(cls).parameters:
+        options["dtype"] = torch.float64
+    layer = cls(*one.constructor_input.args, **one.constructor_input.kwargs, **options).double()
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.add_(torch.rand_like(parameter) / 2)
@@ -174,7 +153,14 @@ def test_gradients_of_a_subnetwork_are_those_of_its_values(cls, training, one):
         assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
 
 
+def test_every_registered_layer_has_a_case_and_inputs():
+    made = {type(case.make()) for case in CASES.values()}
+    lacking = [cls.__name__ for cls in registered(foreign=True) if cls.ordinary not in made]
+    assert not lacking, f"{lacking} have no entry in tests/partnets/layers.py"
+    assert not [cls.__name__ for cls in LAYERS if not module_inputs(cls, training=True)]
+
+
 def test_every_layer_says_what_it_takes():
-    for cls in LAYERS:
+    for cls in registered(foreign=True):
         assert cls.__doc__ and "proportions" in str(cls.__signature__), cls
         assert issubclass(cls, cls.ordinary) and issubclass(cls, nn.Module)
