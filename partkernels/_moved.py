@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 MOVED = {
@@ -20,6 +21,9 @@ MOVED = {
     "embedding": "operators.embedding",
     "subnetwork_weight": "operators.subnetwork_weight",
     "optimizers": "operators.optimizers",
+    "convolution": "operators.convolution",
+    "bias": "backend.bias",
+    "rebuilt": "backend.rebuilt",
 }
 
 
@@ -29,11 +33,18 @@ class _Moved(ModuleType):
     def __init__(self, old: str, new: str) -> None:
         super().__init__(old)
         self.__dict__["_new"] = new
+        self.__spec__ = ModuleSpec(old, None)
 
     def __getattr__(self, name: str):
-        if name.startswith("__"):
+        if name.startswith("__") and name != "__all__":
             raise AttributeError(name)
-        return getattr(importlib.import_module(self._new), name)
+        try:
+            module = importlib.import_module(self._new)
+        except ImportError as error:  # of a library that is not installed
+            raise AttributeError(f"{self.__name__}.{name}: {error}") from error
+        if name == "__all__":
+            return getattr(module, name, [each for each in vars(module) if not each.startswith("_")])
+        return getattr(module, name)
 
 
 def alias(package: str, moved: dict[str, str]) -> None:

@@ -10,6 +10,7 @@ import transformers
 from ownership import same
 
 import partnets
+from partnets.integrations.hugging_face import PartitionedTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:Failed to load image Python extension")
 QUIET = {"disable_tqdm": True, "dataloader_pin_memory": False, "use_cpu": True}
@@ -96,3 +97,74 @@ def test_nothing_of_a_later_chunk_reaches_earlier_partitions(example, tmp_path, 
     learned = [(one.model, one.optimizer.optimizer.state) for one in pair]
     assert same(learned, (1, 2))
     assert not same(learned, (3,))
+
+
+class Normalised(torch.nn.Module):
+    """With a normalisation that partnets.partition leaves out."""
+
+    def __init__(self):
+        super().__init__()
+        self.still, self.own = torch.nn.BatchNorm1d(6).requires_grad_(False), torch.nn.BatchNorm1d(6)
+        self.mask, self.head = partnets.hyper.InputMask(6), torch.nn.Linear(6, 2)
+
+    def forward(self, x, labels=None):
+        logits = self.head(self.own(self.still(self.mask(x))))
+        return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        return self.rows[i]
+
+
+def normalised(folder, **options):
+    torch.manual_seed(0)
+    model = partnets.partition(Normalised(), (0.8, 0.1, 0.1), skip=["still"])
+    data = Rows([{"x": torch.randn(6), "labels": i % 2, "unused": "text"} for i in range(60)])
+    settings = {"max_steps": 6, "per_device_train_batch_size": 8, "save_strategy": "no", "report_to": "none"}
+    arguments = transformers.TrainingArguments(str(folder), **QUIET, **settings | options)
+    return PartitionedTrainer(model, arguments, train_dataset=partnets.chunk(data, (0.8, 0.1, 0.1)))
+
+
+def test_what_partition_left_out_keeps_its_statistics(tmp_path):
+    trainer = normalised(tmp_path)
+    trainer.train()
+    assert not trainer.model.still.running_mean.any() and trainer.model.own.running_mean.any()
+    assert trainer.model.own.num_batches_tracked.sum() == 6  # a step of ψ leaves none
+
+
+def test_biases_do_not_decay(tmp_path):
+    trainer = normalised(tmp_path, weight_decay=0.5)
+    groups = trainer.create_optimizer().param_groups
+    decays = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
+    names = {name: decays.get(id(p)) for name, p in trainer.model.named_parameters()}
+    assert names["head.weight"] == (0.5,) * 3 and names["head.bias"] == (0.0,) * 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"optim": "sgd"}, "pass one of partnets.optim"),
+        ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps is 2"),
+    ],
+)
+def test_what_it_does_not_do_is_refused(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        normalised(tmp_path, **options)
+
+
+def test_a_checkpoint_of_other_chunks_is_refused(example, trained):
+    trainer, folder = trained
+    path = folder / "checkpoint-5"
+    kept, trainer.train_dataset = trainer.train_dataset, partnets.chunk(sentences(example), (0.5, 0.3, 0.2))
+    try:
+        with pytest.raises(ValueError, match="was saved with other chunks"):
+            trainer._load_from_checkpoint(path)
+    finally:
+        trainer.train_dataset = kept

@@ -7,8 +7,10 @@ Partition a model and its data, and train weights and hyperparameters together:
     history = partnets.Trainer(model, chunks, hyper=augmentation).fit(1000)
 """
 
+import sys
+
 from partnets import (
-    _moved,  # noqa: F401
+    _moved,
     baselines,
     callbacks,
     data,
@@ -86,3 +88,10 @@ __all__ = [
     "weights_learning",
     "without_rule",
 ]
+
+
+def __getattr__(name: str):
+    """A module by its old name, which `import` does not find at its new place."""
+    if name in _moved.MOVED:
+        return sys.modules[f"{__name__}.{name}"]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

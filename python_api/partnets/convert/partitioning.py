@@ -15,7 +15,6 @@ from partkernels.defaults import check_seed
 from partkernels.partition import sizes
 from partnets.hyper import Hyperparameter
 from partnets.nn import broadcast, state_dict
-from partnets.nn.initial_values import distribution_of
 from partnets.nn.layer import PartitionedLayer
 from partnets.nn.partitioned import Partitioned
 from partnets.nn.registry import known, rule_of
@@ -111,15 +110,19 @@ def partition(
 
 
 def _redrawn(layer: nn.Module, new: nn.Module) -> Iterator[tuple[nn.Parameter, bool]]:
-    """The weights of a layer that its partitioned one draws anew; whether they look as torch draws such a layer's."""
+    """The weights of a layer that its partitioned one draws anew; whether nothing can be lost by it.
+
+    Who freezes a weight wants to keep it; others look as torch draws such a layer's, or not.
+    """
     before = dict(layer.named_modules())
     for path, inner in new.named_modules():
         if not isinstance(inner, PartitionedLayer) or inner.seed_defaults is not None or path not in before:
             continue
         for name in inner.partitions:
-            weight, usual = before[path]._parameters[name], inner.usual_distribution(name)
+            weight = before[path]._parameters[name]
             if inner._parameters[name] is not weight:
-                yield weight, distribution_of(weight, usual) is usual or not weight.any()
+                is_kept = weight.is_meta or not weight.any()
+                yield weight, is_kept or (weight.requires_grad and inner.looks_drawn(name, weight))
 
 
 def _warn_of_lost(paths: list[str]) -> None:

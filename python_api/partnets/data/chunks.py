@@ -45,6 +45,9 @@ class Chunks:
         self._examples, self._places = below_subsets(dataset, order)
         self._ends = [0, *torch.tensor(self.sizes).cumsum(0).tolist()]
 
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update({"collate": default_collate} | state)  # older pickles have none
+
     @property
     def count(self) -> int:
         """C, the number of chunks."""

@@ -80,7 +80,11 @@ class Loader(DataLoader):
         draws = _Draws(chunks, batch_size, hyper_batch_size, seed)
         # A draw is a batch of one, as loops that resume skip whole batches; and without a generator of its own, an
         # iteration would take a number from torch's global one, which the model's noise comes from.
-        one = {"batch_size": 1, "collate_fn": operator.itemgetter(0), "generator": Generator()}
+        one = {
+            "batch_size": 1,
+            "collate_fn": operator.itemgetter(0),
+            "generator": Generator().manual_seed(derived(seed, "workers")),
+        }
         self.chunks, self.hyper_batch_size = chunks, hyper_batch_size
         super().__init__(draws, sampler=_Numbers(steps), **one, **options)
 

@@ -103,7 +103,7 @@ class SchwobelAffine(Augmentation):
         """
         minima, maxima = self.minima(), self.maxima()
         numbers = torch.lerp(minima, maxima, (draws + 1) / 2)
-        zero = numbers.new_zeros(len(numbers))
+        zero = numbers.new_zeros(numbers.shape[0])
         number = dict(zip(self.names, numbers.unbind(1), strict=True))
 
         def get(name: str) -> Tensor:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import default_collate
 
 from partnets.convert import merge
 from partnets.data.chunks import Chunks
 from partnets.data.loader import Draw, Loader
 from partnets.evaluation.metrics import check_counts
 from partnets.hyper import Hyperparameter, hyperparameters
+from partnets.nn.batch_norm import running_norms
 from partnets.nn.live import subnetwork
 from partnets.optim import AdamW, PartitionedOptimizer
 from partnets.training.step import step_hyper, weights_learning
+from partnets.utils.files import replacing
 from partnets.utils.modules import device_of
 from partnets.utils.random_state import preserved
 
@@ -61,6 +65,8 @@ class PartitionedTrainerMixin:
         for name, value in several.items():
             if value != 1:
                 raise ValueError(f"{name} is {value}; each batch is for a partition of its own: train with 1.")
+        if "adamw" not in str(self.args.optim).lower() and self.optimizer is None:
+            raise ValueError(f"optim is {self.args.optim}; pass one of partnets.optim as optimizers=(optimizer, None).")
         if self.args.fp16:
             raise ValueError(
                 "fp16=True scales gradients, which a step of ψ would not undo; train with bf16 or float32."
@@ -71,6 +77,9 @@ class PartitionedTrainerMixin:
         psi = hyperparameters(self.model)
         self.hyper_optimizer = make(psi) if psi else None
         self._hyper_losses: list[Tensor] = []
+        self._still = running_norms(self.model)[1]
+        if self.model.training:  # as a frozen backbone
+            self._still += [module for module in self.model.modules() if not module.training]
 
     def ordinary_model(self) -> nn.Module:
         """What is saved for from_pretrained: torch's layers, of the whole network.
@@ -90,18 +99,26 @@ class PartitionedTrainerMixin:
         }
 
     def create_optimizer(self, model=None) -> PartitionedOptimizer:
-        """AdamW of partnets.optim with the arguments' settings, unless `optimizers` was given."""
+        """AdamW of partnets.optim with the arguments' settings, unless `optimizers` was given.
+
+        As transformers has it, biases and the scales of norms do not decay.
+        """
         if self.optimizer is None:
             given = self.args
             betas = given.adam_beta1, given.adam_beta2
             settings = {"lr": given.learning_rate, "eps": given.adam_epsilon, "weight_decay": given.weight_decay}
-            self.optimizer = _stepping(AdamW(self.model, betas=betas, **settings))
+            names = set(self.get_decay_parameter_names(self.model))
+            without = [p for n, p in self.model.named_parameters() if p.requires_grad and n not in names]
+            psi = set(hyperparameters(self.model))
+            groups = [{"params": [p for p in without if p not in psi], "weight_decay": 0.0}]
+            self.optimizer = _stepping(AdamW(self.model, betas=betas, groups=groups, **settings))
         return self.optimizer
 
     def get_train_dataloader(self):
         """Draws of chunks; an epoch has as many as it takes to see as many examples as there are."""
         chunks, size = copy.copy(self.train_dataset), self.args.train_batch_size
-        chunks.collate = self.data_collator
+        if chunks.collate is default_collate:  # otherwise partnets.chunk was told how
+            chunks.collate = self._get_collator_with_removed_columns(self.data_collator, "training")
         options = {"num_workers": self.args.dataloader_num_workers, "pin_memory": self.args.dataloader_pin_memory}
         steps = math.ceil(len(chunks.order) / size)
         hyper_size = None if self.hyper_optimizer is None else size
@@ -112,8 +129,13 @@ class PartitionedTrainerMixin:
         """A step of ψ, and the gradient of w_k, which transformers' loop clips and steps."""
 
         def compute(batch: Any) -> Tensor:
-            return super(PartitionedTrainerMixin, self).training_step(model, batch)  # backward pass included
+            still = [module for module in self.model.modules() if not module.training]
+            with _in_evaluation(still):  # transformers' training_step puts the whole model into training mode
+                return super(PartitionedTrainerMixin, self).training_step(model, batch)  # backward pass included
 
+        self.model.train()
+        for module in self._still:
+            module.eval()
         k, batch, hyper_k, hyper_batch = inputs
         if hyper_k is not None:
             self._hyper_losses.append(step_hyper(self.model, self.hyper_optimizer, {hyper_k: hyper_batch}, compute))
@@ -132,7 +154,9 @@ class PartitionedTrainerMixin:
             logs = logs | self.values()
         super().log(logs, *args, **options)
 
-    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
+    def evaluate(
+        self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval", **options
+    ) -> dict[str, float]:
         """Of chunks L_ML in nats (Eq. 2), as "eval_lml", with the values of ψ; of other data as transformers does.
 
         The mean loss of each unseen chunk counts once for each of its examples.
@@ -141,7 +165,7 @@ class PartitionedTrainerMixin:
         if isinstance(data, str):
             data = self.eval_dataset[data]
         if not isinstance(data, Chunks):
-            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix, **options)
         lml = 0.0
         with preserved(device_of(self.model)):
             for k in range(2, data.count + 1):
@@ -161,16 +185,24 @@ class PartitionedTrainerMixin:
             super()._save(output_dir)
         finally:
             self.model = partitioned
-        states = {"model": self.model.state_dict()}
+        chunks = self.train_dataset
+        states = {"model": self.model.state_dict(), "order": chunks.order, "sizes": chunks.sizes}
         if self.hyper_optimizer is not None:
             states["hyper_optimizer"] = self.hyper_optimizer.state_dict()
-        torch.save(states, Path(output_dir or self.args.output_dir) / PARTITIONED)
+        with replacing(Path(output_dir or self.args.output_dir) / PARTITIONED, binary=True) as file:
+            torch.save(states, file)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         path = Path(resume_from_checkpoint) / PARTITIONED
         if not path.exists():
             raise ValueError(f"{path} is not there; resume from a checkpoint that a PartitionedTrainer saved.")
         states = torch.load(path, map_location="cpu", weights_only=True)
+        order, sizes = self.train_dataset.order, self.train_dataset.sizes
+        if not torch.equal(states.get("order", order), order) or states.get("sizes", sizes) != sizes:
+            raise ValueError(
+                f"{path} was saved with other chunks: its partitions have seen examples of what are later chunks here."
+                " Call partnets.chunk with the same data, in the same order, and the same proportions and seed."
+            )
         self.model.load_state_dict(states["model"])
         if self.hyper_optimizer is not None:
             self.hyper_optimizer.load_state_dict(states["hyper_optimizer"])
@@ -206,6 +238,18 @@ class PartitionedTrainer(PartitionedTrainerMixin, transformers.Trainer):
         >>> from partnets.integrations.hugging_face import PartitionedTrainer
         >>> PartitionedTrainer(model, arguments, train_dataset=chunks).train()  # doctest: +SKIP
     """
+
+
+@contextmanager
+def _in_evaluation(modules: list[nn.Module]) -> Iterator[None]:
+    """Inside, these modules stay in evaluation mode, whoever calls train() of what they are in."""
+    try:
+        for module in modules:
+            module.__dict__["train"] = lambda mode=True, module=module: module
+        yield
+    finally:
+        for module in modules:
+            module.__dict__.pop("train", None)
 
 
 def _stepping(optimizer: PartitionedOptimizer) -> PartitionedOptimizer:

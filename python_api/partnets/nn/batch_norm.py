@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from partnets.nn.activation_checkpoint import same_subnetwork
+from partnets.nn.broadcast import Broadcast
 from partnets.nn.layer import PartitionedLayer
 from partnets.nn.partitioned import partitioned_layers
 
@@ -135,6 +136,8 @@ def running_norms(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
         >>> len(inside), outside == [model[0]]
         (1, True)
     """
-    owned = {module for _, layer in partitioned_layers(model) for module in layer.modules()}
+    # Of a module with broadcast parameters its partitions own those, and nothing else that is inside.
+    layers = [layer for _, layer in partitioned_layers(model) if not isinstance(layer, Broadcast)]
+    owned = {module for layer in layers for module in layer.modules()}
     norms = [module for module in model.modules() if isinstance(module, _NormBase)]
     return [module for module in norms if module in owned], [module for module in norms if module not in owned]

@@ -53,6 +53,11 @@ class _Table(PartitionedLayer):
     def usual_distribution(self, name):
         return functools.partial(Normal, 1.0)
 
+    def drawn_entries(self, weight):
+        if self.padding_idx is None:
+            return weight
+        return torch.cat([weight[: self.padding_idx], weight[self.padding_idx + 1 :]])
+
     def rows(self, ids: Tensor) -> Tensor:
         """The rows of the live subnetwork's table at ids, [..., embedding_dim]."""
         weight = self.own("weight")

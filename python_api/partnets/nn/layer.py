@@ -18,7 +18,7 @@ from partnets.nn.activation_checkpoint import same_subnetwork
 from partnets.nn.cumulative import live_product, live_sum, with_rows
 from partnets.nn.initial_values import Distribution, declared, distribution_of, fill
 from partnets.nn.partitioned import Partitioned, as_class, check_parameters
-from partnets.nn.registry import register
+from partnets.nn.registry import register, rule_of
 from partnets.nn.state_dict import refuse_unfit, unfit_tensors
 from partnets.utils import seeds
 
@@ -64,7 +64,7 @@ class PartitionedLayer(Partitioned):
 
     def __init_subclass__(cls, **kwargs) -> None:
         super().__init_subclass__(**kwargs)
-        if "ordinary" in vars(cls):
+        if "ordinary" in vars(cls) and rule_of(cls.ordinary) is None:  # a second rule is given by partnets.register
             register(cls.ordinary, cls.from_ordinary)
         if hasattr(cls, "ordinary"):
             theirs = inspect.signature(cls.ordinary).parameters.values()
@@ -155,13 +155,24 @@ class PartitionedLayer(Partitioned):
         # 1 / sqrt(fan_in), for the weight and the bias alike
         return functools.partial(Uniform, 1 / math.sqrt(max(self._parameters["weight"][0].numel(), 1)))
 
+    def drawn_entries(self, weight: Tensor) -> Tensor:
+        """Those entries of an ordinary layer's weight that its initialisation draws."""
+        return weight
+
+    def looks_drawn(self, name: str, weight: Tensor) -> bool:
+        """Whether an ordinary layer's weight looks as torch draws it."""
+        usual = self.usual_distribution(name)
+        return distribution_of(self.drawn_entries(weight), usual) is usual
+
     def oriented(self, weight: Tensor) -> Tensor:
         """A weight as its partition sees it, [out, in]: a view. Layers that keep the transpose override this."""
         return weight
 
     def _resolve(self, name: str, weight: Tensor, defaults: str | Defaults, seed: int) -> Defaults:
         if defaults == "seed":
-            return declared(self, seed) or distribution_of(weight, self.usual_distribution(name))(seed=seed)
+            return declared(self, seed) or distribution_of(self.drawn_entries(weight), self.usual_distribution(name))(
+                seed=seed
+            )
         if defaults == "zero":
             return Zeros()
         if defaults == "stored":

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from partnets.hyper import hyperparameters
 from partnets.nn.batch_norm import running_norms
 from partnets.nn.live import subnetwork
+from partnets.nn.partitioned import count
 from partnets.optim import PartitionedOptimizer
 from partnets.utils.modules import evaluating, frozen
 
@@ -47,8 +48,7 @@ def hyper_learning(model: nn.Module, k: int) -> Iterator[None]:
     Raises:
         ValueError: k is out of range: no subnetwork comes before the first.
     """
-    if k == 1:
-        raise ValueError("k=1, but no subnetwork comes before the first; ψ learns on the chunks 2..C.")
+    _check_k(model, k, least=2)
     inside, outside = running_norms(model)
     with subnetwork(model, active=k - 1, update=None), evaluating(*inside, *outside):
         yield
@@ -96,6 +96,12 @@ def step_weights(
         >>> torch.equal(changed, model.partition.mask(2))
         True
     """
+    if not isinstance(optimizer, PartitionedOptimizer):
+        raise ValueError(
+            f"optimizer is a {type(optimizer).__name__}, which steps all partitions at once; pass one of"
+            " partnets.optim, such as optim.PerPartition(torch.optim.RMSprop, model)."
+        )
+    _check_k(model, k, least=1)
     optimizer.zero_grad()
     with weights_learning(model, k):
         value = loss(batch)
@@ -143,9 +149,15 @@ def step_hyper(
         >>> bool((mask.logits != 0).all())
         True
     """
-    if not batches:
-        raise ValueError("there is no batch; pass {k: a batch of D_k}, with k from 2 on.")
+    if not isinstance(batches, Mapping) or not batches:
+        raise ValueError(f"batches is {_kind(batches)}; pass {{k: a batch of D_k}}, with k from 2 on.")
+    if isinstance(optimizer, PartitionedOptimizer):
+        raise ValueError(f"optimizer is a {type(optimizer).__name__} of partitions; pass one of torch.optim, of ψ.")
+    for k in batches:
+        _check_k(model, k, least=2)
     weights = dict.fromkeys(batches, 1 / len(batches)) if weights is None else weights
+    if weights.keys() != batches.keys():
+        raise ValueError(f"weights are of the chunks {[*weights]} and batches of {[*batches]}; pass one for each.")
     optimizer.zero_grad()
     values = []
     for k, batch in batches.items():
@@ -157,6 +169,18 @@ def step_hyper(
     check_reached(model, optimizer)
     optimizer.step()
     return sum(values)
+
+
+def _check_k(model: nn.Module, k: int, *, least: int) -> None:
+    last = count(model)
+    if type(k) is not int or not least <= k <= last:
+        what = "ψ learns on chunks that a subnetwork has not seen" if least == 2 else "it has as many partitions"
+        raise ValueError(f"k={_kind(k)}, of a model with C={last}; pass an int in {least}..{last}: {what}.")
+
+
+def _kind(value: Any) -> str:
+    """What a wrong argument is, without all of its numbers."""
+    return repr(value) if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"
 
 
 def clip_gradient(optimizer: torch.optim.Optimizer, clip: float | None) -> None:

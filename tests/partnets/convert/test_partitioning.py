@@ -81,7 +81,7 @@ def test_dtype_mode_hooks_and_frozen_parameters_stay():
     model[0].weight.requires_grad_(False)
     calls = []
     handle = model[1].register_forward_hook(lambda *_: calls.append(1))
-    partnets.partition(model, PROPORTIONS)
+    partnets.partition(model, PROPORTIONS, defaults="seed")
     model(torch.zeros(1, 4, dtype=torch.float64))
     handle.remove()
     model(torch.zeros(1, 4, dtype=torch.float64))
@@ -276,6 +276,24 @@ def test_fresh_layers_are_redrawn_without_a_warning(name):
     torch.manual_seed(0)
     for _ in range(3):
         partnets.partition(nn.Sequential(CASES[name].make()), (0.5, 0.5))
+
+
+@pytest.mark.parametrize("make", [nn.Embedding, nn.EmbeddingBag])
+def test_the_row_of_the_padding_is_no_sign_of_training(make):
+    table = partnets.partition(make(3, 768, padding_idx=0), (0.5, 0.5))
+    assert table.partition.defaults.std == 1.0
+
+
+def test_a_frozen_weight_is_not_redrawn_without_a_word():
+    with pytest.warns(UserWarning, match="the weights of the model itself anew"):
+        partnets.partition(nn.Linear(30, 20).requires_grad_(False), (0.5, 0.5))
+
+
+def test_a_class_takes_no_rule_away_from_another():
+    class Mine(partnets.Linear):
+        ordinary = nn.Linear
+
+    assert type(partnets.partition(nn.Linear(3, 3), (0.5, 0.5))) is partnets.Linear
 
 
 def test_a_warning_that_is_an_error_leaves_the_model_as_it_was():

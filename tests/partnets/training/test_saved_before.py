@@ -1,5 +1,7 @@
 """Files that were saved before the packages had rooms load, and compute and train on to the same numbers."""
 
+import importlib.util
+import pickle
 import sys
 
 import pytest
@@ -88,10 +90,20 @@ def test_lightning_resumes(expected):
     torch.testing.assert_close(found, expected["resumed"], rtol=1e-2, atol=1e-2)
 
 
+def test_chunks_that_were_pickled_without_a_collate_function_have_one():
+    chunks = saved_network.chunks()
+    del chunks.__dict__["collate"]
+    x, _ = pickle.loads(pickle.dumps(chunks)).sample(1, 4)
+    assert x.shape == (4, 5)
+
+
 @pytest.mark.parametrize("package", [partnets, partkernels])
 def test_modules_are_found_by_their_old_names(package):
     for old in package._moved.MOVED:
-        module = sys.modules[f"{package.__name__}.{old}"]
+        module = importlib.import_module(f"{package.__name__}.{old}")
+        assert importlib.util.find_spec(module.__name__) is not None
+        if "." not in old and not callable(getattr(package, old)):
+            assert getattr(package, old) is module
         new = sys.modules.get(f"{package.__name__}.{package._moved.MOVED[old]}")
         names = [name for name in vars(new) if not name.startswith("__")] if new else []
         assert all(getattr(module, name) is getattr(new, name) for name in names)

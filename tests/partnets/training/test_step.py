@@ -1,0 +1,139 @@
+"""step_weights and step_hyper: what they change, in which order, and what they refuse before anything changes."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import partnets
+from partnets import hyper
+
+PROPORTIONS = (0.6, 0.2, 0.2)
+
+
+class Hybrid(nn.Module):
+    """A stem that is left out, below a broadcast parameter of the model itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.mask = hyper.InputMask(6)
+        self.stem = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8)).requires_grad_(False)
+        self.scale = nn.Parameter(torch.ones(8))
+        self.norm, self.head = nn.BatchNorm1d(8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(self.norm(self.stem(self.mask(x)) * self.scale))
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return partnets.partition(Hybrid(), PROPORTIONS, skip=["stem"]).train()
+
+
+@pytest.fixture
+def batch():
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(16, 6, generator=generator), torch.randint(2, (16,), generator=generator)
+
+
+def loss_of(model):
+    return lambda batch: F.cross_entropy(model(batch[0]), batch[1])
+
+
+def state(model):
+    return {name: value.clone() for name, value in model.state_dict().items() if torch.is_tensor(value)}
+
+
+def changed(before, model):
+    return {name for name, value in state(model).items() if not torch.equal(value, before[name])}
+
+
+def test_a_step_of_the_weights_changes_one_partition_and_its_own_statistics(model, batch):
+    before = state(model)
+    value = partnets.step_weights(model, partnets.optim.Adam(model), 2, batch, loss_of(model))
+    names = changed(before, model)
+    assert not value.requires_grad and model.stem[1].training
+    assert not [name for name in names if name.startswith(("stem", "mask"))]
+    assert {"scale", "head.weight", "norm.running_mean"} <= names
+    assert torch.equal(model.head.weight != before["head.weight"], model.head.partition.mask(2))
+    for name in ("norm.running_mean", "head.bias"):
+        rows = (state(model)[name] != before[name]).flatten(1).any(1)
+        assert rows.tolist() == [False, True, False]
+
+
+def test_a_step_of_psi_changes_psi_alone(model, batch):
+    before = state(model)
+    optimizer = torch.optim.Adam(model.mask.parameters(), lr=0.1)
+    partnets.step_hyper(model, optimizer, {2: batch, 3: batch}, loss_of(model), weights={2: 0.5, 3: 0.5})
+    assert {name.split(".")[0] for name in changed(before, model)} == {"mask"}
+    assert all(parameter.grad is None for name, parameter in model.named_parameters() if "mask" not in name)
+
+
+def test_the_gradient_is_clipped_and_starts_from_zero(model, batch):
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, torch.nan) if parameter.requires_grad else None
+    optimizer = partnets.optim.SGD(model, lr=1.0)
+    before = state(model)
+    partnets.step_weights(model, optimizer, 1, batch, loss_of(model), clip=0.1)
+    moved = torch.cat([(p.detach() - before[n]).flatten() for n, p in model.named_parameters() if "mask" not in n])
+    assert moved.isfinite().all() and moved.norm() <= 0.1 + 1e-6
+
+
+def test_an_error_in_the_loss_leaves_the_model_as_it_was(model, batch):
+    def fails(batch):
+        raise KeyboardInterrupt
+
+    modes = [module.training for module in model.modules()]
+    for step in (
+        lambda: partnets.step_weights(model, partnets.optim.SGD(model), 1, batch, fails),
+        lambda: partnets.step_hyper(model, torch.optim.SGD(model.mask.parameters(), lr=1.0), {2: batch}, fails),
+    ):
+        with pytest.raises(KeyboardInterrupt):
+            step()
+        assert [module.training for module in model.modules()] == modes
+        assert (model.head.active, model.head.update) == (3, 3)
+        assert all(parameter.requires_grad for parameter in model.mask.parameters())
+
+
+def psi(model):
+    return torch.optim.Adam(model.mask.parameters())
+
+
+weights, hypers, w = partnets.step_weights, partnets.step_hyper, partnets.optim.Adam
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda m, b: weights(m, torch.optim.Adam(m.parameters()), 1, b, None),
+            "a Adam, which steps all",
+        ),
+        (
+            lambda m, b: weights(m, w(m), 4, b, None),
+            r"k=4, of a model with C=3; .* 1\.\.3",
+        ),
+        (lambda m, b: weights(m, w(m), b, 1, None), "k=a tuple, of a model"),
+        (
+            lambda m, b: hypers(m, psi(m), {1: b}, None),
+            r"k=1, .* in 2\.\.3",
+        ),
+        (
+            lambda m, b: hypers(m, psi(m), b, None),
+            "batches is a tuple; pass",
+        ),
+        (lambda m, b: hypers(m, psi(m), {None: None}, None), "k=None"),
+        (lambda m, b: hypers(m, w(m), {2: b}, None), "a Adam of partitions"),
+        (
+            lambda m, b: hypers(m, psi(m), {2: b}, None, weights={3: 1.0}),
+            r"weights are of the chunks \[3\] and batches of \[2\]",
+        ),
+    ],
+)
+def test_a_wrong_argument_is_named_before_anything_changes(model, batch, call, message):
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    with pytest.raises(ValueError, match=message):
+        call(model, batch)
+    assert all((parameter.grad == 1).all() for parameter in model.parameters())
