@@ -320,7 +320,7 @@ MUTANTS = [
     # --- the invariant: subnetwork k - 1 never sees D_k ---
     *_of(
         "python_api/partnets/nn/batch_norm.py",
-        f"{NETS}/nn/test_norms.py {NETS}/models/test_zoo.py",
+        f"{NETS}/nn/test_batch_norm.py",
         (
             "shared statistics",
             "buffer[self.active - 1] if self.count > 1 else buffer for _, buffer in self._statistics()\n            )",
@@ -353,7 +353,7 @@ MUTANTS = [
     ),
     *_of(
         "python_api/partnets/nn/embedding.py",
-        f"{NETS}/nn/test_layers_table.py {NETS}/nn/test_torchs_modules.py {NETS}/nn/test_subnetworks.py",
+        f"{NETS}/nn/test_starts.py",
         ("padding's owner", "        ids[self.padding_idx] = 1\n", "", "the padding's row is a default in subnetworks"),
         (
             "padding's start",
