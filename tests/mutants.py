@@ -457,7 +457,7 @@ MUTANTS = [
     # --- training ---
     *_of(
         "python_api/partnets/training/step.py",
-        f"{NETS}/training/test_trainer.py {NETS}/training/test_invariant.py {NETS}/optim/test_clipping.py",
+        f"{NETS}/training/test_trainer.py {NETS}/training/test_trainer_options.py {NETS}/optim/test_clipping.py",
         (
             "psi learns with w",
             "with subnetwork(model, active=k, update=k), frozen(hyperparameters(model)), evaluating",
@@ -631,8 +631,11 @@ class Tree:
         done = self._run(sys.executable, "-m", "pytest", *options, *arguments, env=environment)
         if done.returncode == 0:
             return None
-        found = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
-        return found[0] if found else f"pytest ended with {done.returncode}: {(done.stdout + done.stderr)[-300:]!r}"
+        # Not "ERROR gw1": then no test has failed, but a worker of pytest's.
+        found = re.findall(r"^(?:FAILED|ERROR) (\S+\.py.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
+        if not found:
+            raise RuntimeError(f"pytest ended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
+        return found[0]
 
     def _run(self, *command, **options) -> subprocess.CompletedProcess:
         command = [*map(str, command)]
