@@ -95,14 +95,14 @@ MUTANTS = [
         ),
     ),
     *_of(
-        "partkernels/backends/reference/defaults.py",
+        "partkernels/backend/reference/defaults.py",
         f"{KERNELS}/test_formats.py",
         ("uniform sign", "torch.where(draw >= 128,", "torch.where(draw > 128,", "the sign of one draw in 256"),
         ("normal mean", "for shift in (0, 8, 16, 24)) - 510", "for shift in (0, 8, 16, 24)) - 511", "normal's mean"),
         ("uniform order", "2 * ((column // 8) % 2)", "2 * ((column // 4) % 2)", "which byte a column draws"),
     ),
     *_of(
-        "partkernels/backends/reference/random_map.py",
+        "partkernels/backend/reference/random_map.py",
         f"{KERNELS}/test_formats.py",
         ("map domain", "DOMAIN = (0, 0x70617274)", "DOMAIN = (0, 0x70617275)", "maps of another stream of draws"),
     ),
@@ -136,7 +136,7 @@ MUTANTS = [
     ),
     # --- kernels: reference ---
     *_of(
-        "partkernels/backends/reference/subnetwork_weight.py",
+        "partkernels/backend/reference/subnetwork_weight.py",
         f"{KERNELS}/test_operators.py",
         ("reference live", "bits_for(count)) < active", "bits_for(count)) <= active", "one partition too many is live"),
         (
@@ -147,7 +147,7 @@ MUTANTS = [
         ),
     ),
     *_of(
-        "partkernels/backends/reference/optimizers.py",
+        "partkernels/backend/reference/optimizers.py",
         f"{KERNELS}/test_optimizers.py",
         ("reference decay", "p = p * (1 - lr * weight_decay)", "p = p * (1 - weight_decay)", "AdamW's decay"),
         (
@@ -158,13 +158,13 @@ MUTANTS = [
         ),
     ),
     *_of(
-        "partkernels/backends/bias.py",
+        "partkernels/backend/bias.py",
         f"{KERNELS}/test_biases.py",
         ("live bias", "[:active]", "[: active + 1]", "a later partition's bias is in earlier subnetworks"),
     ),
     # --- kernels: Triton ---
     *_of(
-        "partkernels/backends/triton/packed_map.py",
+        "partkernels/backend/triton/packed_map.py",
         f"{KERNELS}/test_triton.py {KERNELS}/test_operators.py",
         (
             "triton threshold",
@@ -175,7 +175,7 @@ MUTANTS = [
         ("triton ids", "(column % (8 // BITS) * BITS)", "(column % (8 // BITS))", "owners where steps read them"),
     ),
     *_of(
-        "partkernels/backends/triton/rebuild.py",
+        "partkernels/backend/triton/rebuild.py",
         f"{KERNELS}/test_triton.py {KERNELS}/test_operators.py",
         (
             "triton select",
@@ -185,12 +185,12 @@ MUTANTS = [
         ),
     ),
     *_of(
-        "partkernels/backends/triton/subnetwork_weight.py",
+        "partkernels/backend/triton/subnetwork_weight.py",
         f"{KERNELS}/test_operators.py",
         ("triton keep", "(owner >= first - 1) & (owner < last)", "(owner >= first - 1)", "later partitions' gradient"),
     ),
     *_of(
-        "partkernels/backends/triton/optimizers.py",
+        "partkernels/backend/triton/optimizers.py",
         f"{KERNELS}/test_optimizers.py",
         (
             "triton taps",
@@ -201,7 +201,7 @@ MUTANTS = [
         ("triton adam", "mean += _scalar(rest1, p) * (g - mean)", "mean += _scalar(rest1, p) * g", "Adam's mean"),
     ),
     *_of(
-        "partkernels/backends/triton/embedding.py",
+        "partkernels/backend/triton/embedding.py",
         f"{KERNELS}/test_embedding.py {KERNELS}/test_shards.py",
         ("triton embedding shard", "row + first_row, first_column", "row, first_column", "a shard's drawn defaults"),
     ),
@@ -287,7 +287,7 @@ MUTANTS = [
     ),
     # --- dispatch and operators ---
     *_of(
-        "partkernels/backends/dispatch.py",
+        "partkernels/backend/dispatch.py",
         f"{KERNELS}/test_dispatch.py",
         (
             "silent fallback",

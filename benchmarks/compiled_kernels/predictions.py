@@ -14,11 +14,11 @@ from benchmarks.compiled_kernels.kernels import Kernel
 from benchmarks.compiled_kernels.pipes import LANES, QUARTERS, WGMMA
 from benchmarks.compiled_kernels.triton import CONVOLUTION, FLOAT32, LARGE, LARGE_FLOAT, MIDDLE, Case
 from benchmarks.figures import markdown
-from partkernels.backends.cuda.operators import is_estimated_faster
-from partkernels.backends.rebuilt import SLICE
-from partkernels.backends.triton import plans
-from partkernels.backends.triton.launch import Gpu
-from partkernels.backends.triton.plans import Config, Product
+from partkernels.backend.cuda.operators import is_estimated_faster
+from partkernels.backend.rebuilt import SLICE
+from partkernels.backend.triton import plans
+from partkernels.backend.triton.launch import Gpu
+from partkernels.backend.triton.plans import Config, Product
 
 H200 = Gpu("NVIDIA H200", multiprocessors=132, shared_memory=227 << 10, is_hopper=True)
 # What cuBLAS reaches on random bfloat16 numbers, and copies of gigabytes, by PyTorch on an H200; its clock under load.

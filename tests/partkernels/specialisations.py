@@ -28,8 +28,8 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from benchmarks.compiled_kernels.without_gpu import META, Case, launches
 from benchmarks.peers.layer import Layer
-from partkernels.backends import triton as backend
-from partkernels.backends.triton import launch
+from partkernels.backend import triton as backend
+from partkernels.backend.triton import launch
 
 TARGETS = [GPUTarget("cuda", arch, 32) for arch in (90, 80)]
 # 1, a multiple of 16, neither, and what takes 64 bits.

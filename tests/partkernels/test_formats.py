@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pairwise import pairwise
 
 import partkernels as pk
-from partkernels.backends import dispatch
-from partkernels.backends.reference import operators as reference
+from partkernels.backend import dispatch
+from partkernels.backend.reference import operators as reference
 from partkernels.formats import packed_map
 from partkernels.formats.philox import philox4x32
 from partkernels.partition import sizes

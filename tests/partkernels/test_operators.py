@@ -420,7 +420,7 @@ def test_two_threads_may_call_at_once(backend):
 
 
 def test_no_update_computes_no_weight_gradient(monkeypatch):
-    from partkernels.backends.reference import operators as reference
+    from partkernels.backend.reference import operators as reference
 
     monkeypatch.setattr(reference, "linear_grad_weight", lambda *_: pytest.fail("a weight gradient was computed"))
     partition = pk.Partition.random((4, 5), (0.5, 0.5), seed=0)

@@ -15,14 +15,14 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import partkernels as pk
-from partkernels.backends import dispatch, rebuilt
-from partkernels.backends.plan import use_plan
-from partkernels.backends.triton import launch, linear, measured, plans, tiles
-from partkernels.backends.triton import operators as triton_operators
-from partkernels.backends.triton.defaults import UNIFORM_PAIR
-from partkernels.backends.triton.packed_map import SPREAD, threshold
-from partkernels.backends.triton.plans import Config, Product
-from partkernels.backends.triton.rebuild import SELECT
+from partkernels.backend import dispatch, rebuilt
+from partkernels.backend.plan import use_plan
+from partkernels.backend.triton import launch, linear, measured, plans, tiles
+from partkernels.backend.triton import operators as triton_operators
+from partkernels.backend.triton.defaults import UNIFORM_PAIR
+from partkernels.backend.triton.packed_map import SPREAD, threshold
+from partkernels.backend.triton.plans import Config, Product
+from partkernels.backend.triton.rebuild import SELECT
 from partkernels.formats.packed_map import pack, row_bytes
 
 pytestmark = pytest.mark.skipif(not TRITON, reason="neither a GPU nor Triton's interpreter")

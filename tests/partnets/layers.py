@@ -56,7 +56,7 @@ def randn(*shape: int) -> torch.Tensor:
 
 
 class Token(nn.Module):
-    """A module with bare parameters."""
+    """A module with broadcast parameters."""
 
     def __init__(self):
         super().__init__()
@@ -141,7 +141,7 @@ CASES = {
     "models.Bias": Case(models.Bias, SEQUENCE, ANY),
     "models.Scale": Case(models.Scale, SEQUENCE, ANY),
     "transformers' Conv1D": Case(conv1d_of_transformers, SEQUENCE),
-    "bare parameters": Case(Token, SEQUENCE),
+    "broadcast parameters": Case(Token, SEQUENCE),
     "tied weights": Case(Tied, (IDS,)),
 }
 

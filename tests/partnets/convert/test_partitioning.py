@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from layers import CASES
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
@@ -268,6 +269,13 @@ def test_weights_that_may_be_pretrained_are_not_redrawn_without_a_word():
 @pytest.mark.parametrize("defaults", ["seed", "zero", "stored", partkernels.Zeros()])
 def test_who_says_what_becomes_of_them_is_not_warned(defaults):
     partnets.partition(nn.Sequential(changed(nn.Linear(30, 20))), (0.5, 0.5), defaults=defaults)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fresh_layers_are_redrawn_without_a_warning(name):
+    torch.manual_seed(0)
+    for _ in range(3):
+        partnets.partition(nn.Sequential(CASES[name].make()), (0.5, 0.5))
 
 
 def test_a_warning_that_is_an_error_leaves_the_model_as_it_was():
