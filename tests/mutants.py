@@ -342,7 +342,7 @@ MUTANTS = [
     ),
     *_of(
         "python_api/partnets/nn/cumulative.py",
-        f"{NETS}/nn/test_norms.py {NETS}/nn/test_bare.py {NETS}/training/test_invariant.py",
+        f"{NETS}/nn/test_norms.py {NETS}/nn/test_broadcast.py {NETS}/training/test_invariant.py",
         ("live rows", "rows.detach()[:active].unbind()", "rows.detach().unbind()", "later shifts and scales are live"),
         (
             "rows that learn",

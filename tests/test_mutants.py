@@ -1,4 +1,4 @@
-"""The faults of mutants.py can be put in: what each replaces is there once, and so are the tests that should notice it."""
+"""The faults of mutants.py can be put in: what each replaces is there once, and so are the tests that are to notice."""
 
 import mutants
 import pytest
