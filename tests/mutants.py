@@ -320,7 +320,7 @@ MUTANTS = [
     # --- the invariant: subnetwork k - 1 never sees D_k ---
     *_of(
         "python_api/partnets/nn/batch_norm.py",
-        f"{NETS}/nn/test_norms.py {NETS}/models/test_zoo.py",
+        f"{NETS}/nn/test_batch_norm.py",
         (
             "shared statistics",
             "buffer[self.active - 1] if self.count > 1 else buffer for _, buffer in self._statistics()\n            )",
@@ -342,7 +342,7 @@ MUTANTS = [
     ),
     *_of(
         "python_api/partnets/nn/cumulative.py",
-        f"{NETS}/nn/test_norms.py {NETS}/nn/test_bare.py {NETS}/training/test_invariant.py",
+        f"{NETS}/nn/test_norms.py {NETS}/nn/test_broadcast.py {NETS}/training/test_invariant.py",
         ("live rows", "rows.detach()[:active].unbind()", "rows.detach().unbind()", "later shifts and scales are live"),
         (
             "rows that learn",
@@ -353,7 +353,7 @@ MUTANTS = [
     ),
     *_of(
         "python_api/partnets/nn/embedding.py",
-        f"{NETS}/nn/test_layers_table.py {NETS}/nn/test_torchs_modules.py {NETS}/nn/test_subnetworks.py",
+        f"{NETS}/nn/test_starts.py",
         ("padding's owner", "        ids[self.padding_idx] = 1\n", "", "the padding's row is a default in subnetworks"),
         (
             "padding's start",
@@ -457,7 +457,7 @@ MUTANTS = [
     # --- training ---
     *_of(
         "python_api/partnets/training/step.py",
-        f"{NETS}/training/test_trainer.py {NETS}/training/test_invariant.py {NETS}/optim/test_clipping.py",
+        f"{NETS}/training/test_trainer.py {NETS}/training/test_trainer_options.py {NETS}/optim/test_clipping.py",
         (
             "psi learns with w",
             "with subnetwork(model, active=k, update=k), frozen(hyperparameters(model)), evaluating",
@@ -631,8 +631,11 @@ class Tree:
         done = self._run(sys.executable, "-m", "pytest", *options, *arguments, env=environment)
         if done.returncode == 0:
             return None
-        found = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
-        return found[0] if found else f"pytest ended with {done.returncode}: {(done.stdout + done.stderr)[-300:]!r}"
+        # Not "ERROR gw1": then no test has failed, but a worker of pytest's.
+        found = re.findall(r"^(?:FAILED|ERROR) (\S+\.py.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
+        if not found:
+            raise RuntimeError(f"pytest ended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
+        return found[0]
 
     def _run(self, *command, **options) -> subprocess.CompletedProcess:
         command = [*map(str, command)]

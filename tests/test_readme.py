@@ -45,7 +45,10 @@ def test_the_pages_have_code(page):
     "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning",
     "ignore:'pin_memory' argument is set as true",
 )
-@pytest.mark.parametrize("page", PAGES)
+# The tutorial trains for as long as all other pages together.
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.full] if page == "docs/tutorial.md" else []) for page in PAGES]
+)
 def test_the_code_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {}

@@ -14,13 +14,15 @@ HERE = Path(__file__).parent
 MOST = (1 << 31) - 1, 65535, 65535
 
 
-@pytest.mark.parametrize("work", ["translate", "compile"])
+# To translate is as far as most mistakes show; machine code takes as long again for few of the specialisations.
+@pytest.mark.parametrize("work", ["translate", pytest.param("compile", marks=pytest.mark.full)])
 def test_every_kernel_compiles_in_every_specialisation(work):
     failures = json.loads(compiling(HERE / "specialisations.py", work))
     assert not failures, "\n".join(failures)
 
 
 @needs_oldest
+@pytest.mark.full
 def test_the_oldest_triton_takes_every_kernel():
     failures = json.loads(compiling(HERE / "specialisations.py", "corners", triton=OLDEST))
     assert not failures, "\n".join(failures)

@@ -182,7 +182,11 @@ def test_a_model_is_trained_saved_resumed_and_merged(name, tmp_path):
     ordinary.load_state_dict(merged.state_dict())
 
 
-@every_model
+# Compiling takes longest. These two have attention, convolutions, norms, an embedding and bare parameters.
+IN_SHORT = "BERT-tiny", "FixUp ResNet-8"
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in IN_SHORT else [pytest.mark.full]) for n in ZOO])
 def test_a_compiled_model_computes_the_same(name):
     one = trainer(name)
     one.fit(2)

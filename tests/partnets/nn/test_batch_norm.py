@@ -1,0 +1,82 @@
+"""Batch norm's statistics: of each subnetwork its own, from the batches that it learns from and from no others."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import partnets
+from partnets.nn.batch_norm import running_norms
+from partnets.training.step import hyper_learning, weights_learning
+
+PROPORTIONS = (0.5, 0.3, 0.2)
+LAYERS = {"BatchNorm1d": (5, 4), "BatchNorm2d": (5, 4, 3, 2), "BatchNorm3d": (5, 4, 3, 2, 2)}
+every_layer = pytest.mark.parametrize("name", LAYERS)
+
+
+def made(name):
+    """The layer with statistics that tell its subnetworks apart, and a batch far from all of them."""
+    layer = getattr(partnets, name)(4, proportions=PROPORTIONS)
+    for k in range(3):
+        layer.running_mean[k], layer.running_var[k] = k + 1.0, k + 2.0
+    return layer, 10 + torch.randn(LAYERS[name])
+
+
+def statistics(layer):
+    return [buffer.clone() for buffer in (layer.running_mean, layer.running_var, layer.num_batches_tracked)]
+
+
+@every_layer
+@pytest.mark.parametrize(("active", "update"), [(1, 1), (2, 1), (2, 2), (3, 3)])
+def test_a_batch_moves_the_statistics_of_the_live_subnetwork_alone(name, active, update):
+    layer, x = made(name)
+    before = statistics(layer)
+    theirs = getattr(nn, name)(4)
+    theirs.running_mean.fill_(float(active))
+    theirs.running_var.fill_(active + 1.0)
+    with partnets.subnetwork(layer, active, update):
+        torch.testing.assert_close(layer(x), theirs(x))
+    expected = theirs.running_mean, theirs.running_var, theirs.num_batches_tracked
+    for old, new, moved in zip(before, statistics(layer), expected, strict=True):
+        torch.testing.assert_close(new[active - 1], moved)
+        others = [k for k in range(3) if k != active - 1]
+        assert torch.equal(new[others], old[others])
+
+
+@every_layer
+def test_where_nothing_learns_a_batch_leaves_no_statistics(name):
+    layer, x = made(name)
+    before = statistics(layer)
+    with partnets.subnetwork(layer, 2):
+        y = layer.train()(x)
+    assert all(map(torch.equal, before, statistics(layer)))
+    torch.testing.assert_close(y, F.batch_norm(x, None, None, training=True))
+
+
+@every_layer
+@pytest.mark.parametrize("active", [1, 2, 3])
+def test_in_evaluation_a_subnetwork_is_normalised_by_its_own(name, active):
+    layer, x = made(name)
+    before = statistics(layer)
+    with partnets.subnetwork(layer.eval(), active, active):
+        torch.testing.assert_close(layer(x), (x - active) / (active + 1.0 + layer.eps) ** 0.5)
+    assert all(map(torch.equal, before, statistics(layer)))
+
+
+def test_a_step_of_psi_computes_with_the_statistics_of_the_subnetwork_that_has_not_seen_the_chunk():
+    layer, x = made("BatchNorm1d")
+    model, before = nn.Sequential(layer), statistics(layer)
+    with hyper_learning(model.train(), 3):
+        torch.testing.assert_close(model(x), (x - 2) / (3 + layer.eps) ** 0.5)
+    assert layer.training and all(map(torch.equal, before, statistics(layer)))
+
+
+def test_norms_that_partition_left_out_learn_from_no_chunk():
+    model = partnets.partition(
+        nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4), nn.BatchNorm1d(4)), PROPORTIONS, skip="0"
+    )
+    assert running_norms(model) == ([model[2]], [model[0]])
+    with weights_learning(model.train(), 2):
+        model(10 + torch.randn(5, 4))
+    assert not model[0].running_mean.any() and model[0].num_batches_tracked == 0 and model[0].training
+    assert model[2].num_batches_tracked.tolist() == [0, 1, 0]
