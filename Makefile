@@ -16,7 +16,7 @@ WORKERS ?= 2
 PRESET ?= quick
 OUT ?= out
 # Of the paper's experiments: QUICK=--quick takes minutes instead of hours.
-EXPERIMENTS ?= input-selection input-mask augmentation validation extractor sensitivity retraining
+EXPERIMENTS ?= all
 QUICK ?=
 
 # Threads that wait should sleep: spinning ones made training 2.5 times slower beside another program on two cores.

@@ -8,7 +8,18 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from benchmarks.paper.experiment import Claim, Experiment, Record, Table, at_least, curve, rotation, select, text
+from benchmarks.paper.experiment import (
+    Claim,
+    Experiment,
+    Record,
+    Table,
+    at_least,
+    curve,
+    registered,
+    rotation,
+    select,
+    text,
+)
 from benchmarks.paper.methods import Learner
 from benchmarks.paper.recipes import limited, recipe
 
@@ -31,6 +42,7 @@ QUICK_STEPS = 1000
 FULL, SMALL = 90.0, 20.0
 
 
+@registered
 class Augmentation(Experiment):
     """Every method on upright and on rotated images."""
 

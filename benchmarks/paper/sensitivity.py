@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from benchmarks.paper.experiment import Claim, Experiment, Record, Table, rotation, select, text
+from benchmarks.paper.experiment import Claim, Experiment, Record, Table, registered, rotation, select, text
 from benchmarks.paper.methods import Learner
 from benchmarks.paper.recipes import limited, recipe
 
@@ -27,6 +27,7 @@ SPREAD = 5.0
 CELL = ["rotated", "count", "data", "parameters"]
 
 
+@registered
 class Sensitivity(Experiment):
     """A grid of data's against weights' proportions; each ψ that is found also trains a standard network."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from benchmarks.paper.experiment import Claim, Experiment, Record, Table, at_least, curve, select, text
+from benchmarks.paper.experiment import Claim, Experiment, Record, Table, at_least, curve, registered, select, text
 from benchmarks.paper.methods import Learner
 from benchmarks.paper.recipes import limited, recipe
 
@@ -26,6 +26,7 @@ LONGER = 4
 EXAMPLES = {"digits": 1297, "mnist": 60000, "cifar10": 20000, "tiny-imagenet": 100000}
 
 
+@registered
 class Validation(Experiment):
     """Augmentations on rotated images, learned on chunks of which one is unseen."""
 

@@ -14,6 +14,7 @@ from benchmarks.peers import operators, training
 from benchmarks.peers.layer import Division, Layer, Tensors
 from benchmarks.presets import COMPILED, WORKS, Preset
 from benchmarks.suites.options import Options
+from partkernels.backends.dispatch import BACKENDS
 
 ABOUT = "forward, gradients and training of layers"
 OPERATOR_PEERS = ("dense", "where", "where, compiled")
@@ -88,7 +89,8 @@ def _peers(
     if work == "training":
         return training.peers(names, active)
     # Where all partitions are live there is nothing to rebuild: PyTorch's operator runs, whatever the plan.
-    planned = {"triton"} if work == "grad_weight" else {"cuda", "triton"} if active < count else set()
-    for backend in sorted(planned & set(backends)):
-        names += tuple(f"partkernels {backend} {plan}" for plan in operators.PLANS)
+    has_choice = work == "grad_weight" or active < count
+    for backend in sorted(backends) if has_choice else ():
+        if work in BACKENDS[backend].planned:
+            names += tuple(f"partkernels {backend} {plan}" for plan in operators.PLANS)
     return operators.peers(names, work, active)
