@@ -54,7 +54,7 @@ class Learner:
     def standard(self) -> Record:
         """Without augmentation."""
         model = nn.Sequential(ToFloat(), self.network())
-        return self.train(*baselines.whole(model, self.data.train), batch_size=self.recipe.plain_batch)
+        return self.result(self.train(*baselines.whole(model, self.data.train), batch_size=self.recipe.plain_batch))
 
     def partitioned(
         self,
@@ -68,7 +68,7 @@ class Learner:
         model = self.model(augmentation)
         partnets.partition(model, proportions if parameters is None else parameters, seed=self.seed)
         chunks = partnets.chunk(self.data.train, proportions, seed=self.seed)
-        return self.train(model, chunks, hyper=augmentation)
+        return self.result(self.train(model, chunks, hyper=augmentation))
 
     def ensemble(self) -> Record:
         """C networks, the k-th trained on chunks 1..k, each for as many steps as one of the other methods."""
@@ -77,23 +77,23 @@ class Learner:
         count = chunks.count
         model = baselines.Ensemble([self.model(augmentation) for _ in range(count)])
         options = {"hyper": augmentation, "sampling": [1 / count] * count, "hyper_every": count}
-        return self.train(model, chunks, steps=count * self.steps, **options)
+        return self.result(self.train(model, chunks, steps=count * self.steps, **options))
 
     def validation(self, proportion: float = VALIDATION) -> Record:
         """ψ on a validation set; then the network finetuned on all data, with the augmentation that was found."""
         augmentation = self.recipe.augmentation()
         model, chunks = self.held_out(augmentation, proportion)
-        result = self.train(model, chunks, hyper=augmentation, sampling=(1, 0))
+        result = self.result(self.train(model, chunks, hyper=augmentation, sampling=(1, 0)))
         whole = baselines.whole(partnets.finalize(model, "finetune"), self.data.train, seed=self.seed)
         steps = -(-FINETUNE_EPOCHS * len(self.data.train[1]) // self.recipe.batch)
-        finetuned = self.train(*whole, lr=FINETUNE_LR * self.recipe.lr, steps=steps, part=".finetuning")
+        finetuned = self.result(self.train(*whole, lr=FINETUNE_LR * self.recipe.lr, steps=steps, part=".finetuning"))
         return {**result, "finetuned_accuracy": finetuned["accuracy"], "finetuned_loss": finetuned["loss"]}
 
     def augerino(self, safe: bool = True) -> Record:
         """Augmentations on the training loss, with a bonus for their width."""
         augmentation = first_affine()
         whole = baselines.whole(self.model(augmentation), self.data.train, seed=self.seed)
-        return self.train(*whole, baselines.Augerino, hyper=augmentation, safe=safe, hyper_lr=0.05)
+        return self.result(self.train(*whole, baselines.Augerino, hyper=augmentation, safe=safe, hyper_lr=0.05))
 
     def search(self, sampler: str) -> Record:
         """TRIALS trainings with fixed augmentations, at the cost of one partitioned run; the best on unseen data."""
@@ -104,9 +104,9 @@ class Learner:
             torch.manual_seed(TRIALS * self.seed + trial)
             augmentation = hyper.Affine(**values)
             held_out = self.held_out(augmentation, VALIDATION)
-            result = self.train(*held_out, sampling=(1, 0), steps=2 * self.steps // TRIALS, part=f".trial{trial}")
+            trainer = self.train(*held_out, sampling=(1, 0), steps=2 * self.steps // TRIALS, part=f".trial{trial}")
             score = partnets.lml(*held_out, batch_size=EVALUATION_BATCH)
-            models.append((score, {**result, "psi": values}))
+            models.append((score, {**self.result(trainer), "psi": values}))
             return score
 
         baselines.search(objective, SPACE, TRIALS, sampler=sampler, seed=self.seed)
@@ -121,7 +121,7 @@ class Learner:
     def retrained(self, augmentation: nn.Module) -> Record:
         """A standard network trained from scratch, on all data, with an augmentation that stays as it is."""
         whole = baselines.whole(self.model(augmentation), self.data.train, seed=self.seed)
-        return self.train(*whole, part=".retrained")
+        return self.result(self.train(*whole, part=".retrained"))
 
     # --- what they share ---
 
@@ -136,26 +136,25 @@ class Learner:
         model = self.model(augmentation)
         return baselines.held_out(model, self.data.train, validation=proportion, seed=self.seed)
 
-    def train(
-        self, model, chunks, kind=partnets.Trainer, *, lr=None, hyper_lr=None, steps=None, part="", **options
-    ) -> Record:
-        """Test accuracy in percent and loss in nats of the whole network, ψ, and L_ML where there is one.
-
-        Args:
-            part: of a training of several parts, its checkpoint's suffix.
-        """
+    def train(self, model, chunks, kind=partnets.Trainer, *, lr=None, hyper_lr=None, steps=None, part="", **options):
+        """The trainer, trained; part: of a training of several parts, its checkpoint's suffix."""
         optimizer, steps = self.recipe.optimizer(model, chunks, lr), self.steps if steps is None else steps
         if (psi := options.get("hyper")) is not None:
             options["hyper_optimizer"] = torch.optim.Adam(psi.parameters(), lr=hyper_lr or self.recipe.hyper_lr)
         options = {"batch_size": self.recipe.batch, "seed": self.seed, **options}
         trainer = kind(model, chunks, optimizer=optimizer, scheduler=self.recipe.scheduler(optimizer, steps), **options)
         fit(trainer, steps, self.checkpoint.with_suffix(part) if part else self.checkpoint)
+        return trainer
+
+    def result(self, trainer: partnets.Trainer) -> Record:
+        """Test accuracy in percent and loss in nats of the whole network, ψ, and L_ML where there is one."""
         torch.manual_seed(self.seed)
+        model, test, batch_size = trainer.model, self.data.test, EVALUATION_BATCH
         result = {
-            "accuracy": 100 * partnets.accuracy(model, self.data.test, batch_size=EVALUATION_BATCH),
-            "loss": partnets.mean_loss(model, self.data.test, batch_size=EVALUATION_BATCH),
+            "accuracy": 100 * partnets.accuracy(model, test, batch_size=batch_size),
+            "loss": partnets.mean_loss(model, test, batch_size=batch_size),
             "psi": {name.rpartition(".")[2]: value for name, value in trainer.values().items()},
         }
-        if chunks.count > 1:
-            result["lml"] = partnets.lml(model, chunks, batch_size=EVALUATION_BATCH)
+        if trainer.chunks.count > 1:
+            result["lml"] = partnets.lml(model, trainer.chunks, batch_size=batch_size)
         return result

@@ -87,17 +87,17 @@ def measure(
             except RuntimeError as error:
                 obstacle = f"failed: {error}"
             if obstacle:
-                found.append(Record("memory", _case(job, ""), name, "B", missing=obstacle))
+                found.append(Record("memory", case(job, ""), name, "B", missing=obstacle))
         if "dense" in figures:
             # Of peaks, the dense model's and the least that any assignment takes.
             floor = _computed(job, "floor")
             figures["floor"] = {n: value + floor["map"] for n, value in figures["dense"].items()} | floor
-        found += _recorded(job, figures)
+        found += recorded(job, figures)
         save(found)
     for job in arithmetic:
         schemes = {name: peer["scheme"] for name, peer in peers.items()} | {"floor": "floor"}
         figures = {name: _computed(job, scheme) for name, scheme in schemes.items()}
-        found += _recorded(job, figures, how="by arithmetic")
+        found += recorded(job, figures, how="by arithmetic")
     return found
 
 
@@ -119,7 +119,7 @@ def _without_memory(job: Job) -> nn.Module:
         return job.found().make()
 
 
-def _recorded(job: Job, figures: dict[str, Figures], **facts: str) -> list[Record]:
+def recorded(job: Job, figures: dict[str, Figures], **facts: str) -> list[Record]:
     """A record for each peer and figure, with the model's size and what of it is partitioned."""
     model = _without_memory(job)
     layers, _, obstacles = find(model)
@@ -128,10 +128,10 @@ def _recorded(job: Job, figures: dict[str, Figures], **facts: str) -> list[Recor
     known = {"name": job.found().name, "parameters": parameters, "weights": weights}
     facts = {**known, "dense layers": ", ".join(sorted(dense)), **facts}
     every = [(peer, figure, value) for peer, values in figures.items() for figure, value in values.items()]
-    return [Record("memory", _case(job, figure), peer, "B", [[n]], facts=facts) for peer, figure, n in every]
+    return [Record("memory", case(job, figure), peer, "B", [[n]], facts=facts) for peer, figure, n in every]
 
 
-def _case(job: Job, figure: str) -> dict[str, str | int]:
+def case(job: Job, figure: str) -> dict[str, str | int]:
     model = job.found()
     about = {"model": model.name, "batch": job.batch, "optimizer": job.optimizer or model.optimizer}
     return {**about, "device": job.device, **job.division.case(), "figure": figure}
