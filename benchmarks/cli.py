@@ -162,7 +162,7 @@ def options(given: argparse.Namespace) -> Options:
     """
     preset = PRESETS[given.preset]
     changed = {"actives": given.active, "dtypes": given.dtypes and tuple(DTYPES[name] for name in given.dtypes)}
-    changed["compiled"] = {None: None, True: COMPILED, False: ()}[given.compiled]
+    changed |= {"works": given.works, "compiled": {None: None, True: COMPILED, False: ()}[given.compiled]}
     if given.linear or given.conv2d:
         changed |= {"linear": tuple(given.linear or ()), "conv2d": tuple(given.conv2d or ())}
     elif given.operator:
@@ -192,8 +192,7 @@ def options(given: argparse.Namespace) -> Options:
     if given.active and max(given.active) > largest:
         raise ValueError(f"--active has {max(given.active)}, but there are {largest} partitions; pass 1..{largest}.")
     divisions = tuple(Division(each, given.defaults) for each in proportions)
-    own = {"works": given.works, "input": given.input, "classes": given.classes}
-    chosen = Options(preset, device, given.threads, divisions, names, **own)
+    chosen = Options(preset, device, given.threads, divisions, names, given.input, given.classes)
     for name in {name for name, *_ in (*preset.memory, *preset.step)}.union(preset.optim):
         chosen.model(name)
     return chosen

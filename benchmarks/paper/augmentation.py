@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -50,14 +51,12 @@ class Augmentation(Experiment):
     paper = "Table 1, Fig. 3"
 
     def settings(self, dataset: str, seeds: Sequence[int], quick: bool) -> list[Record]:
-        chosen, found = recipe(dataset), []
-        for seed in seeds:
-            for rotated in (True, False):
-                for examples in chosen.sizes[-1:] if quick else chosen.sizes:
-                    for method in QUICK if quick else [each for each in METHODS if each != "finetuned"]:
-                        setting = {"dataset": dataset, "rotated": rotated, "method": method, "examples": examples}
-                        setting |= {"steps": chosen.steps_for(examples, rotated), "seed": seed}
-                        found.append(limited(setting, quick, QUICK_STEPS))
+        chosen, methods = recipe(dataset), QUICK if quick else [each for each in METHODS if each != "finetuned"]
+        sizes, found = chosen.sizes[-1:] if quick else chosen.sizes, []
+        for seed, rotated, examples, method in product(seeds, (True, False), sizes, methods):
+            setting = {"dataset": dataset, "rotated": rotated, "method": method, "examples": examples}
+            setting |= {"steps": chosen.steps_for(examples, rotated), "seed": seed}
+            found.append(limited(setting, quick, QUICK_STEPS))
         return found
 
     def train(self, setting: Record, checkpoint: Path) -> Record:

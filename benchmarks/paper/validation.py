@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -36,11 +37,10 @@ class Validation(Experiment):
     def settings(self, dataset: str, seeds: Sequence[int], quick: bool) -> list[Record]:
         examples, found = EXAMPLES[dataset], []
         steps = LONGER * recipe(dataset).steps_for(examples, rotated=False)
-        for seed in seeds:
-            for training in QUICK_TRAINING if quick else TRAINING:
-                for method in ("partitioned", "validation"):
-                    setting = {"dataset": dataset, "method": method, "training": training, "examples": examples}
-                    found.append(limited({**setting, "steps": steps, "seed": seed}, quick, QUICK_STEPS))
+        shares = QUICK_TRAINING if quick else TRAINING
+        for seed, training, method in product(seeds, shares, ("partitioned", "validation")):
+            setting = {"dataset": dataset, "method": method, "training": training, "examples": examples}
+            found.append(limited({**setting, "steps": steps, "seed": seed}, quick, QUICK_STEPS))
         return found
 
     def train(self, setting: Record, checkpoint: Path) -> Record:

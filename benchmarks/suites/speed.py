@@ -24,7 +24,7 @@ TRAINING_PEERS = (*OPERATOR_PEERS, "parametrize", "paper")
 def batch(options: Options) -> Batch:
     """All that the preset names; of its further dtypes and kinds of defaults the linear layers' forward pass."""
     preset, device, given = options.preset, options.device, options.divisions
-    linear, works = linear_layers(preset, preset.dtypes, device), options.works or preset.works
+    linear, works = linear_layers(preset, preset.dtypes, device), preset.works
     kinds = [replace(each, defaults=k) for each in given for k in preset.forward_defaults if k != each.defaults]
     measured = (
         (linear + convolutions(preset, device), given, works),
