@@ -1,4 +1,4 @@
-# `make demo` and `make test` do all of their own set-up, in .venv. Nothing else is installed anywhere.
+# `make demo` and `make test` do all of their own set-up, in .venv and build. Nothing else is installed anywhere.
 PYTHON ?= python3
 # A bare `torch` would fetch gigabytes of CUDA libraries on Linux.
 TORCH ?= torch==2.13.0
@@ -12,6 +12,9 @@ LAPLACE ?= laplace-torch asdfghjkl backpack-for-pytorch curvlinops-for-pytorch e
 SEEDS ?= 0
 # Of the Python tests: processes, of one thread each but where a test asks for more.
 WORKERS ?= 2
+# FULL=1: all combinations instead of pairs, the tests marked `full`, and the wheel with CUDA where its compiler is.
+FULL ?=
+export FULL
 # Of the benchmarks: quick, full or tiny, and where results and page go.
 PRESET ?= quick
 OUT ?= out
@@ -30,12 +33,15 @@ SOURCES := $(shell find csrc -type f) setup.py pyproject.toml
 PACKAGE := CMakeLists.txt $(wildcard cmake/* examples/cpp/CMakeLists.txt tests/csrc/*.cmake)
 CPP := $(shell find csrc tests/csrc examples/cpp -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
-.PHONY: demo test bench paper gpu lint unit ctest wheel clean
+.PHONY: demo test bench paper gpu lint unit ctest wheel clean always
 
 demo: $(VENV)/demo
 	$(BIN)/python examples/digits.py --seeds $(SEEDS)
 
-test: lint ctest wheel unit
+# Set-up comes first, one thing at a time. Then two at once, so that neither processor waits while something links,
+# installs or collects; each prints what it has to say when it is done.
+test: $(VENV)/test build/triton-3.6
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint wheel ctest unit
 
 # Threads may spin here: nothing else should be running.
 bench: $(VENV)/bench
@@ -61,24 +67,33 @@ lint: $(VENV)/test
 
 # The C++ library for CPUs, its tests, and the CUDA kernels under an emulator, all under the address and
 # undefined-behaviour sanitizers. As it ships, at -O3, the library is what the Python tests run.
-ctest: build/cmake/tested
-build/cmake/tested: $(VENV)/test $(PACKAGE) $(CPP)
+TESTED := build/cmake/tested$(if $(FULL),-in-full)
+ctest: $(TESTED)
+$(TESTED): $(VENV)/test $(PACKAGE) $(CPP)
 	$(BIN)/cmake -S . -B build/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=None \
 	  -DCMAKE_CXX_FLAGS="-Og -g1 -fsanitize=address,undefined -fno-sanitize-recover=all" -DPARTKERNELS_CUDA=OFF
 	$(BIN)/cmake --build build/cmake
 	$(BIN)/ctest --test-dir build/cmake --output-on-failure --parallel 2
 	touch $@
 
-unit: $(VENV)/test build/triton-3.6
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
+# Which, with FULL=1, look at the wheel's CUDA library.
+unit: $(VENV)/test build/triton-3.6 $(if $(FULL),wheel)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-# The wheel, with CUDA if its compiler is there, in an empty environment, as a user gets it.
-wheel: $(VENV)/test
-	rm -rf build/wheel build/empty
-	PARTKERNELS_BUILD=$(if $(shell command -v nvcc),cuda,cpu) $(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel .
-	$(PYTHON) -m venv build/empty
-	build/empty/bin/python -m pip install --quiet $(TORCH) numpy build/wheel/*.whl
+# The wheel in an environment that has nothing else but PyTorch, as a user gets it.
+wheel: $(VENV)/test build/empty/torch
+	rm -rf build/wheel
+	PARTKERNELS_BUILD=$(if $(and $(FULL),$(shell command -v nvcc)),cuda,cpu) $(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel .
+	build/empty/bin/python -m pip install --quiet --force-reinstall --no-deps build/wheel/*.whl
+	build/empty/bin/python -m pip install --quiet build/wheel/*.whl
 	cd build/empty && bin/python -m partkernels && bin/python -W error $(abspath tests/smoke.py)
+
+# Made anew with FULL=1: there, what a wheel of before asked for is missed if the present one does not.
+build/empty/torch: $(if $(FULL),always)
+	rm -rf build/empty
+	$(PYTHON) -m venv build/empty
+	build/empty/bin/python -m pip install --quiet $(TORCH) numpy
+	touch $@
 
 clean:
 	rm -rf $(VENV) build dist out partkernels/_c*.so partkernels/build_info.json *.egg-info

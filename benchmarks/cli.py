@@ -23,7 +23,7 @@ from benchmarks.report import comparison, page, readme
 from benchmarks.results import Record, Results, merged
 from benchmarks.suites import SUITES, measure
 from benchmarks.suites.options import Options, default_backends
-from partkernels.backends.dispatch import backends
+from partkernels.backend.dispatch import backends
 from partkernels.partition import sizes
 
 # The C of --bits, which fills that many bits but for 8, where a byte a weight must hold the peers' ids too.

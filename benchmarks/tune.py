@@ -62,7 +62,7 @@ def tune(works: Sequence[Work], minutes: float) -> tuple[int, list[str]]:
     Returns:
         how many are known then, and which could not be tuned and why.
     """
-    from partkernels.backends.triton.operators import tuning
+    from partkernels.backend.triton.operators import tuning
 
     start, known, problems = time.time(), 0, []
     if works[0].layer.device.type == "cuda":
@@ -95,7 +95,7 @@ def _only_compile(scratch: str) -> None:
     """In this process tuning goes by a clock that measures nothing, and kernels are compiled but not launched."""
     from triton.runtime.jit import JITFunction
 
-    from partkernels.backends.triton import plans
+    from partkernels.backend.triton import plans
 
     run = JITFunction.run
 
@@ -108,7 +108,7 @@ def _only_compile(scratch: str) -> None:
 
 
 def _compile_one(work: Work, deadline: float) -> None:
-    from partkernels.backends.triton.operators import tuning
+    from partkernels.backend.triton.operators import tuning
 
     # What fails here fails again when it is measured, and is told there.
     with suppress(Exception), tuning():

@@ -6,9 +6,9 @@ value elsewhere. The operators compute with a subnetwork's weight without ever m
 
 from partkernels import _moved  # noqa: F401
 from partkernels._version import __version__
-from partkernels.backends.dispatch import backends, use_backend
+from partkernels.backend.dispatch import backends, use_backend
 from partkernels.defaults import Defaults, Normal, Stored, Uniform, Zeros
-from partkernels.explain import explain
+from partkernels.explanation import explain
 from partkernels.operators.checks import InputError
 from partkernels.operators.conv import conv1d, conv2d
 from partkernels.operators.conv_transpose import conv_transpose1d, conv_transpose2d

@@ -7,7 +7,7 @@ import platform
 import torch
 
 from partkernels import __version__, build_info
-from partkernels.backends.dispatch import backends, requested
+from partkernels.backend.dispatch import backends, requested
 
 
 def main() -> None:

@@ -5,14 +5,15 @@ import sys
 from types import ModuleType
 
 MOVED = {
-    "plan": "backends.plan",
-    "dispatch": "backends.dispatch",
+    "plan": "backend.plan",
+    "dispatch": "backend.dispatch",
+    "explain": "explanation",
     "packed_map": "formats.packed_map",
     "philox": "formats.philox",
-    "cpu": "backends.cpu.operators",
-    "cuda": "backends.cuda.operators",
-    "reference": "backends.reference.operators",
-    "triton": "backends.triton.operators",
+    "cpu": "backend.cpu.operators",
+    "cuda": "backend.cuda.operators",
+    "reference": "backend.reference.operators",
+    "triton": "backend.triton.operators",
     "linear": "operators.linear",
     "conv2d": "operators.conv",
     "conv_transpose2d": "operators.conv_transpose",

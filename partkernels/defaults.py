@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from partkernels.backends import dispatch
-from partkernels.backends.reference import operators as reference
+from partkernels.backend import dispatch
+from partkernels.backend.reference import operators as reference
 from partkernels.formats.packed_map import from_matrix, matrix_shape, row_bytes
 
 # Within these the step of a draw is a normal bfloat16 number on every backend, flush-to-zero or not.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from partkernels.backends import dispatch
+from partkernels.backend import dispatch
 from partkernels.defaults import Defaults, Normal, Stored, Uniform, Zeros, check_seed
 from partkernels.formats import packed_map
 from partkernels.formats.philox import GROUP

@@ -66,9 +66,9 @@ class Case:
 
 
 def call(case: Case, plan: str = "fused") -> None:
-    from partkernels.backends.plan import use_plan
-    from partkernels.backends.triton import operators as backend
-    from partkernels.backends.triton.plans import Config
+    from partkernels.backend.plan import use_plan
+    from partkernels.backend.triton import operators as backend
+    from partkernels.backend.triton.plans import Config
 
     layer, count = case.layer, COUNTS[case.bits]
     memory = torch.channels_last if layer.operator == "conv2d" else torch.contiguous_format
@@ -147,6 +147,6 @@ def pretend(target: Target) -> None:
     torch.version.hip = "7" if target.backend == "hip" else None
     torch.backends.cuda.matmul.fp32_precision = "tf32"
 
-    from partkernels.backends.triton import launch
+    from partkernels.backend.triton import launch
 
     launch.gpu = lambda _: launch.Gpu(target.gpu, target.multiprocessors, target.shared_memory, target.arch == 90)

@@ -26,7 +26,7 @@ import torch
 from benchmarks.figures import markdown
 from benchmarks.gpu.cases import CASES
 from benchmarks.peers.operators import obstacles
-from partkernels.backends import triton
+from partkernels.backend import triton
 
 TARGETS = ("cuda fused", "cuda rebuild", "triton fused", "triton rebuild", "reference")
 # Of a target: Triton compiles as long as it computes.

@@ -20,8 +20,8 @@ from torch import Tensor
 import partkernels as pk
 from benchmarks.measuring.timing import Missing, Run
 from benchmarks.peers.layer import Layer, Tensors
-from partkernels.backends.dispatch import READY, backends, noting
-from partkernels.backends.plan import NAMES, use_plan
+from partkernels.backend.dispatch import READY, backends, noting
+from partkernels.backend.plan import NAMES, use_plan
 from partkernels.operators.registration import calls
 from partkernels.testing import Yardstick
 

@@ -10,7 +10,7 @@ from benchmarks.measuring.clock import EventClock, WallClock
 from benchmarks.peers import models
 from benchmarks.peers.layer import CPU, THREE, Division
 from benchmarks.presets import Preset
-from partkernels.backends.dispatch import BACKENDS
+from partkernels.backend.dispatch import BACKENDS
 
 
 @dataclass(frozen=True)

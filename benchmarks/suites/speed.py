@@ -14,7 +14,7 @@ from benchmarks.peers import operators, training
 from benchmarks.peers.layer import Division, Layer, Tensors
 from benchmarks.presets import COMPILED, WORKS, Preset
 from benchmarks.suites.options import Options
-from partkernels.backends.dispatch import BACKENDS
+from partkernels.backend.dispatch import BACKENDS
 
 ABOUT = "forward, gradients and training of layers"
 OPERATOR_PEERS = ("dense", "where", "where, compiled")

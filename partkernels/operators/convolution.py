@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from partkernels.backends import dispatch
-from partkernels.backends.bias import live_bias, row
-from partkernels.backends.reference.conv2d import empty_conv2d, empty_conv2d_grad_input, empty_conv2d_grad_weight
+from partkernels.backend import dispatch
+from partkernels.backend.bias import live_bias, row
+from partkernels.backend.reference.conv2d import empty_conv2d, empty_conv2d_grad_input, empty_conv2d_grad_weight
 from partkernels.operators.checks import InputError, check_bias, check_inputs, check_live, check_weight
 from partkernels.operators.registration import OWNERS, PARTITION, autocast, define, differentiate
 from partkernels.operators.subnetwork_weight import select

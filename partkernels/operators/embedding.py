@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from partkernels.backends import dispatch
-from partkernels.backends.reference.embedding import empty_embedding
+from partkernels.backend import dispatch
+from partkernels.backend.reference.embedding import empty_embedding
 from partkernels.operators.checks import InputError, check_live, check_weight
 from partkernels.operators.registration import PARTITION, define, differentiate
 from partkernels.operators.subnetwork_weight import select

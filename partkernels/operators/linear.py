@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from partkernels.backends import dispatch
-from partkernels.backends.reference.linear import (
+from partkernels.backend import dispatch
+from partkernels.backend.reference.linear import (
     empty_linear,
     empty_linear_grad_bias,
     empty_linear_grad_input,

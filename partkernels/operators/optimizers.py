@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from partkernels.backends import dispatch
+from partkernels.backend import dispatch
 from partkernels.operators.checks import check_weight
 from partkernels.operators.registration import define_in_place
 from partkernels.partition import Partition

@@ -14,7 +14,7 @@ from torch._C import _are_functorch_transforms_active, _is_any_autocast_enabled
 from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
-from partkernels.backends import dispatch
+from partkernels.backend import dispatch
 
 _library = torch.library.Library("partkernels", "DEF")
 # Of the backends with compiled libraries, which may be loaded later, or never: what they register are kernels alone.

@@ -120,7 +120,7 @@ def test_mistakes_are_told_with_the_cure(arguments, message, capsys, tmp_path):
 
 
 def test_a_refused_figure_fails_the_command_and_the_others_are_kept(tmp_path, monkeypatch, capsys):
-    from partkernels.backends.reference import operators
+    from partkernels.backend.reference import operators
 
     right = operators.linear
     monkeypatch.setattr(operators, "linear", lambda *arguments: right(*arguments) + 0.1)

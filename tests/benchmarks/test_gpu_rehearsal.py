@@ -22,7 +22,7 @@ from benchmarks.report import page, readme
 from benchmarks.results import Results
 from benchmarks.suites import SUITES, memory, speed
 from benchmarks.suites.options import Options
-from partkernels.backends.dispatch import BACKENDS, READY, noting
+from partkernels.backend.dispatch import BACKENDS, READY, noting
 
 PEERS = {"partkernels triton fused", "partkernels triton rebuild"}
 interpreted = pytest.mark.skipif(
@@ -87,7 +87,7 @@ def test_a_plan_that_does_not_serve_a_product_has_no_figure():
 @pytest.fixture
 def tuned(tmp_path, monkeypatch) -> Path:
     """An empty folder of measurements, and a clock for which what was measured last is the fastest: rebuilding."""
-    from partkernels.backends.triton import plans
+    from partkernels.backend.triton import plans
 
     folder = tmp_path / "measured"
     monkeypatch.setenv("PARTKERNELS_CACHE", str(folder))
@@ -178,7 +178,7 @@ def test_peaks_are_measured_by_the_fused_plan_where_the_preset_says(monkeypatch)
 @interpreted
 def test_the_fused_plan_rebuilds_nothing_in_memory_of_its_own(monkeypatch):
     monkeypatch.setitem(NAMED, "small", linear(64, torch.bfloat16))
-    from partkernels.backends.triton import plans
+    from partkernels.backend.triton import plans
 
     chosen = []
     choose = plans.choose

@@ -14,7 +14,7 @@ from benchmarks.gpu import smoke
 from benchmarks.gpu.cases import CASES, EXACT, Case
 from benchmarks.peers.layer import CPU, DEFAULTS
 from benchmarks.peers.operators import WORKS, obstacles
-from partkernels.backends.dispatch import BACKENDS
+from partkernels.backend.dispatch import BACKENDS
 
 ROOT = Path(__file__).parents[2]
 INTERPRETED = "triton" not in obstacles() and "cpu" in BACKENDS["triton"].devices

@@ -16,8 +16,8 @@ from benchmarks.measuring.timing import Batch, Missing, Plan, Run, Workload, mea
 from benchmarks.peers.layer import THREE, Layer
 from benchmarks.peers.models import Model
 from benchmarks.suites import optim, speed, step
-from partkernels.backends.cpu import operators as cpu
-from partkernels.backends.dispatch import READY, backends
+from partkernels.backend.cpu import operators as cpu
+from partkernels.backend.dispatch import READY, backends
 from partnets import models
 
 LAYERS = [Layer((3, 20), (8, 20)), Layer((2, 3, 6, 5), (4, 3, 3, 3), padding=1, stride=2)]

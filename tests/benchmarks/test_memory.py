@@ -17,7 +17,7 @@ from benchmarks.presets import PRESETS
 from benchmarks.suites import memory
 from benchmarks.suites.memory import computed, counted, entropy, mapped
 from benchmarks.summary import memory as rows
-from partkernels.backends.dispatch import READY, backends
+from partkernels.backend.dispatch import READY, backends
 
 MIB = 1 << 20
 BACKEND = "cpu" if backends()["cpu"] == READY else "reference"

@@ -17,6 +17,12 @@
     }                                                                                    \
   } while (false)
 
+// Whether all is to be tested, however long it takes: FULL is set, and not empty.
+inline bool is_full() {
+  const char* const full = std::getenv("FULL");
+  return full != nullptr && *full != '\0';
+}
+
 // Two ways to run loops.
 inline void in_turn(int64_t count, const partkernels::cpu::Body& body) {
   for (int64_t i = 0; i < count; ++i) body(i, i + 1);

@@ -121,6 +121,7 @@ template <class T>
 void results_depend_neither_on_threads_nor_on_others_who_call() {
   for (const int64_t batch : {5, 401}) {
     for (const int active : {1, 3}) {
+      if (!is_full() && active != (batch == 5 ? 3 : 1)) continue;
       const std::vector<T> expected = products<T>(batch, 544, 197, active, in_turn);
       CHECK(same_bits(products<T>(batch, 544, 197, active, on_three_threads), expected));
       std::vector<T> together[2];

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 import partkernels as pk
-from partkernels.backends import dispatch
-from partkernels.backends.dispatch import READY
-from partkernels.backends.plan import NAMES, use_plan
+from partkernels.backend import dispatch
+from partkernels.backend.dispatch import READY
+from partkernels.backend.plan import NAMES, use_plan
 from partkernels.testing import Yardstick
 
 

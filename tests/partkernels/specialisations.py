@@ -26,10 +26,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-import partkernels.backends.triton
 from benchmarks.compiled_kernels.without_gpu import META, Case, launches
 from benchmarks.peers.layer import Layer
-from partkernels.backends.triton import launch
+from partkernels.backend import triton as backend
+from partkernels.backend.triton import launch
 
 TARGETS = [GPUTarget("cuda", arch, 32) for arch in (90, 80)]
 # 1, a multiple of 16, neither, and what takes 64 bits.
@@ -63,8 +63,8 @@ def cases() -> Iterator[Case]:
 def kernels() -> dict[str, JITFunction]:
     """Every kernel of the backend."""
     found = {}
-    for module in pkgutil.iter_modules(partkernels.backends.triton.__path__):
-        scope = vars(importlib.import_module(f"partkernels.backends.triton.{module.name}"))
+    for module in pkgutil.iter_modules(backend.__path__):
+        scope = vars(importlib.import_module(f"{backend.__name__}.{module.name}"))
         found |= {f"{module.name}.{name}": kernel for name, kernel in scope.items() if name.endswith("_kernel")}
     return found
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from against_dense import BY_ONE_PLAN, DTYPES, LAYOUTS, Target, in_layout
+from pairwise import pairwise
 
 import partkernels as pk
 from partkernels.operators.registration import calls
@@ -19,9 +20,7 @@ LAYERS = {
 TARGETS = [Target("reference", "cpu"), *BY_ONE_PLAN]
 
 
-@pytest.mark.parametrize("target", TARGETS, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", LAYERS)
+@pairwise(name=list(LAYERS), dtype=DTYPES, target=TARGETS)
 def test_the_live_rows_are_added_up_and_one_of_them_learns(name, dtype, target):
     layer, x_shape, shape = LAYERS[name]
     partition = pk.Partition.random(shape, PROPORTIONS, seed=0).to(target.device)
@@ -52,10 +51,7 @@ def test_many_rows_are_added_up_as_exactly_as_by_torch(target):
     Yardstick(lambda dtype: F.linear(x.to(dtype), weight.to(dtype), rows.to(dtype).sum(0)), torch.float32).check(ours)
 
 
-@pytest.mark.parametrize("target", BY_ONE_PLAN, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(0, 5), (1, 1), (3, 4, 5), (300, 70), (3000, 50)])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pairwise(shape=[(0, 5), (1, 1), (3, 4, 5), (300, 70), (3000, 50)], layout=LAYOUTS, dtype=DTYPES, target=BY_ONE_PLAN)
 def test_the_gradient_of_rows_is_as_exact_as_torchs(shape, layout, dtype, target):
     grad = in_layout(target.randn(shape).to(dtype), layout)
     with target.use(), poisoned_memory():

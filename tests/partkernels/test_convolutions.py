@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from against_dense import BY_ONE_PLAN, DTYPES, assert_within_twice_dense_error
+from pairwise import pairwise
 
 import partkernels as pk
 
@@ -28,16 +29,13 @@ CASES = {
     ],
 }
 PROPORTIONS = (0.5, 0.3, 0.2)
-each = pytest.mark.parametrize(
-    ("name", "shape", "x_shape", "geometry"),
-    [pytest.param(name, *case, id=f"{name}-{i}") for name, cases in CASES.items() for i, case in enumerate(cases)],
-)
+EACH = {f"{name}-{i}": (name, *case) for name, cases in CASES.items() for i, case in enumerate(cases)}
+each = pytest.mark.parametrize(("name", "shape", "x_shape", "geometry"), EACH.values(), ids=EACH)
 
 
-@pytest.mark.parametrize("target", BY_ONE_PLAN, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@each
-def test_they_compute_what_dense_pytorch_computes(name, shape, x_shape, geometry, dtype, target):
+@pairwise(case=EACH, dtype=DTYPES, target=BY_ONE_PLAN)
+def test_they_compute_what_dense_pytorch_computes(case, dtype, target):
+    name, shape, x_shape, geometry = case
     partition = pk.Partition.random(shape, PROPORTIONS, seed=0, defaults=pk.Normal(0.3, seed=1)).to(target.device)
     x, weight = (target.randn(s).to(dtype).requires_grad_() for s in (x_shape, shape))
     made = shape[1] * geometry.get("groups", 1) if "transpose" in name else shape[0]

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 import partkernels as pk
-from partkernels.backends import dispatch, plan, rebuilt
-from partkernels.backends.cuda import operators as cuda
-from partkernels.backends.reference import operators as reference
+from partkernels.backend import dispatch, plan, rebuilt
+from partkernels.backend.cuda import operators as cuda
+from partkernels.backend.reference import operators as reference
 
 DEFAULTS = [pk.Zeros(), pk.Uniform(0.3, seed=2**40 + 7), pk.Normal(0.3, seed=9), pk.Stored(torch.ones(40, 72))]
 

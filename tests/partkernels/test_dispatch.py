@@ -11,9 +11,9 @@ import torch
 
 import partkernels as pk
 from partkernels import build_info
-from partkernels.backends import cuda, dispatch
-from partkernels.backends.cpu import operators as cpu
-from partkernels.backends.reference import operators as reference
+from partkernels.backend import cuda, dispatch
+from partkernels.backend.cpu import operators as cpu
+from partkernels.backend.reference import operators as reference
 
 
 def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
@@ -102,8 +102,8 @@ def test_without_a_gpu_triton_says_so_and_names_its_interpreter():
 
 def test_interpreted_kernels_run_only_where_they_are_asked_for():
     code = (
-        "import torch, sys; from partkernels.backends import dispatch as d; d.choose('auto', torch.device('cpu'));"
-        "print(d.backends()['triton'], 'partkernels.backends.triton.operators' in sys.modules)"
+        "import torch, sys; from partkernels.backend import dispatch as d; d.choose('auto', torch.device('cpu'));"
+        "print(d.backends()['triton'], 'partkernels.backend.triton.operators' in sys.modules)"
     )
     assert run_python("-c", code, TRITON_INTERPRET="1").stdout.strip() == "ready False"
 
@@ -147,7 +147,7 @@ def test_a_library_that_does_not_load_is_explained(without_library):
 
 
 def test_the_environment_chooses_a_backend():
-    code = "from partkernels.backends import dispatch as d; print(d.requested())"
+    code = "from partkernels.backend import dispatch as d; print(d.requested())"
     assert run_python("-c", code, PARTKERNELS_BACKEND="reference").stdout.strip() == "reference"
     wrong = run_python("-c", code, PARTKERNELS_BACKEND="mps")
     assert wrong.returncode != 0 and "PARTKERNELS_BACKEND names the backend 'mps'" in wrong.stderr

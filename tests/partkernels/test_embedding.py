@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 import torch.nn.functional as F
 from against_dense import BY_ONE_PLAN, COMPILED, DTYPES, INTERPRETED, LAYOUTS, TRITON, Target, in_layout
+from pairwise import pairwise
 from torch import Tensor
 
 import partkernels as pk
@@ -40,15 +39,13 @@ def check(ids, weight, partition, active, target) -> None:
     assert ours.dtype == weight.dtype and ours.is_contiguous() and torch.equal(ours, expected)
 
 
-@pytest.mark.parametrize(
-    ("count", "kind", "dtype", "target"),
-    [
-        (count, kind, dtype, target)
-        for count, kind, dtype, target in itertools.product([1, 2, 3, 9, 40], KINDS, DTYPES, EVERY)
-        # Interpreted: every count with one kind, and every kind with one count.
-        if target.backend not in INTERPRETED or count == 3 or kind == "uniform"
-    ],
-    ids=str,
+@pairwise(
+    # Interpreted: every count with one kind, and every kind with one count.
+    lambda count, kind, dtype, target: target.backend not in INTERPRETED or count == 3 or kind == "uniform",
+    count=[1, 2, 3, 9, 40],
+    kind=list(KINDS),
+    dtype=DTYPES,
+    target=EVERY,
 )
 def test_rows_are_those_of_the_materialised_weight(count, kind, dtype, target):
     weight, partition = table((37, 130), dtype, kind, target, count)
@@ -56,18 +53,18 @@ def test_rows_are_those_of_the_materialised_weight(count, kind, dtype, target):
         check(ids_of(37, (9,), target), weight, partition, active, target)
 
 
-@EVERY_BACKEND
-@pytest.mark.parametrize("shape", [(1, 1), (5, 64), (3, 700), (300, 5)])
-@pytest.mark.parametrize("batch", [(), (0,), (1,), (2, 0, 3), (70,), (3, 2, 5)])
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pairwise(
+    dtype=[torch.int32, torch.int64],
+    batch=[(), (0,), (1,), (2, 0, 3), (70,), (3, 2, 5)],
+    shape=[(1, 1), (5, 64), (3, 700), (300, 5)],
+    target=EVERY,
+)
 def test_ids_of_any_shape(dtype, batch, shape, target):
     weight, partition = table(shape, torch.float32, "uniform", target)
     check(ids_of(shape[0], batch, target, dtype), weight, partition, 2, target)
 
 
-@EVERY_BACKEND
-@pytest.mark.parametrize("kind", ["uniform", "stored"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pairwise(layout=LAYOUTS, kind=["uniform", "stored"], target=EVERY)
 def test_weight_and_ids_of_any_strides(layout, kind, target):
     weight, partition = table((20, 70), torch.float32, kind, target)
     ids = ids_of(20, (4, 6), target)
@@ -111,9 +108,7 @@ def test_a_shard_looks_up_its_own_rows_and_columns(kind, target):
     assert torch.equal(ours, expected[11:23, 64:180][ids])
 
 
-@EVERY_BACKEND
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("padding_idx", [None, 0, 7, -2])
+@pairwise(padding_idx=[None, 0, 7, -2], dtype=DTYPES, target=EVERY)
 def test_the_gradient_is_the_dense_one_in_one_partition(padding_idx, dtype, target):
     weight, partition = table((15, 70), dtype, "uniform", target)
     weight.requires_grad_()

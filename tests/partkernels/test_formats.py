@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import itertools
 
 import numpy as np
 import pytest
@@ -10,10 +10,11 @@ import torch
 from against_dense import BACKENDS, BY_ONE_PLAN
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pairwise import pairwise
 
 import partkernels as pk
-from partkernels.backends import dispatch
-from partkernels.backends.reference import operators as reference
+from partkernels.backend import dispatch
+from partkernels.backend.reference import operators as reference
 from partkernels.formats import packed_map
 from partkernels.formats.philox import philox4x32
 from partkernels.partition import sizes
@@ -87,9 +88,11 @@ def test_defaults_have_the_bits_of_the_format(backend, kind, seed, stream, scale
         assert bits_of(defaults.values((rows, cols))).tolist() == expected
 
 
-@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
-@pytest.mark.parametrize("shape", [(3,), (2, 3, 5), (2, 3, 2, 4), (2, 3, 2, 2, 2)])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.bfloat16])
+@pairwise(
+    backend=["reference", *BACKENDS],
+    shape=[(3,), (2, 3, 5), (2, 3, 2, 4), (2, 3, 2, 2, 2)],
+    dtype=[torch.float16, torch.float32, torch.float64, torch.bfloat16],
+)
 def test_defaults_of_any_shape_and_dtype_are_those_of_its_matrix(backend, shape, dtype):
     defaults = pk.Uniform(0.3, seed=6, stream=7)
     with pk.use_backend(backend):
@@ -100,10 +103,12 @@ def test_defaults_of_any_shape_and_dtype_are_those_of_its_matrix(backend, shape,
     assert torch.equal(packed_map.to_matrix(values).double(), expected)
 
 
-@pytest.mark.parametrize("target", BY_ONE_PLAN, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(5,), (3, 700), (4, 3, 5, 2)])
-@pytest.mark.parametrize("kind", [pk.Uniform, pk.Normal])
+@pairwise(
+    kind={"uniform": pk.Uniform, "normal": pk.Normal},
+    shape=[(5,), (3, 700), (4, 3, 5, 2)],
+    dtype=[torch.float32, torch.float64, torch.bfloat16],
+    target=BY_ONE_PLAN,
+)
 def test_every_backend_regenerates_the_same_bits(target, dtype, shape, kind):
     defaults = kind(0.37, seed=2**62 + 3, stream=2**40 + 1)
     partition = pk.Partition.from_ids(torch.full(shape, 2, dtype=torch.uint8), defaults=defaults)
@@ -170,7 +175,7 @@ def test_columns_of_a_convolution_run_with_input_channels_innermost():
 @settings(max_examples=20, deadline=None)
 def test_random_maps_rank_entries_by_their_philox_word(module, seed, rows, cols, cuts):
     cuts = [0.0, *sorted(cuts), 1.0]
-    counts = sizes(rows * cols, [b - a for a, b in pairwise(cuts)])
+    counts = sizes(rows * cols, [b - a for a, b in itertools.pairwise(cuts)])
     words = [philox_in_numpy([i, 0, 0, 0x70617274], seed)[0] for i in range(rows * cols)]
     order = sorted(range(rows * cols), key=lambda i: (words[i], i))
     owners = np.repeat(np.arange(len(counts)), counts)

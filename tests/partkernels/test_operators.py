@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import product
 
 import pytest
 import torch
@@ -22,6 +21,7 @@ from against_dense import (
     assert_within_twice_dense_error,
     in_layout,
 )
+from pairwise import pairwise
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -112,16 +112,10 @@ SLOW = {"linear blocks", "linear small batch", "linear a tile's rows", "conv2d f
 SLOW |= {"conv2d sixty-four channels", "conv2d sixty-four channels a group", "conv2d twenty channels"}
 
 
-def by_every_target(*dtypes: torch.dtype) -> list:
-    """Cases, dtypes and targets, but for what is slow or the same again: float64 has one plan."""
-    return [
-        pytest.param(case, dtype, target, id=f"{name}-{dtype}-{target}")
-        for name, case in CASES.items()
-        for dtype in dtypes
-        for target in TARGETS
-        if target in COMPILED or dtype == torch.bfloat16 or name not in SLOW
-        if not (target.plan == "fused" and dtype == torch.float64)
-    ]
+def is_worth_it(case: Case, dtype: torch.dtype, target: Target) -> bool:
+    """Not what is slow or the same again: float64 has one plan."""
+    is_slow = target not in COMPILED and dtype != torch.bfloat16 and case in [CASES[name] for name in SLOW]
+    return not is_slow and not (target.plan == "fused" and dtype == torch.float64)
 
 
 def check(case: Case, dtype, kind, count, active, update, x_layout, weight_layout, grad_layout, target) -> None:
@@ -162,7 +156,7 @@ def check(case: Case, dtype, kind, count, active, update, x_layout, weight_layou
         assert_within_twice_dense_error(torch.where(mask, ours[1], truth.to(dtype)), dense(2))
 
 
-@pytest.mark.parametrize(("case", "dtype", "target"), by_every_target(*DTYPES))
+@pairwise(is_worth_it, case=CASES, dtype=DTYPES, target=TARGETS)
 def test_backends_compute_what_dense_pytorch_computes(case, dtype, target):
     check(case, dtype, "uniform", 3, 2, 2, "contiguous", "contiguous", "contiguous", target)
 
@@ -181,9 +175,7 @@ def test_errors_of_deep_products_grow_no_faster_than_dense_pytorchs(case, target
 
 
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="the cpu backend was not built")
-@pytest.mark.parametrize("workspace", [0, 10_000])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", CONV2D.values(), ids=CONV2D)
+@pairwise(case=CONV2D, dtype=DTYPES, workspace=[0, 10_000])
 def test_convolutions_whose_weight_does_not_fit_the_workspace(case, dtype, workspace):
     # 0 bytes: our own convolutions; 10 000: larger weights are rebuilt slice by slice.
     before = torch.ops.partkernels_cpu.limit_workspace(workspace)
@@ -194,21 +186,21 @@ def test_convolutions_whose_weight_does_not_fit_the_workspace(case, dtype, works
         torch.ops.partkernels_cpu.limit_workspace(before)
 
 
-@pytest.mark.parametrize(
-    ("which", "target"),
+@pairwise(
     # Where a weight is rebuilt, PyTorch's operators read the others.
-    [(w, t) for w in ("x", "weight", "grad") for t in TARGETS if w == "weight" or t.plan != "rebuild"],
-    ids=str,
+    lambda case, layout, which, target: which == "weight" or target.plan != "rebuild",
+    case={name: CASES[name] for name in ("linear odd", "linear three dimensions", "conv2d odd", "conv2d groups")},
+    layout=LAYOUTS,
+    which=["x", "weight", "grad"],
+    target=TARGETS,
 )
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("case", [LINEAR["odd"], LINEAR["three dimensions"], CONV2D["odd"], CONV2D["groups"]])
 def test_any_strides(case, which, layout, target):
     layouts = [layout if which == name else "contiguous" for name in ("x", "weight", "grad")]
     kind = "uniform" if target in COMPILED else "stored"  # to be drawn takes an interpreter longest
     check(case, torch.float32, kind, 3, 2, 1, *layouts, target)
 
 
-@pytest.mark.parametrize(("case", "dtype", "target"), by_every_target(torch.float32))
+@pairwise(is_worth_it, case=CASES, dtype=[torch.float32], target=TARGETS)
 def test_the_gradient_of_a_sum_has_stride_0_everywhere(case, dtype, target):
     # Whole numbers: every product and sum is exact, so that backends must agree to the bit.
     partition = pk.Partition.random(case.weight, (0.5, 0.3, 0.2), seed=3).to(target.device)
@@ -221,38 +213,37 @@ def test_the_gradient_of_a_sum_has_stride_0_everywhere(case, dtype, target):
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "target"),
-    [
-        (name, kind, target)
-        for name, kind, target in product(
-            ("linear three dimensions", "conv2d sixty-four channels", "conv2d groups"), KINDS, TRITON
-        )
-        if target in COMPILED or name not in SLOW or kind == "uniform"
-    ],
-    ids=str,
+@pairwise(
+    lambda name, kind, target: target in COMPILED or name not in SLOW or kind == "uniform",
+    name=("linear three dimensions", "conv2d sixty-four channels", "conv2d groups"),
+    kind=KINDS,
+    target=TRITON,
 )
 def test_float16_where_a_backend_has_it(name, kind, target):
     check(CASES[name], torch.float16, kind, 3, 2, 1, "contiguous", "contiguous", "contiguous", target)
 
 
-@pytest.mark.parametrize("target", TARGETS, ids=str)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("count", "active", "update"), [(1, 1, 1), (2, 1, None), (3, 3, 2), (5, 2, 2), (40, 17, 4)])
-@pytest.mark.parametrize("case", [LINEAR["odd"], CONV2D["odd"]])
-def test_every_kind_of_defaults_and_number_of_bits(case, count, active, update, kind, target):
+@pairwise(
+    case={name: CASES[name] for name in ("linear odd", "conv2d odd")},
+    numbers=[(1, 1, 1), (2, 1, None), (3, 3, 2), (5, 2, 2), (40, 17, 4)],
+    kind=KINDS,
+    target=TARGETS,
+)
+def test_every_kind_of_defaults_and_number_of_bits(case, numbers, kind, target):
+    count, active, update = numbers
     check(case, torch.bfloat16, kind, count, active, update, "contiguous", "contiguous", "contiguous", target)
 
 
-@pytest.mark.parametrize(
-    ("kind", "shape", "layout", "dtype", "target"),
-    [
-        case
-        for case in product(KINDS, WEIGHTS, LAYOUTS, DTYPES, BY_ONE_PLAN)
-        # Interpreted: what is drawn in one layout, and every layout in one dtype.
-        if case[-1] in COMPILED or case[2] == "contiguous" or (case[0] == "stored" and case[3] == torch.bfloat16)
-    ],
-    ids=str,
+@pairwise(
+    # Interpreted: what is drawn in one layout, and every layout in one dtype.
+    lambda kind, shape, layout, dtype, target: (
+        target in COMPILED or layout == "contiguous" or (kind == "stored" and dtype == torch.bfloat16)
+    ),
+    kind=KINDS,
+    shape=WEIGHTS,
+    layout=LAYOUTS,
+    dtype=DTYPES,
+    target=BY_ONE_PLAN,
 )
 def test_subnetwork_weight_has_the_bits_of_the_reference(kind, shape, layout, dtype, target):
     defaults = defaults_of(kind, shape, dtype)
@@ -429,7 +420,7 @@ def test_two_threads_may_call_at_once(backend):
 
 
 def test_no_update_computes_no_weight_gradient(monkeypatch):
-    from partkernels.backends.reference import operators as reference
+    from partkernels.backend.reference import operators as reference
 
     monkeypatch.setattr(reference, "linear_grad_weight", lambda *_: pytest.fail("a weight gradient was computed"))
     partition = pk.Partition.random((4, 5), (0.5, 0.5), seed=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field
 
 import pytest
@@ -17,6 +16,7 @@ from against_dense import (
     assert_within_twice_dense_error,
     in_layout,
 )
+from pairwise import pairwise
 from torch import Tensor
 
 import partkernels as pk
@@ -95,25 +95,26 @@ def check(step: Step, tensors: list[Tensor], partition: pk.Partition, update: in
         assert_within_twice_dense_error(ours, lambda dtype, i=i: step.torchs(before, dtype)[i])
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype", "target"),
-    [
-        (shape, dtype, target)
-        for shape, dtype, target in itertools.product(SHAPES, DTYPES, EVERY_TARGET)
-        if target.backend not in INTERPRETED or dtype == torch.bfloat16 or shape not in SLOW
-    ],
-    ids=str,
+@pairwise(
+    lambda step, shape, dtype, target: (
+        target.backend not in INTERPRETED or dtype == torch.bfloat16 or shape not in SLOW
+    ),
+    step=STEPS,
+    shape=SHAPES,
+    dtype=DTYPES,
+    target=EVERY_TARGET,
 )
-@every_step
 def test_a_partition_moves_as_torchs_optimiser_moves_it(step, shape, dtype, target):
     partition = pk.Partition.random(shape, (0.5, 0.3, 0.2), seed=2).to(target.device)
     check(step, step.tensors(target, shape, dtype), partition, 2, target)
 
 
-@pytest.mark.parametrize("target", EVERY_TARGET, ids=str)
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 40])
-@pytest.mark.parametrize("shape", [(5, 300), (3, 70, 3, 3)])
-@pytest.mark.parametrize("step", [STEPS["momentum"], STEPS["adamw"]], ids=["momentum", "adamw"])
+@pairwise(
+    step={name: STEPS[name] for name in ("momentum", "adamw")},
+    shape=[(5, 300), (3, 70, 3, 3)],
+    count=[1, 2, 3, 5, 40],
+    target=EVERY_TARGET,
+)
 def test_every_partition_and_number_of_bits(step, shape, count, target):
     partition = pk.Partition.random(shape, [1 / count] * count, seed=3).to(target.device)
     tensors = step.tensors(target, shape, torch.float32)
@@ -121,11 +122,13 @@ def test_every_partition_and_number_of_bits(step, shape, count, target):
         check(step, tensors, partition, update, target)
 
 
-@pytest.mark.parametrize("target", EVERY_TARGET, ids=str)
-@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout != "expanded"])
-@pytest.mark.parametrize("which", ["all", 0, 1, -1])
-@pytest.mark.parametrize("shape", [(7,), (37, 61), (6, 5, 3), (7, 40, 3, 2), (5, 2, 1, 1), (3, 4, 2, 2, 3)])
-@pytest.mark.parametrize("step", [STEPS["nesterov, decay"], STEPS["adam, decay"]], ids=["sgd", "adam"])
+@pairwise(
+    step={name: STEPS[name] for name in ("nesterov, decay", "adam, decay")},
+    shape=[(7,), (37, 61), (6, 5, 3), (7, 40, 3, 2), (5, 2, 1, 1), (3, 4, 2, 2, 3)],
+    which=["all", 0, 1, -1],
+    layout=[layout for layout in LAYOUTS if layout != "expanded"],
+    target=EVERY_TARGET,
+)
 def test_any_strides(step, shape, which, layout, target):
     partition = pk.Partition.random(shape, (0.5, 0.3, 0.2), seed=4).to(target.device)
     tensors = step.tensors(target, shape, torch.float32, layout if which == "all" else "contiguous")
@@ -134,9 +137,7 @@ def test_any_strides(step, shape, which, layout, target):
     check(step, tensors, partition, 1, target)
 
 
-@pytest.mark.parametrize("target", EVERY_TARGET, ids=str)
-@pytest.mark.parametrize("shape", [(), (3,), (5, 300), (0, 4), (4, 3, 5, 5)])
-@every_step
+@pairwise(step=STEPS, shape=[(), (3,), (5, 300), (0, 4), (4, 3, 5, 5)], target=EVERY_TARGET)
 def test_without_a_partition_every_entry_is_stepped(step, shape, target):
     tensors = step.tensors(target, shape, torch.float32, "transposed" if len(shape) > 1 else "contiguous")
     before = [tensor.clone() for tensor in tensors]
@@ -146,11 +147,13 @@ def test_without_a_partition_every_entry_is_stepped(step, shape, target):
         assert_within_twice_dense_error(tensors[i], lambda dtype, i=i: step.torchs(before, dtype)[i])
 
 
-@pytest.mark.parametrize("target", EVERY_TARGET, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("layout", ["contiguous", "transposed", "channels_last"])
-@pytest.mark.parametrize("shape", [(9, 300), (5, 33, 3, 3)])
-@every_step
+@pairwise(
+    step=STEPS,
+    shape=[(9, 300), (5, 33, 3, 3)],
+    layout=["contiguous", "transposed", "channels_last"],
+    dtype=DTYPES,
+    target=EVERY_TARGET,
+)
 def test_other_partitions_keep_every_bit_whatever_it_means(step, shape, layout, dtype, target):
     partition = pk.Partition.random(shape, (0.5, 0.4, 0.1), seed=5).to(target.device)
     mask = partition.mask(3)
@@ -209,9 +212,7 @@ def test_autograd_sees_that_what_it_saved_has_changed(step, backend):
         y.backward()
 
 
-@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
-@pytest.mark.parametrize("has_map", [True, False])
-@every_step
+@pairwise(step=STEPS, has_map=[True, False], backend=["reference", *BACKENDS])
 def test_operators_are_well_registered(step, has_map, backend):
     tensors = step.tensors(Target(backend, "cpu"), (4, 5), torch.float64)
     partition = pk.Partition.random((4, 5), (0.5, 0.5), seed=2)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import partkernels as pk
-from partkernels.backends import dispatch
+from partkernels.backend import dispatch
 from partkernels.formats import packed_map
 
 SHAPE = (4, 6)

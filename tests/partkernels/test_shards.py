@@ -96,8 +96,8 @@ def test_the_weight_of_a_shards_subnetwork_is_that_part_of_the_wholes(target, cu
     part = cut.of(weight).detach().requires_grad_()
     weight.requires_grad_()
     with target.use():
-        expected = pk.subnetwork_weight(weight, whole, 1)
-        ours = pk.subnetwork_weight(part, shard, 1)
+        expected = pk.subnetwork_weight(weight, whole, 1, update=1)
+        ours = pk.subnetwork_weight(part, shard, 1, update=1)
         grad = torch.autograd.grad(expected.sum(), weight)[0]
         ours_grad = torch.autograd.grad(ours.sum(), part)[0]
     assert torch.equal(ours, cut.of(expected)) and torch.equal(ours_grad, cut.of(grad))

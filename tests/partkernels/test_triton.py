@@ -10,18 +10,19 @@ import ptx
 import pytest
 import torch
 from against_dense import INTERPRETED, TRITON
+from pairwise import pairwise
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import partkernels as pk
-from partkernels.backends import dispatch, rebuilt
-from partkernels.backends.plan import use_plan
-from partkernels.backends.triton import launch, linear, measured, plans, tiles
-from partkernels.backends.triton import operators as triton_operators
-from partkernels.backends.triton.defaults import UNIFORM_PAIR
-from partkernels.backends.triton.packed_map import SPREAD, threshold
-from partkernels.backends.triton.plans import Config, Product
-from partkernels.backends.triton.rebuild import SELECT
+from partkernels.backend import dispatch, rebuilt
+from partkernels.backend.plan import use_plan
+from partkernels.backend.triton import launch, linear, measured, plans, tiles
+from partkernels.backend.triton import operators as triton_operators
+from partkernels.backend.triton.defaults import UNIFORM_PAIR
+from partkernels.backend.triton.packed_map import SPREAD, threshold
+from partkernels.backend.triton.plans import Config, Product
+from partkernels.backend.triton.rebuild import SELECT
 from partkernels.formats.packed_map import pack, row_bytes
 
 pytestmark = pytest.mark.skipif(not TRITON, reason="neither a GPU nor Triton's interpreter")
@@ -50,15 +51,12 @@ def by_reference(weight: Tensor, partition: pk.Partition, active: int) -> Tensor
 TILES = [Config(16, 16, 4, 1), Config(64, 32, 4, 3), Config(32, 64, 2, 2), Config(128, 256, 8, 3)]
 
 
-@pytest.mark.parametrize(
-    ("defaults", "dtype", "tile"),
-    [
-        (defaults, dtype, tile)
-        for defaults, dtype, tile in itertools.product(DRAWN, [torch.float16, torch.bfloat16, torch.float32], TILES)
-        # Interpreted, these take seconds each: every tile in one dtype, and every dtype in one tile.
-        if not INTERPRETED or dtype == torch.bfloat16 or tile == TILES[1]
-    ],
-    ids=str,
+@pairwise(
+    # Interpreted, these take seconds each: every tile in one dtype, and every dtype in one tile.
+    lambda defaults, dtype, tile: not INTERPRETED or dtype == torch.bfloat16 or tile == TILES[1],
+    defaults=DRAWN,
+    dtype=[torch.float16, torch.bfloat16, torch.float32],
+    tile=TILES,
 )
 def test_products_with_unit_vectors_are_the_references_bits_whatever_the_tile(defaults, dtype, tile):
     partition, weight = layer((33, 70), defaults, dtype)

@@ -101,8 +101,8 @@ def partition(
         # Of tied layers one drew the weight that they share.
         usual = {weight for weights in redrawn.values() for weight, is_usual in weights.items() if is_usual}
         _warn_of_lost([path for path, weights in redrawn.items() if weights.keys() - usual])
-    _share_tied(model, new, found.bare.values())
-    for module in found.bare.values():
+    _share_tied(model, new, found.broadcasting.values())
+    for module in found.broadcasting.values():
         broadcast.divide(module, len(proportions))
     model = replace_modules(model, new)
     if not isinstance(model, PartitionedLayer):  # which look after themselves
@@ -183,18 +183,18 @@ class Found(NamedTuple):
 
     Attributes:
         layers: those that rules replace.
-        bare: modules without a rule, whose own parameters are taken for shifts.
+        broadcasting: modules without a rule, whose own parameters are taken for shifts.
         obstacles: why each of the other modules that have something to divide cannot be divided.
     """
 
     layers: dict[str, nn.Module]
-    bare: dict[str, nn.Module]
+    broadcasting: dict[str, nn.Module]
     obstacles: dict[str, str]
 
 
 def find(model: nn.Module, skipped: Collection[nn.Module] = ()) -> Found:
     """What `partition` would do with each module of a model, except those that are skipped."""
-    layers, bares, obstacles = {}, {}, {}
+    layers, broadcasting, obstacles = {}, {}, {}
     seen = set()
 
     def visit(path: str, module: nn.Module) -> None:
@@ -223,12 +223,12 @@ def find(model: nn.Module, skipped: Collection[nn.Module] = ()) -> Found:
             listed = ", ".join(f"{name} {[*p.shape]}" for name, p in own.items() if not broadcast.is_broadcast(p))
             obstacles[path] = f"a {kind} without a rule, and with parameters that are not broadcast: {listed}"
         elif own:
-            bares[path] = module
+            broadcasting[path] = module
         for name, child in module.named_children():
             visit(f"{path}.{name}" if path else name, child)
 
     visit("", model)
-    return Found(layers, bares, obstacles)
+    return Found(layers, broadcasting, obstacles)
 
 
 def _found(model: nn.Module, skipped: set[nn.Module]) -> Found:
@@ -241,20 +241,20 @@ def _found(model: nn.Module, skipped: set[nn.Module]) -> Found:
             f" skip={[*found.obstacles]!r} and freeze them (parameters without gradients, evaluation mode), or give"
             " their type a rule with partnets.register."
         )
-    if not found.layers and not found.bare:
+    if not found.layers and not found.broadcasting:
         names = ", ".join(layer_type.__name__ for layer_type in known())
         raise ValueError(f"this {type(model).__name__} has no layer to partition; known are {names}.")
     return found
 
 
-def _share_tied(model: nn.Module, new: dict[nn.Module, nn.Module], bares: Collection[nn.Module]) -> None:
+def _share_tied(model: nn.Module, new: dict[nn.Module, nn.Module], broadcasting: Collection[nn.Module]) -> None:
     """Gives new layers whose ordinary ones share a parameter one parameter and one partition; raises if it can't."""
     owners: dict[nn.Parameter, list[tuple[str, nn.Module, str]]] = {}
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             owners.setdefault(parameter, []).append((f"{path}.{name}" if path else name, module, name))
     for tied in owners.values():
-        if len(tied) == 1 or not any(module in new or module in bares for _, module, _ in tied):
+        if len(tied) == 1 or not any(module in new or module in broadcasting for _, module, _ in tied):
             continue
         layers = [(new.get(module), name) for _, module, name in tied]
         first, first_name = layers[0]

@@ -19,7 +19,7 @@ def fully_shard(model: nn.Module, units: Iterable[nn.Module] | None = None, **op
     """torch.distributed.fsdp.fully_shard for a partitioned model, in place.
 
     Weights, gradients and moments are sharded along their first dimension, and each rank steps what it holds. Maps stay
-    whole on every rank: 2 bits a weight where there are three or four partitions. So do bare parameters, which are
+    whole on every rank: 2 bits a weight where there are three or four partitions. So do broadcast ones, which are
     small, and ψ, whose gradients all ranks average: what is trained in turns with the weights must be able to stop
     requiring gradients, which torch's sharded parameters cannot. Construct the optimiser afterwards, as for torch's
     fully_shard.
@@ -51,9 +51,9 @@ def fully_shard(model: nn.Module, units: Iterable[nn.Module] | None = None, **op
     """
     check_agreement(partitions(model) | dict(model.named_parameters()))  # torch gives each rank a part of its own
     layers, mesh = [layer for _, layer in partitioned_layers(model)], options.get("mesh")
-    # torch asks modules for their parameters, and a bare one answers with what is live of it.
-    bare = [parameter for layer in layers if isinstance(layer, Broadcast) for _, parameter in layer.owned()]
-    whole = [*hyperparameters(model), *bare]
+    # torch asks modules for their parameters, and Broadcast answers with what is live of it.
+    broadcast = [parameter for layer in layers if isinstance(layer, Broadcast) for _, parameter in layer.owned()]
+    whole = [*hyperparameters(model), *broadcast]
     inner_first = [layer for layer in reversed(layers) if not isinstance(layer, Broadcast)]
     units = _tied(inner_first) if units is None else list(units)
     for unit in [*units, *([] if model in units or [model] in units else [model])]:

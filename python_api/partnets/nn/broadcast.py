@@ -1,4 +1,4 @@
-"""Bare parameters: those that a module of any class keeps for itself, and adds to or multiplies with what passes."""
+"""Broadcast parameters: a module of any class keeps them for itself, and adds them or multiplies by them."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def broadcast_class(ordinary: type[nn.Module], names: tuple[str, ...]) -> type[B
 
 
 def divide(module: nn.Module, count: int) -> None:
-    """Gives a module's own parameters, all of them bare, a row for each partition, in place."""
+    """Gives a module's own parameters, all of them broadcast, a row for each partition, in place."""
     names = tuple(module._parameters)
     rows = {
         name: None if parameter is None else with_rows(parameter, count, neutral=0.0)

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from partkernels.backend.reference.subnetwork_weight import subnetwork_weight
+
+
+def check_ids(ids: Tensor, rows: int) -> None:
+    """Raises IndexError unless every id on a CPU is one of so many rows; to look at a GPU's would be to wait for it."""
+    if ids.device.type != "cpu" or ids.numel() == 0:
+        return
+    low, high = (int(id) for id in ids.aminmax())
+    if low < 0 or high >= rows:
+        raise IndexError(f"ids run from {low} to {high}, but the weight has {rows} rows; pass ids in 0..{rows - 1}.")
+
+
+def empty_embedding(weight: Tensor, ids: Tensor, *_) -> Tensor:
+    return weight.new_empty(*ids.shape, weight.shape[1])
+
+
+def embedding(weight: Tensor, ids: Tensor, padding_idx: int, active: int, update: int | None, *partition) -> Tensor:
+    """The rows of w_s^(k) that ids name."""
+    check_ids(ids, weight.shape[0])
+    return F.embedding(ids, subnetwork_weight(weight, active, *partition))

@@ -1,0 +1,26 @@
+"""All operators, each of them a file of this folder."""
+
+from partkernels.backend.reference.conv2d import conv2d, conv2d_grad_input, conv2d_grad_weight
+from partkernels.backend.reference.defaults import drawn
+from partkernels.backend.reference.embedding import embedding
+from partkernels.backend.reference.linear import linear, linear_grad_bias, linear_grad_input, linear_grad_weight
+from partkernels.backend.reference.optimizers import adam_step, sgd_step
+from partkernels.backend.reference.random_map import random_map
+from partkernels.backend.reference.subnetwork_weight import subnetwork_weight, subnetwork_weight_grad
+
+__all__ = [
+    "adam_step",
+    "conv2d",
+    "conv2d_grad_input",
+    "conv2d_grad_weight",
+    "drawn",
+    "embedding",
+    "linear",
+    "linear_grad_bias",
+    "linear_grad_input",
+    "linear_grad_weight",
+    "random_map",
+    "sgd_step",
+    "subnetwork_weight",
+    "subnetwork_weight_grad",
+]

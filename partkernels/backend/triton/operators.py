@@ -1,0 +1,32 @@
+"""The operators by Triton kernels.
+
+A kernel rebuilds the weight of a subnetwork in registers, tile by tile, or a slice of it for cuBLAS and cuDNN; `plans`
+says which.
+"""
+
+from partkernels.backend.plan import use_plan
+from partkernels.backend.reference.operators import linear_grad_bias
+from partkernels.backend.triton.conv2d import conv2d, conv2d_grad_input, conv2d_grad_weight
+from partkernels.backend.triton.embedding import embedding
+from partkernels.backend.triton.linear import linear, linear_grad_input, linear_grad_weight
+from partkernels.backend.triton.optimizers import adam_step, sgd_step
+from partkernels.backend.triton.plans import Config, tuning
+from partkernels.backend.triton.subnetwork_weight import subnetwork_weight, subnetwork_weight_grad
+
+__all__ = [
+    "Config",
+    "adam_step",
+    "conv2d",
+    "conv2d_grad_input",
+    "conv2d_grad_weight",
+    "embedding",
+    "linear",
+    "linear_grad_bias",
+    "linear_grad_input",
+    "linear_grad_weight",
+    "sgd_step",
+    "subnetwork_weight",
+    "subnetwork_weight_grad",
+    "tuning",
+    "use_plan",
+]

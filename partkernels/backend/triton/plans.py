@@ -1,0 +1,230 @@
+"""How a product with a subnetwork's weight is computed: by one fused kernel, or from a rebuilt weight by the vendor's.
+
+`fused` reads the weight once and keeps nothing of it. `rebuild` writes a slice of the subnetwork's weight that stays in
+the second-level cache, and calls cuBLAS or cuDNN with it. Which is faster depends on how often an entry is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import astuple, dataclass
+
+import torch
+from torch import Tensor
+from triton.runtime.errors import OutOfResources
+
+from partkernels.backend import dispatch, plan, rebuilt
+from partkernels.backend.plan import Config
+from partkernels.backend.triton import measured
+from partkernels.backend.triton.launch import Gpu
+
+# Terms of a sum that a fused kernel adds in one step.
+TERMS = 64
+
+
+@dataclass(frozen=True)
+class Product:
+    """What a choice depends on.
+
+    Attributes:
+        operator: its name.
+        down, across: the sizes of the result, in the order of the fused kernel's tile.
+        depth: how many terms each sum has.
+        uses: how often each entry of the weight is used.
+        kind: of defaults; 'none' where the weight is not read.
+        tf32: float32 may be multiplied as TF32.
+        geometry: of a convolution, what its sizes don't say: kernel, stride, padding, dilation, groups, memory format.
+    """
+
+    operator: str
+    down: int
+    across: int
+    depth: int
+    uses: int
+    dtype: torch.dtype
+    bits: int
+    kind: str
+    tf32: bool
+    gpu: Gpu
+    geometry: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """config is the fused kernel's; None means 'rebuild'."""
+
+    config: Config | None
+    reason: str
+
+    def __str__(self) -> str:
+        if self.config is None:
+            return f"rebuild, then the vendor's kernel ({self.reason})"
+        return f"fused, tiles of {self.config.down}x{self.config.across} ({self.reason})"
+
+
+# What a fused kernel's products take beyond the vendor's, as a fraction, by kind of defaults. Not measured: predicted
+# for an H200 from the compiled kernels (benchmarks/results/predictions.md, 4096 rows of x).
+_FUSED_OVERHEAD = {
+    "linear": {"zeros": 0.25, "uniform": 0.27, "normal": 1.5, "stored": 0.5},
+    # Waits for each product before it rebuilds the next rows of the weight, which are in shared memory.
+    "linear_grad_input": {"zeros": 0.8, "uniform": 1.1, "normal": 4.5, "stored": 1.2},
+    "linear_grad_weight": {"none": 0.15},
+}
+# At least, of float32 as TF32: there masks and defaults pass from thread to thread by way of shared memory.
+_TF32_OVERHEAD = 2.3
+# Few rows of x: the time is that of reading the weight, once or three times.
+_FEW_USES = 64
+
+
+def _power_of_two(n: int, low: int, high: int) -> int:
+    return max(low, min(high, 1 << max(0, n - 1).bit_length()))
+
+
+def stages_that_fit(product: Product, down: int, across: int, wanted: int) -> int:
+    """Stages of loads that a block's shared memory has room for; a stage is 64 terms of each row and column."""
+    tiles = down + across + (_weight_side(product.operator, down, across) if product.kind == "stored" else 0)
+    # The map's words, and what the compiler keeps for itself, are a tenth at most.
+    room = int(0.9 * product.gpu.shared_memory) // (TERMS * tiles * product.dtype.itemsize)
+    return max(1, min(wanted, room))
+
+
+def _weight_side(operator: str, down: int, across: int) -> int:
+    return across if operator.endswith("grad_input") else down
+
+
+def default_config(product: Product) -> Config:
+    """A tile for any GPU, by the product's sizes: not measured, but none spills registers."""
+    work = product.operator.partition("_")[2]
+    is_hopper = product.gpu.is_hopper
+    # Wider ones spill: float32 in itself, patches of images for their addresses.
+    widest = 256 if is_hopper and product.dtype.itemsize == 2 and product.operator.startswith("linear") else 128
+    if work == "grad_input":  # [rows of x, columns of the weight], these by whole groups
+        down = _power_of_two(product.down, 16, 128 if is_hopper else 64)
+        if is_hopper and down < 128:
+            # 32 columns a warp: with 16, masks and defaults passed from thread to thread by way of shared memory.
+            across, warps = 128, 4
+        else:
+            most = 64 if down < 64 else 128 if down < 128 or product.kind == "normal" else widest
+            across = _power_of_two(product.across, 64, most)
+            warps = 8 if down * across >= 64 * 128 else 4
+    else:  # [rows of the weight, ...]; before Hopper every warp holds its whole share of the other operand
+        across = _power_of_two(product.across, 16, widest if is_hopper or work else 64)
+        # 16 rows a warp: then the map's words are fetched by the threads that need them (see packed_map).
+        down = 64 if across <= 64 and is_hopper else _power_of_two(product.down, 64, 128)
+        warps = down // 16
+    return Config(down, across, warps, stages_that_fit(product, down, across, 4 if across <= 64 else 3))
+
+
+# Fewer steps of a sum would not fill the pipeline of loads.
+_LEAST_STEPS = 4
+
+
+def schedule(product: Product, config: Config, groups: int = 1) -> tuple[tuple[int, int], dict]:
+    """The grid of a fused kernel (tiles, programs that share each sum), and what it is told of its tiles."""
+    tiles = -(-product.down // config.down) * -(-product.across // config.across) * groups
+    total = -(-product.depth // TERMS)
+    # So many that every multiprocessor has eight warps: fewer don't hide what they wait for.
+    programs = product.gpu.multiprocessors * max(1, 8 // config.warps)
+    wanted = max(1, min(programs // max(1, tiles), total // _LEAST_STEPS))
+    steps = -(-total // wanted)
+    precision = "tf32" if product.tf32 and product.dtype == torch.float32 else "ieee"
+    tile = {"DOWN": config.down, "ACROSS": config.across, "num_warps": config.warps, "num_stages": config.stages}
+    return (tiles, -(-total // steps)), {"steps": steps, "PRECISION": precision, **tile}
+
+
+_tuning = False
+
+
+def choose(product: Product) -> Plan:
+    """The plan that is asked for, else the one that was measured, else the one that is estimated to be faster."""
+    if product.dtype == torch.float64:
+        return Plan(None, "the fused kernels have no float64")
+    forced = plan.forced()
+    if forced is not None:
+        configs = {"fused": default_config(product), "rebuild": None}
+        return Plan(configs[forced] if isinstance(forced, str) else forced, "asked for")
+    if found := measured.nearest(product):
+        return Plan(Config(*found.config) if found.config else None, found.reason)
+    if product.operator.startswith("conv2d"):
+        # The fused kernels gather patches, and a weight that is not channels_last, by single entries.
+        return Plan(None, "not measured: a convolution's weight is small beside its images")
+    without_cores = product.dtype == torch.float32 and not product.tf32
+    # Without tensor cores an input gradient's tile of the weight spills.
+    if product.uses <= _FEW_USES and not (without_cores and product.operator.endswith("grad_input")):
+        return Plan(default_config(product), f"each weight is used {product.uses} times: reading it takes longest")
+    if without_cores:
+        return Plan(None, "float32 without TF32 has no tensor cores")
+    fused, rebuild = _FUSED_OVERHEAD[product.operator][product.kind], rebuilt.USES[product.kind] / product.uses
+    if product.dtype == torch.float32:
+        fused = max(fused, _TF32_OVERHEAD)
+    reason = f"estimated, not measured: {fused:.0%} beyond the dense product against {rebuild:.0%} for rebuilding"
+    return Plan(default_config(product) if fused <= rebuild else None, reason)
+
+
+def candidates(product: Product) -> list[Config]:
+    """The fused kernel's tiles that are worth a measurement: at most 8, the default first."""
+    default = default_config(product)
+    downs = sorted({default.down, max(64, default.down // 2)}, reverse=True)
+    acrosses = sorted({default.across, max(default.across // 2, 64 if default.across >= 64 else 16)}, reverse=True)
+    configs = [default]
+    for down in downs:
+        for across in acrosses:
+            for stages in (3, 4):
+                warps = max(4, default.warps * down // default.down)
+                config = Config(down, across, warps, stages_that_fit(product, down, across, stages))
+                if config not in configs:
+                    configs.append(config)
+    return configs[:8]
+
+
+def _tune(product: Product, fused: Callable[[Config], Tensor], rebuild: Callable[[], Tensor]) -> None:
+    times = {}
+    for config in candidates(product):
+        with suppress(OutOfResources):  # a GPU that we don't know may have less than an estimate says
+            times[config] = clock(lambda config=config: fused(config))
+    microseconds = {"rebuild": round(clock(rebuild), 1)}
+    fastest = min(times, key=times.get, default=None)
+    if fastest is not None:
+        microseconds["fused"] = round(times[fastest], 1)
+    is_fused = fastest is not None and microseconds["fused"] <= microseconds["rebuild"]
+    measured.remember(product, astuple(fastest) if is_fused else None, microseconds)
+
+
+def clock(function: Callable[[], Tensor]) -> float:
+    """The median time of a call in microseconds, with a cold second-level cache."""
+    from triton.testing import do_bench
+
+    return 1000 * do_bench(function, warmup=5, rep=20, return_mode="median")
+
+
+@contextmanager
+def tuning() -> Iterator[None]:
+    """Inside, each product of new sizes is measured once: both plans, and at most 8 tiles; some 10 seconds.
+
+    What was fastest is kept in `measured.folder()`, for this and later processes. Outside nothing is ever measured, so
+    that no call stalls, and what torch.compile or a CUDA graph has captured runs as it was captured.
+    """
+    global _tuning
+    previous, _tuning = _tuning, True
+    try:
+        yield
+    finally:
+        _tuning = previous
+
+
+def run(product: Product, fused: Callable[[Config], Tensor] | None, rebuild: Callable[[], Tensor]) -> Tensor:
+    """Computes a product by the plan that was chosen for it; fused is None where no fused kernel serves it."""
+    if fused is None:
+        chosen = Plan(None, "the fused kernel takes multiples of 64 channels a group")
+    else:
+        may_tune = _tuning and plan.forced() is None and product.dtype != torch.float64
+        if may_tune and not is_capturing() and not measured.is_known(product):
+            _tune(product, fused, rebuild)
+        chosen = choose(product)
+    dispatch.note_plan(str(chosen))
+    return rebuild() if chosen.config is None else fused(chosen.config)
+
+
+def is_capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

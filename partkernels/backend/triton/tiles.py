@@ -1,0 +1,87 @@
+"""Tiles of a product: which one a program makes, how it is written, and sums that several programs share."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from partkernels.backend.triton import launch, plans
+from partkernels.backend.triton.arithmetic import round_to
+from partkernels.backend.triton.plans import Config, Product
+
+# Programs that run together share rows and columns in the second-level cache.
+_TOGETHER = tl.constexpr(8)
+
+
+@triton.jit
+def tile_of(program, rows, cols, INDEX: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr):
+    """The first row and column of a program's tile; _TOGETHER tiles of rows are walked through side by side."""
+    tiles_down = tl.cdiv(tl.cast(rows, INDEX), BLOCK_ROWS)
+    tiles_across = tl.cdiv(tl.cast(cols, INDEX), BLOCK_COLS)
+    band = program // (_TOGETHER * tiles_across)
+    down = tl.minimum(tiles_down - band * _TOGETHER, _TOGETHER)
+    within = program % (_TOGETHER * tiles_across)
+    return (band * _TOGETHER + within % down) * BLOCK_ROWS, within // down * BLOCK_COLS
+
+
+@triton.jit
+def tile_of_group(rows, cols, INDEX: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr):
+    """Of products that are made side by side, which one the program is at; the first row and column of its tile there.
+
+    They follow each other along the grid's first dimension: the others have 65,535 at most.
+    """
+    tiles = tl.cdiv(tl.cast(rows, INDEX), BLOCK_ROWS) * tl.cdiv(tl.cast(cols, INDEX), BLOCK_COLS)
+    row, col = tile_of(tl.program_id(0) % tiles, rows, cols, INDEX, BLOCK_ROWS, BLOCK_COLS)
+    return tl.program_id(0) // tiles, row, col
+
+
+@triton.jit
+def store_tile(tile, bias, out, row, col, rows, cols, row_at, col_at, share):
+    """Writes a tile into the share of out of this program of axis 1; the first one's has the bias of each row in it.
+
+    Args:
+        tile: [down, across] float32.
+        bias: [rows] or None.
+        row, col: [down] and [across]; those from `rows` and `cols` on are not written.
+        row_at, col_at: where they lie.
+        share: entries from one share to the next.
+    """
+    if bias is not None:
+        tile += tl.load(bias + row, (row < rows) & (tl.program_id(1) == 0), 0).to(tl.float32)[:, None]
+    out += tl.program_id(1).to(tl.int64) * share
+    out += row_at.to(tl.int64)[:, None] + col_at.to(tl.int64)[None, :]
+    tl.store(out, round_to(tile, out.dtype.element_ty), (row < rows)[:, None] & (col < cols)[None, :])
+
+
+@triton.jit
+def _add_kernel(shares, out, size, COUNT: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.load(shares + i, i < size, 0)
+    for j in tl.static_range(1, COUNT):
+        total += tl.load(shares + tl.cast(j, tl.int64) * size + i, i < size, 0)
+    tl.store(out + i, round_to(total, out.dtype.element_ty), i < size)
+
+
+def compute(out: Tensor, kernel, product: Product, config: Config, groups: int = 1, **arguments) -> Tensor:
+    """Runs a fused kernel that writes out, whose other arguments these are; a sum's shares are added up."""
+    grid, schedule = plans.schedule(product, config, groups)
+    shares = out if grid[1] == 1 else _shares(out, grid[1])
+    with launch.on(out):
+        kernel[grid](out=shares, **arguments, **schedule)
+        return out if shares is out else _add_up(shares, out)
+
+
+def _shares(out: Tensor, count: int) -> Tensor:
+    """Where the programs that share each sum write: `count` times out, in float32."""
+    return torch.empty_strided(
+        (count, *out.shape), (out.numel(), *out.stride()), dtype=torch.float32, device=out.device
+    )
+
+
+def _add_up(shares: Tensor, out: Tensor) -> Tensor:
+    """out = the sum of its shares, always in the same order."""
+    block = 1024
+    _add_kernel[(triton.cdiv(out.numel(), block),)](shares, out, out.numel(), COUNT=len(shares), BLOCK=block)
+    return out

@@ -1,8 +1,0 @@
-"""The definition: every operator in plain PyTorch, on any device and floating dtype.
-
-It materialises the subnetwork's weight, which the other backends never do; they are tested against it.
-"""
-
-from partkernels.backends.backend import READY, Backend
-
-BACKEND = Backend("reference", lambda: READY, rank=0, makes_maps=True, makes_defaults=True)

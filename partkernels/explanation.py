@@ -1,0 +1,50 @@
+"""explain: which backend and plan compute a call and its gradients, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from partkernels.backend import dispatch
+
+
+def explain(function: Callable, *args, **kwargs) -> str:
+    """Runs a call, and its gradient if it has one, and says what computed each product.
+
+    Args:
+        function: linear, conv2d, a module, or anything that calls them; its result is a tensor.
+        args, kwargs: what it is called with.
+
+    Returns:
+        A line for each operator that ran: its name, the backend and why that one, and where a backend has several
+        plans, the plan and why.
+
+    Example:
+        >>> import partkernels as pk
+        >>> p = pk.Partition.random((4, 3), (0.5, 0.5), seed=0)
+        >>> print(explain(pk.linear, torch.ones(2, 3), torch.ones(4, 3), p, active=1))
+        linear: cpu (automatic: of the backends that serve torch.float32 on cpu, the first)
+    """
+    with dispatch.noting() as notes:
+        result = function(*args, **kwargs)
+        if isinstance(result, Tensor) and result.requires_grad:
+            with torch.autograd.set_multithreading_enabled(False):
+                leaves = _leaves(result)
+                torch.autograd.grad(result.sum(), leaves, allow_unused=True)
+    return "\n".join(notes)
+
+
+def _leaves(result: Tensor) -> list[Tensor]:
+    """What the result depends on and would receive a gradient."""
+    leaves, seen, pending = [], set(), [result.grad_fn]
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            leaves.append(node.variable)
+        pending += [parent for parent, _ in node.next_functions]
+    return leaves

@@ -1,0 +1,708 @@
+"""Shows what the tests notice: each mutant is a fault put into a copy of the tree, and some test must fail for it.
+
+usage: python tests/mutants.py [--list] [--only NAME ...] [--jobs N]
+
+Prints a table in Markdown: each mutant and the test that killed it, or SURVIVED, which is a missing test. Exits with 1
+if any survives. A mutant's own tests run first; if they pass, the short run does, in full.
+
+It needs what `make test` sets up, and PARTKERNELS_BUILD=cpu must work. Mutants of C++ code are compiled for one
+instruction set alone, `portable`, without optimisation; the tests are told to use that one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+ROOT = Path(__file__).parents[1]
+# Seconds: beyond what the short run takes on a busy machine. A fault may have a test wait forever.
+LONG = 3600
+LIBRARY = Path("partkernels") / "_cpu.so"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A fault.
+
+    Attributes:
+        file: of the tree.
+        line: what is replaced: a part of the source that is there exactly once.
+        by: what replaces it.
+        breaks: what is wrong then.
+        tests: the files of tests that should notice, run first.
+    """
+
+    name: str
+    file: str
+    line: str
+    by: str
+    breaks: str
+    tests: tuple[str, ...]
+
+    @property
+    def is_compiled(self) -> bool:
+        return self.file.startswith("csrc/")
+
+    def apply(self, folder: Path) -> None:
+        """Raises ValueError if the source has changed under the mutant."""
+        path = folder / self.file
+        source = path.read_text() if path.exists() else ""
+        if source.count(self.line) != 1:
+            raise ValueError(
+                f"mutant {self.name!r}: {self.file} has {self.line!r} {source.count(self.line)} times instead of once;"
+                " write the mutant anew for the source as it is."
+            )
+        path.write_text(source.replace(self.line, self.by))
+
+
+KERNELS, NETS = "tests/partkernels", "tests/partnets"
+
+
+def _of(file: str, tests: str, *faults: tuple[str, str, str, str]) -> Iterator[Mutant]:
+    for name, line, by, breaks in faults:
+        yield Mutant(name, file, line, by, breaks, tuple(tests.split()))
+
+
+MUTANTS = [
+    # --- formats ---
+    *_of(
+        "partkernels/formats/philox.py",
+        f"{KERNELS}/test_formats.py",
+        ("philox rounds", "ROUNDS = 7", "ROUNDS = 6", "all draws, in every backend of Python"),
+        ("philox key", "(k1 + 0xBB67AE85) & WORD", "(k1 + 0x9E3779B9) & WORD", "the second half of the key's schedule"),
+    ),
+    *_of(
+        "partkernels/formats/packed_map.py",
+        f"{KERNELS}/test_formats.py {KERNELS}/test_partition.py {KERNELS}/test_shards.py",
+        (
+            "map of columns keeps padding",
+            "        part[:, cut.shape[1] - 1] &= (1 << beyond) - 1\n",
+            "        pass\n",
+            "padding of a cut map is not 0",
+        ),
+    ),
+    *_of(
+        "partkernels/backend/reference/defaults.py",
+        f"{KERNELS}/test_formats.py",
+        ("uniform sign", "torch.where(draw >= 128,", "torch.where(draw > 128,", "the sign of one draw in 256"),
+        ("normal mean", "for shift in (0, 8, 16, 24)) - 510", "for shift in (0, 8, 16, 24)) - 511", "normal's mean"),
+        ("uniform order", "2 * ((column // 8) % 2)", "2 * ((column // 4) % 2)", "which byte a column draws"),
+    ),
+    *_of(
+        "partkernels/backend/reference/random_map.py",
+        f"{KERNELS}/test_formats.py",
+        ("map domain", "DOMAIN = (0, 0x70617274)", "DOMAIN = (0, 0x70617275)", "maps of another stream of draws"),
+    ),
+    *_of(
+        "partkernels/partition.py",
+        f"{KERNELS}/test_formats.py {KERNELS}/test_partition.py {KERNELS}/test_shards.py",
+        (
+            "ties of remainders",
+            "key=lambda j: parts[j] - proportions[j] * total)",
+            "key=lambda j: (parts[j] - proportions[j] * total, -j))",
+            "ties of the largest remainder go to the higher partition",
+        ),
+        (
+            "row of a shard",
+            "self.map[start:stop], defaults, self.row + start, self.col)",
+            "self.map[start:stop], defaults, self.row, self.col)",
+            "a shard of rows draws the defaults of other rows",
+        ),
+        (
+            "damaged pickle",
+            "        self.__post_init__()  # a damaged file must not become a partition\n",
+            "",
+            "a damaged file becomes a partition",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/nn/partition_format.py",
+        f"{NETS}/nn/test_saving.py {NETS}/training/test_saved_before.py",
+        ("saved row", '"row": partition.row,', '"row": 0,', "a shard's saved partition has another place"),
+        ("saved count", 'if plain["count"] != count:', "if False:", "a file of another number of partitions loads"),
+    ),
+    # --- kernels: reference ---
+    *_of(
+        "partkernels/backend/reference/subnetwork_weight.py",
+        f"{KERNELS}/test_operators.py",
+        ("reference live", "bits_for(count)) < active", "bits_for(count)) <= active", "one partition too many is live"),
+        (
+            "reference gradient",
+            "(ids >= first - 1) & (ids < last)",
+            "(ids >= first - 1) & (ids <= last)",
+            "the next partition's entries have a gradient",
+        ),
+    ),
+    *_of(
+        "partkernels/backend/reference/optimizers.py",
+        f"{KERNELS}/test_optimizers.py",
+        ("reference decay", "p = p * (1 - lr * weight_decay)", "p = p * (1 - weight_decay)", "AdamW's decay"),
+        (
+            "reference nesterov",
+            "g = g + momentum * buffer if nesterov else buffer",
+            "g = buffer",
+            "Nesterov's momentum",
+        ),
+    ),
+    *_of(
+        "partkernels/backend/bias.py",
+        f"{KERNELS}/test_biases.py",
+        ("live bias", "[:active]", "[: active + 1]", "a later partition's bias is in earlier subnetworks"),
+    ),
+    # --- kernels: Triton ---
+    *_of(
+        "partkernels/backend/triton/packed_map.py",
+        f"{KERNELS}/test_triton.py {KERNELS}/test_operators.py",
+        (
+            "triton threshold",
+            "0xFFFFFFFF if active < top else 0",
+            "0xFFFFFFFF if active <= top else 0",
+            "which partitions are live, in the middle of a field's range",
+        ),
+        ("triton ids", "(column % (8 // BITS) * BITS)", "(column % (8 // BITS))", "owners where steps read them"),
+    ),
+    *_of(
+        "partkernels/backend/triton/rebuild.py",
+        f"{KERNELS}/test_triton.py {KERNELS}/test_operators.py",
+        (
+            "triton select",
+            "return (mask & default) | (~mask & weight)",
+            "return (mask & default) | weight",
+            "dead entries keep bits of the weight",
+        ),
+    ),
+    *_of(
+        "partkernels/backend/triton/subnetwork_weight.py",
+        f"{KERNELS}/test_operators.py",
+        ("triton keep", "(owner >= first - 1) & (owner < last)", "(owner >= first - 1)", "later partitions' gradient"),
+    ),
+    *_of(
+        "partkernels/backend/triton/optimizers.py",
+        f"{KERNELS}/test_optimizers.py",
+        (
+            "triton taps",
+            "column = lies % taps * (cols // taps) + lies // taps",
+            "column = lies",
+            "a convolution's step moves entries of other partitions",
+        ),
+        ("triton adam", "mean += _scalar(rest1, p) * (g - mean)", "mean += _scalar(rest1, p) * g", "Adam's mean"),
+    ),
+    *_of(
+        "partkernels/backend/triton/embedding.py",
+        f"{KERNELS}/test_embedding.py {KERNELS}/test_shards.py",
+        ("triton embedding shard", "row + first_row, first_column", "row, first_column", "a shard's drawn defaults"),
+    ),
+    # --- kernels: C++ ---
+    *_of(
+        "csrc/cpu/rebuild.h",
+        f"{KERNELS}/test_operators.py {KERNELS}/test_embedding.py",
+        (
+            "cpp all live",
+            "all_live_(w.active == w.count),",
+            "all_live_(w.active + 1 >= w.count),",
+            "the last partition is live in the subnetwork before",
+        ),
+        (
+            "cpp select",
+            "out[j] = live >> j & 1 ? weight[j] : static_cast<T>(widen(dead[j]));",
+            "out[j] = static_cast<T>(widen(dead[j])) + (live >> j & 1 ? weight[j] : weight[j] * 0);",
+            "NaNs and infinities of dead entries reach the result",
+        ),
+        (
+            "cpp stored offset",
+            "w_.stored.data + (row + r + q) * w_.stored.row_stride + col + c;",
+            "w_.stored.data + (row + r + q) * row_stride + col + c;",
+            "stored defaults are read by the weight's stride",
+        ),
+    ),
+    *_of(
+        "csrc/cpu/draw_defaults.h",
+        f"{KERNELS}/test_formats.py {KERNELS}/test_shards.py",
+        ("cpp draw row", "defaults_.row + tile.row_at(r)", "tile.row_at(r)", "a shard's drawn defaults"),
+        (
+            "cpp draw stream",
+            "row_part(load_lanes(lanes), low_word(defaults_.stream)",
+            "row_part(load_lanes(lanes), 0",
+            "streams of uniform defaults",
+        ),
+    ),
+    *_of(
+        "csrc/cpu/random_map.h",
+        f"{KERNELS}/test_formats.py",
+        (
+            "cpp map order",
+            "Rank(word, index)) - first.begin()",
+            "Rank(word, 0)) - first.begin()",
+            "ties of a map's draws",
+        ),
+    ),
+    *_of(
+        "csrc/cpu/mask.h",
+        f"{KERNELS}/test_operators.py {KERNELS}/test_optimizers.py",
+        (
+            "cpp span of four bits",
+            "uint64_t{low_} + span_ + 1;",
+            "uint64_t{low_} + span_;",
+            "which entries a partition owns, of more than 4 partitions",
+        ),
+    ),
+    *_of(
+        "csrc/cpu/optimizers.h",
+        f"{KERNELS}/test_optimizers.py",
+        (
+            "cpp narrow",
+            "(to_bfloat16(wide[j]).bits & mask) | (group[j].bits & ~mask)",
+            "to_bfloat16(wide[j]).bits",
+            "a bfloat16 NaN of another partition does not keep its bits",
+        ),
+        (
+            "cpp momentum mask",
+            "buffer[j] = blend(mask_of(kept, j), velocity, buffer[j]);",
+            "buffer[j] = velocity;",
+            "other partitions' momentum moves",
+        ),
+    ),
+    *_of(
+        "csrc/torch/cpu/bias.h",
+        f"{KERNELS}/test_biases.py",
+        (
+            "cpp bias rows",
+            "for (int64_t r = 0; r < active; ++r) total",
+            "for (int64_t r = 1; r < active; ++r) total",
+            "b_1",
+        ),
+    ),
+    # --- dispatch and operators ---
+    *_of(
+        "partkernels/backend/dispatch.py",
+        f"{KERNELS}/test_dispatch.py",
+        (
+            "silent fallback",
+            "            raise RuntimeError(_cannot(name, reason))\n        return",
+            "            name = 'reference'\n        return",
+            "a backend that was asked for and cannot run is another one",
+        ),
+        ("backend stays", "        _requested = previous\n", "        pass\n", "use_backend goes on after its block"),
+    ),
+    *_of(
+        "partkernels/operators/linear.py",
+        f"{KERNELS}/test_operators.py",
+        (
+            "needless weight gradient",
+            "needs_weight_grad = ctx.update is not None and ctx.needs_input_grad[1]",
+            "needs_weight_grad = ctx.needs_input_grad[1]",
+            "x is saved, and a gradient computed, where nothing learns",
+        ),
+    ),
+    *_of(
+        "partkernels/operators/embedding.py",
+        f"{KERNELS}/test_embedding.py",
+        (
+            "embedding padding",
+            "-1 if padding_idx is None else padding_idx % rows",
+            "-1 if padding_idx is None else padding_idx",
+            "a padding that is counted from the end has a gradient",
+        ),
+    ),
+    # --- the invariant: subnetwork k - 1 never sees D_k ---
+    *_of(
+        "python_api/partnets/nn/batch_norm.py",
+        f"{NETS}/nn/test_norms.py {NETS}/models/test_zoo.py",
+        (
+            "shared statistics",
+            "buffer[self.active - 1] if self.count > 1 else buffer for _, buffer in self._statistics()\n            )",
+            "buffer[0] if self.count > 1 else buffer for _, buffer in self._statistics()\n            )",
+            "batch norm's statistics carry D_k into all subnetworks",
+        ),
+        (
+            "statistics of psi",
+            "learns = self.training and self.update is not None",
+            "learns = self.training",
+            "batches on which nothing learns leave statistics",
+        ),
+        (
+            "outside norms",
+            "[module for module in norms if module in owned], [module for module in norms if module not in owned]",
+            "[module for module in norms if module in owned], []",
+            "norms that partition left out carry D_k into earlier subnetworks",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/nn/cumulative.py",
+        f"{NETS}/nn/test_norms.py {NETS}/nn/test_bare.py {NETS}/training/test_invariant.py",
+        ("live rows", "rows.detach()[:active].unbind()", "rows.detach().unbind()", "later shifts and scales are live"),
+        (
+            "rows that learn",
+            "live = list(rows.detach()[:active].unbind())",
+            "live = list(rows[:active].unbind())",
+            "all learn",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/nn/embedding.py",
+        f"{NETS}/nn/test_layers_table.py {NETS}/nn/test_torchs_modules.py {NETS}/nn/test_subnetworks.py",
+        ("padding's owner", "        ids[self.padding_idx] = 1\n", "", "the padding's row is a default in subnetworks"),
+        (
+            "padding's start",
+            "                started[self.padding_idx] = weight[self.padding_idx]\n",
+            "                pass\n",
+            "the padding's row starts at defaults",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/nn/layer.py",
+        f"{NETS}/nn/test_norms.py {NETS}/nn/test_subnetworks.py {NETS}/nn/test_saving.py",
+        (
+            "frozen where nothing learns",
+            "weight, bias = weight.detach(), None if bias is None else bias.detach()",
+            "pass",
+            "steps of psi give biases a gradient",
+        ),
+        (
+            "shift's start",
+            "with_rows(value, count, neutral=0.0)",
+            "with_rows(value, count, neutral=1.0)",
+            "shifts begin at 1",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/nn/live.py",
+        f"{NETS}/nn/test_subnetworks.py",
+        ("subnetwork stays", "        before.restore()\n", "        pass\n", "a subnetwork goes on after its block"),
+    ),
+    # --- data ---
+    *_of(
+        "python_api/partnets/data/chunks.py",
+        f"{NETS}/data/test_chunks.py",
+        (
+            "upto the next",
+            "return self._sample(0, self._ends[k], batch_size, generator)",
+            "return self._sample(0, self._ends[min(k + 1, self.count)], batch_size, generator)",
+            "D_{k+1} reaches w_k",
+        ),
+        (
+            "sample of the last",
+            "return self._sample(self._ends[k - 1], self._ends[k], batch_size, generator)",
+            "return self._sample(self._ends[k - 1] - 1, self._ends[k], batch_size, generator)",
+            "psi learns from an example that subnetwork k - 1 has seen",
+        ),
+        (
+            "subset's place",
+            'dataset, indices = dataset.dataset, torch.as_tensor(dataset.indices, device="cpu")[indices]',
+            "dataset = dataset.dataset",
+            "chunks of a Subset are of its whole data set",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/data/loader.py",
+        f"{NETS}/data/test_loader.py",
+        (
+            "loader's psi",
+            "hyper_k = draw_k(u, generator, start=2)",
+            "hyper_k = draw_k(u, generator, start=1)",
+            "k = 1",
+        ),
+        ("loader's place", "self.sampler.done += 1", "pass", "an interrupted training repeats its draws"),
+    ),
+    # --- optimisers ---
+    *_of(
+        "python_api/partnets/optim/fused.py",
+        f"{NETS}/optim/test_optim.py",
+        (
+            "decay of another",
+            'weight_decay=group["weight_decay"][update - 1],\n            nesterov',
+            'weight_decay=group["weight_decay"][0],\n            nesterov',
+            "the first partition's decay is that of all",
+        ),
+        (
+            "step counts",
+            'step = state["step"].tolist()[update - 1] + 1',
+            'step = max(state["step"].tolist()) + 1',
+            "a partition's first step is corrected as another's tenth",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/optim/base.py",
+        f"{NETS}/optim/test_optim.py",
+        (
+            "strangers learn",
+            "    if strangers:\n",
+            "    if False:\n",
+            "parameters that no partition owns are forgotten without a word",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/optim/weight_decay.py",
+        f"{NETS}/optim/test_optim.py",
+        (
+            "decay by chunk",
+            "for examples in itertools.accumulate(sizes))",
+            "for examples in sizes)",
+            "a decay by the examples of D_k instead of D_1:k",
+        ),
+    ),
+    # --- training ---
+    *_of(
+        "python_api/partnets/training/step.py",
+        f"{NETS}/training/test_trainer.py {NETS}/training/test_invariant.py {NETS}/optim/test_clipping.py",
+        (
+            "psi learns with w",
+            "with subnetwork(model, active=k, update=k), frozen(hyperparameters(model)), evaluating",
+            "with subnetwork(model, active=k, update=k), evaluating",
+            "a step of w gives psi a gradient",
+        ),
+        (
+            "psi in the same subnetwork",
+            "with subnetwork(model, active=k - 1, update=None), evaluating",
+            "with subnetwork(model, active=k, update=None), evaluating",
+            "psi learns on data that the subnetwork has seen",
+        ),
+        (
+            "gradients add up",
+            "    optimizer.zero_grad()\n    with weights_learning",
+            "    with weights_learning",
+            "a step has the gradients of those before",
+        ),
+        (
+            "clip after",
+            "    clip_gradient(optimizer, clip)\n    optimizer.step(update=k)\n",
+            "    optimizer.step(update=k)\n",
+            "gradients are not clipped",
+        ),
+        ("weights of chunks", "value = weights[k] * loss(batch)", "value = loss(batch)", "weights of psi's losses"),
+    ),
+    *_of(
+        "python_api/partnets/training/trainer.py",
+        f"{NETS}/training/test_trainer.py {NETS}/training/test_trainer_options.py",
+        (
+            "still modules train",
+            "            module.eval()\n        done",
+            "            pass\n        done",
+            "a frozen backbone's dropout is on",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/training/checkpoint.py",
+        f"{NETS}/training/test_checkpoint.py",
+        (
+            "resumed generator",
+            '    trainer.generator.set_state(saved["generator"])\n',
+            "",
+            "a resumed run draws other batches",
+        ),
+        ("other chunks", 'saved["examples"] != digest(trainer.chunks)', "False", "a checkpoint of other data loads"),
+    ),
+    *_of(
+        "python_api/partnets/training/best_model.py",
+        f"{NETS}/training/test_selection.py",
+        ("best is a reference", "tensor.detach().clone()", "tensor.detach()", "the best state trains on"),
+    ),
+    *_of(
+        "python_api/partnets/evaluation/out_of_chunk.py",
+        f"{NETS}/evaluation/test_evaluation.py",
+        (
+            "lml in-chunk",
+            "subnetwork(model, active=k - 1)",
+            "subnetwork(model, active=k)",
+            "L_ML of data that was seen",
+        ),
+    ),
+    # --- merging and finalizing ---
+    *_of(
+        "python_api/partnets/convert/merging.py",
+        f"{NETS}/convert/test_partitioning.py",
+        (
+            "merged ties",
+            "ordinary._parameters[name] = merged.setdefault(parameter, ordinary._parameters[name])",
+            "merged.setdefault(parameter, ordinary._parameters[name])",
+            "what layers shared they no longer share",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/convert/finalizing.py",
+        f"{NETS}/convert/test_finalize.py",
+        ("fresh seed", "        torch.manual_seed(seed)\n", "", "a fresh start does not follow its seed"),
+    ),
+    # --- distributed ---
+    *_of(
+        "python_api/partnets/distributed/packing.py",
+        f"{NETS}/distributed",
+        (
+            "packed mean",
+            "torch.cat(pieces).div_(dist.get_world_size(packing.group))",
+            "torch.cat(pieces)",
+            "a sum over ranks instead of the mean",
+        ),
+        (
+            "packed order",
+            "view.masked_scatter_(mask, values)",
+            "view.masked_scatter_(mask, values.flip(0))",
+            "a gradient's entries change places",
+        ),
+    ),
+]
+
+
+# --- running them ---
+
+
+class Tree:
+    """A copy of the tracked files, with the compiled library; faults come and go in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        extra = [*ROOT.glob("build/temp*/csrc/**/*"), ROOT / LIBRARY, ROOT / "partkernels" / "build_info.json"]
+        for path in [*(ROOT / name for name in listed.split("\0") if name), *extra]:
+            if path.is_file():
+                to = folder / path.relative_to(ROOT)
+                to.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(path, to)
+
+    def build(self) -> None:
+        """Compiles the C++ library as it is; what was copied and is up to date stays."""
+        environment = os.environ | {"PARTKERNELS_BUILD": "cpu"}
+        done = self._run(sys.executable, "setup.py", "--quiet", "build_ext", "--inplace", env=environment)
+        if done.returncode:
+            raise RuntimeError(f"the C++ library cannot be built:\n{done.stderr}")
+
+    @contextlib.contextmanager
+    def mutated(self, mutant: Mutant) -> Iterator[str | None]:
+        """Inside, the mutant is in the tree; gives what the compiler said if it does not compile."""
+        path = self.folder / mutant.file
+        before = path.read_bytes()
+        mutant.apply(self.folder)
+        library = self.folder / LIBRARY
+        kept = library.read_bytes() if mutant.is_compiled else None
+        try:
+            yield self._compile(mutant) if mutant.is_compiled else None
+        finally:
+            path.write_bytes(before)
+            if kept is not None:
+                library.write_bytes(kept)
+
+    def _compile(self, mutant: Mutant) -> str | None:
+        """Compiles again what a file of csrc/ is in, for one instruction set, and links it with all else as it was."""
+        import torch
+
+        home = Path(torch.__file__).parent
+        binding = [path for folder in (".", "cpu") for path in (self.folder / "csrc" / "torch" / folder).glob("*.cpp")]
+        kernels = [self.folder / "csrc" / "cpu" / "isa_portable.cpp"]
+        chosen = binding if mutant.file.startswith("csrc/torch") else kernels
+        sources = [path.resolve().relative_to(self.folder.resolve()).as_posix() for path in chosen]
+        built = next(self.folder.glob("build/temp*"))
+        objects = {path.relative_to(built).with_suffix(".cpp").as_posix(): path for path in built.glob("csrc/**/*.o")}
+        objects |= {source: self.folder / "build" / f"{Path(source).stem}-mutant.o" for source in sources}
+        compiler = os.environ.get("CXX") or (sysconfig.get_config_var("CXX") or "c++").split()[0]
+        flags = ["-std=c++20", "-O1", "-fPIC", "-w", "-fvisibility=hidden", "-DTORCH_TARGET_VERSION=0x020a000000000000"]
+        flags += ["-Icsrc/include", "-Icsrc/torch/cpu", "-Icsrc/torch", "-Icsrc/cpu", f"-I{home / 'include'}"]
+        commands = [[compiler, *flags, "-c", source, "-o", objects[source]] for source in sources]
+        commands += [[compiler, "-shared", *objects.values(), "-o", LIBRARY, f"-L{home / 'lib'}", "-ltorch_cpu"]]
+        done = [self._run(*command) for command in commands]
+        return next((one.stderr for one in done if one.returncode), None)
+
+    def test(self, mutant: Mutant | None, *arguments: str) -> str | None:
+        """Runs tests until one fails: which one, or None."""
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(self.folder), str(self.folder / "python_api")))}
+        environment |= {
+            "OMP_NUM_THREADS": "1",
+            "OMP_WAIT_POLICY": "passive",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "FULL": "",
+        }
+        # Triton keeps what it compiled by the source of the kernel alone.
+        environment |= {"TRITON_CACHE_DIR": str(self.folder / "build" / "triton-cache")}
+        if mutant is not None and mutant.is_compiled:
+            environment["PARTKERNELS_CPU_ISA"] = "portable"
+        options = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", "-rfE", "--tb=no"]
+        done = self._run(sys.executable, "-m", "pytest", *options, *arguments, env=environment)
+        if done.returncode == 0:
+            return None
+        found = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
+        return found[0] if found else f"pytest ended with {done.returncode}: {(done.stdout + done.stderr)[-300:]!r}"
+
+    def _run(self, *command, **options) -> subprocess.CompletedProcess:
+        command = [*map(str, command)]
+        try:
+            return subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=LONG, **options)
+        except subprocess.TimeoutExpired:
+            return subprocess.CompletedProcess(command, 1, "", f"not done after {LONG} s")
+
+
+def killer(tree: Tree, mutant: Mutant) -> str | None:
+    """The test that fails for a mutant, or None."""
+    with tree.mutated(mutant) as problem:
+        if problem is not None:
+            raise ValueError(f"mutant {mutant.name!r} does not compile:\n{problem}")
+        return tree.test(mutant, *mutant.tests) or tree.test(mutant, "-n", "2", "--dist", "worksteal")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--list", action="store_true", help="print the mutants and run nothing")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these mutants alone")
+    parser.add_argument("--jobs", type=int, default=1, help="copies of the tree that are tested at once")
+    options = parser.parse_args(arguments)
+    names = [mutant.name for mutant in MUTANTS]
+    if len(set(names)) < len(names):
+        parser.error("two mutants have the same name")
+    if unknown := set(options.only or ()) - set(names):
+        parser.error(f"there is no mutant {', '.join(sorted(unknown))}; --list names all")
+    chosen = [mutant for mutant in MUTANTS if options.only is None or mutant.name in options.only]
+    if options.list:
+        print("\n".join(f"{mutant.name}: {mutant.file}: {mutant.breaks}" for mutant in chosen))
+        return 0
+    if importlib.util.find_spec("partkernels") is None:
+        parser.error("partkernels is not installed; `make .venv/test` does it")
+
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as threads:
+        trees: SimpleQueue[Tree] = SimpleQueue()
+        for i in range(options.jobs):
+            trees.put(Tree(Path(folder) / str(i)))
+        first = trees.get()
+        for mutant in MUTANTS:  # all of them are checked before hours are spent on any
+            with contextlib.ExitStack() as stack:
+                path = first.folder / mutant.file
+                stack.callback(path.write_bytes, path.read_bytes())
+                mutant.apply(first.folder)
+        trees.put(first)
+        if any(mutant.is_compiled for mutant in chosen):
+            for _ in range(options.jobs):
+                tree = trees.get()
+                tree.build()
+                trees.put(tree)
+
+        def run(mutant: Mutant) -> str | None:
+            tree = trees.get()
+            try:
+                return killer(tree, mutant)
+            finally:
+                trees.put(tree)
+
+        print("| mutant | breaks | killed by |\n|---|---|---|")
+        survived, killers = 0, set()
+        for mutant, test in zip(chosen, threads.map(run, chosen), strict=True):
+            survived += test is None
+            killers.update([test] if test else [])
+            print(f"| {mutant.name} | {mutant.breaks} | {test or 'SURVIVED'} |", flush=True)
+        if killers and (failing := first.test(None, *sorted(killers))):
+            raise ValueError(f"{failing} fails without any mutant as well; mend that first.")
+    print(f"\n{len(chosen) - survived} of {len(chosen)} killed")
+    return int(survived > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

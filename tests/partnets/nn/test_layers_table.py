@@ -1,0 +1,136 @@
+"""docs/layers.md: every cell of its table is tried out here."""
+
+import io
+import re
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from layers import CASES
+from torch.utils._pytree import tree_leaves
+
+import partnets
+from partnets import distributed
+
+PAGE = Path(__file__).parents[3] / "docs" / "layers.md"
+
+
+def first(output):
+    return tree_leaves(output)[0]
+
+
+def learned(call, model, name):
+    """The first output, and the parameters' gradients of its sum of squares."""
+    model.zero_grad()
+    y = first(call(*CASES[name].arguments()))
+    y.float().square().sum().backward()
+    grads = [parameter.grad for parameter in model.parameters()]
+    return [y.detach(), *(grad.full_tensor() if hasattr(grad, "full_tensor") else grad for grad in grads)]
+
+
+def scheme(name, kind):
+    layer = CASES[name].partitioned(scheme=kind)
+    for active in (1, 2):
+        with partnets.subnetwork(layer, active):
+            torch.testing.assert_close(
+                first(partnets.merge(layer, active)(*CASES[name].arguments())), first(layer(*CASES[name].arguments()))
+            )
+
+
+def compiles(name):
+    layer = CASES[name].partitioned()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    with partnets.subnetwork(layer, 2, 1):
+        torch.testing.assert_close(learned(compiled, layer, name), learned(layer, layer, name))
+
+
+def autocasts(name):
+    layer, theirs = CASES[name].partitioned(), CASES[name].make()
+    with torch.autocast("cpu", dtype=torch.bfloat16), partnets.subnetwork(layer, 2, 1):
+        try:
+            dtype = first(theirs(*CASES[name].arguments())).dtype
+        except RuntimeError as error:  # torch has no LSTM in bfloat16 for some processors
+            with pytest.raises(RuntimeError, match=str(error)[:40]):
+                layer(*CASES[name].arguments())
+            return
+        y = first(layer(*CASES[name].arguments()))
+        assert y.dtype == dtype
+    y.float().sum().backward()
+    assert all(parameter.grad.dtype == torch.float32 for parameter in layer.parameters())
+
+
+def replicates(name, alone):
+    layer = CASES[name].partitioned()
+    with partnets.subnetwork(layer, 2, 1):
+        expected = learned(layer, layer, name)
+        torch.testing.assert_close(learned(distributed.DDP(layer), layer, name), expected)
+
+
+def shards(name, alone):
+    layer = CASES[name].partitioned()
+    with partnets.subnetwork(layer, 2, 1):
+        expected = learned(layer, layer, name)
+        distributed.fully_shard(layer, mesh=dist.init_device_mesh("cpu", (1,)))
+        torch.testing.assert_close(learned(layer, layer, name), expected)
+
+
+def exports(name):
+    layer = CASES[name].partitioned().eval()
+    with partnets.subnetwork(layer, 2):
+        expected = first(layer(*CASES[name].arguments()))
+        program = torch.export.export(layer, CASES[name].arguments())
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    torch.testing.assert_close(first(torch.export.load(file).module()(*CASES[name].arguments())), expected)
+
+
+COLUMNS = {"compile": compiles, "autocast": autocasts, "DDP": replicates, "FSDP2": shards, "export": exports}
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """A process group of this process."""
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+        yield
+        dist.destroy_process_group()
+
+
+def table():
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert rows[0] == ["layer", "scheme", *COLUMNS]
+    return {re.sub("[`]", "", row[0]): dict(zip(rows[0][1:], row[1:], strict=True)) for row in rows[2:]}
+
+
+def test_the_page_names_every_layer():
+    assert list(table()) == list(CASES)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.nn.utils.stateless|.*lstm.*|.*is using the experimental")
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("column", COLUMNS)
+def test_what_the_page_says_of_a_layer_is_so(name, column, request):
+    cell, check = table()[name][column], COLUMNS[column]
+    given = (name, request.getfixturevalue("alone")) if column in ("DDP", "FSDP2") else (name,)
+    if cell == "yes":
+        check(*given)
+    else:
+        assert cell == "no, nor torch's"
+        with pytest.raises(Exception, match=r"\S"):
+            check(*given)
+        torch.compiler.reset()
+        with pytest.raises(Exception, match=r"\S"):
+            torch.compile(CASES[name].make(), fullgraph=True, backend="aot_eager")(*CASES[name].arguments())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_schemes_that_the_page_names_work(name):
+    cell = table()[name]["scheme"]
+    for kind in ("weight", "node"):
+        scheme(name, kind)  # whoever has no weights takes both
+    has_weights = any(getattr(layer, "partitions", None) for layer in CASES[name].partitioned().modules())
+    assert cell == ("weight, node" if has_weights else "rows")
