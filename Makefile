@@ -18,7 +18,7 @@ export FULL
 # Of the benchmarks: quick, full or tiny, and where results and page go.
 PRESET ?= quick
 OUT ?= out
-# Of the paper's experiments: QUICK=--quick takes minutes instead of hours.
+# Of the paper's experiments: all, or names of some. QUICK=--quick takes minutes instead of hours.
 EXPERIMENTS ?= all
 QUICK ?=
 

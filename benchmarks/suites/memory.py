@@ -151,7 +151,7 @@ def computed(scheme: str, model: nn.Module, division: Division, optimizer: str) 
     of the proportions a weight. (An assignment that is drawn from a seed could be drawn again, at no memory.)
     """
     found, size = find(model), next(model.parameters()).element_size()
-    layers = [*found.layers.values(), *found.bare.values()]
+    layers = [*found.layers.values(), *found.broadcasting.values()]
     weights = mapped(layers)
     count, parameters = sum(w.numel() for w in weights), sum(p.numel() for p in model.parameters()) * size
     map = defaults = 0.0

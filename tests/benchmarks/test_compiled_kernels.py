@@ -83,7 +83,7 @@ def test_every_case_compiles(made, target):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_kernel_of_the_backend_is_in_some_case(kernels, target):
-    files = (ROOT / "partkernels" / "backends" / "triton").glob("*.py")
+    files = (ROOT / "partkernels" / "backend" / "triton").glob("*.py")
     names = {
         f"{file.stem}.{name}" for file in files for name in re.findall(r"(?m)^def (\w+_kernel)\(", file.read_text())
     }
