@@ -18,8 +18,8 @@ export FULL
 # Of the benchmarks: quick, full or tiny, and where results and page go.
 PRESET ?= quick
 OUT ?= out
-# Of the paper's experiments: QUICK=--quick takes minutes instead of hours.
-EXPERIMENTS ?= input-selection input-mask augmentation validation extractor sensitivity retraining
+# Of the paper's experiments: all, or names of some. QUICK=--quick takes minutes instead of hours.
+EXPERIMENTS ?= all
 QUICK ?=
 
 # Threads that wait should sleep: spinning ones made training 2.5 times slower beside another program on two cores.

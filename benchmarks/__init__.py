@@ -11,7 +11,7 @@
     overhead    what a call of a small layer costs beyond torch's own: Python and dispatch
     tune        which of Triton's plans is the fastest for the layers that speed measures
     gpu         what `make gpu` does: steps, a smoke of every operator, a page on all
-    compiled_kernels        the kernels for GPUs as they are compiled, without one, and what they should reach by that
+    compiled_kernels        the kernels for GPUs as they are compiled, without one
     paper       the paper's experiments
 
 A new kernel needs no line here: as a backend that is ready, it is measured in every case and checked against the

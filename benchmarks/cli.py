@@ -107,9 +107,8 @@ def _some_of(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
 
     def read(text: str) -> tuple[str, ...]:
         names = tuple(text.split(","))
-        for name in names:
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
+        if wrong := [name for name in names if name not in known]:
+            raise argparse.ArgumentTypeError(f"{wrong[0]!r} is none of {', '.join(known)}")
         return names
 
     return read
@@ -141,14 +140,12 @@ def _positive(part: str, text: str, expected: str) -> int:
 
 
 def _linear(text: str) -> Linear:
-    m, n, k = _sizes(text, 3, "MxNxK as in 256x1024x1024")
-    return m, n, k
+    return _sizes(text, 3, "MxNxK as in 256x1024x1024")
 
 
 def _conv2d(text: str) -> Conv2d:
     example = "as in 200x20x14x14,50x20x5x5,padding=2"
-    x, *rest = text.split(",")
-    weight, *pairs = rest or [""]
+    x, weight, *pairs = (text if "," in text else f"{text},").split(",")
     geometry = {}
     for name, _, value in (pair.partition("=") for pair in pairs):
         if name not in ("stride", "padding", "dilation", "groups"):
@@ -165,24 +162,17 @@ def options(given: argparse.Namespace) -> Options:
     """
     preset = PRESETS[given.preset]
     changed = {"actives": given.active, "dtypes": given.dtypes and tuple(DTYPES[name] for name in given.dtypes)}
-    if given.compiled is not None:
-        changed["compiled"] = COMPILED if given.compiled else ()
+    changed |= {"works": given.works, "compiled": {None: None, True: COMPILED, False: ()}[given.compiled]}
     if given.linear or given.conv2d:
         changed |= {"linear": tuple(given.linear or ()), "conv2d": tuple(given.conv2d or ())}
     elif given.operator:
         changed |= {"linear": (), "conv2d": ()} | {given.operator: getattr(preset, given.operator)}
-    if given.model:
-        changed |= {
-            "memory": tuple((name, given.batch) for name in given.model),
-            "step": tuple((name, given.batch, given.samples) for name in given.model),
-            "optim": tuple(given.model),
-            "arithmetic": (),
-            "series": False,
-        }
-    preset = dataclasses.replace(preset, **{name: value for name, value in changed.items() if value is not None})
+    if models := given.model:
+        changed |= {"memory": [(m, given.batch) for m in models], "arithmetic": (), "series": False}
+        changed |= {"step": [(m, given.batch, given.samples) for m in models], "optim": models}
     limits = {name: value for name in ("passes", "minutes") if (value := getattr(given, name)) is not None}
-    plans = {name: dataclasses.replace(getattr(preset, name), **limits) for name in ("plan", "step_plan")}
-    preset = dataclasses.replace(preset, **plans)
+    changed |= {name: dataclasses.replace(getattr(preset, name), **limits) for name in ("plan", "step_plan")}
+    preset = dataclasses.replace(preset, **{name: value for name, value in changed.items() if value is not None})
     device = torch.device(given.device or preset.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError("there is no CUDA device here; pass --device cpu, or a preset for it: quick, full.")
@@ -202,8 +192,7 @@ def options(given: argparse.Namespace) -> Options:
     if given.active and max(given.active) > largest:
         raise ValueError(f"--active has {max(given.active)}, but there are {largest} partitions; pass 1..{largest}.")
     divisions = tuple(Division(each, given.defaults) for each in proportions)
-    own = {"works": given.works, "input": given.input, "classes": given.classes}
-    chosen = Options(preset, device, given.threads, divisions, names, **own)
+    chosen = Options(preset, device, given.threads, divisions, names, given.input, given.classes)
     for name in {name for name, *_ in (*preset.memory, *preset.step)}.union(preset.optim):
         chosen.model(name)
     return chosen

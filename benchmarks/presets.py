@@ -49,7 +49,7 @@ class Preset:
     step: models, batches, and samples of the augmentation.
     series: whether step measures growth with width, depth, C and batch as well.
     paper: whether step measures the paper's scheme as well.
-    optim: models; updates: partitions.
+    optim: models.
     """
 
     about: str
@@ -71,7 +71,6 @@ class Preset:
     processes: bool = True
     series: bool = False
     paper: bool = True
-    updates: tuple[int, ...] = (1, 3)
     scale: float = 1.0
     step_plan: Plan = field(default_factory=lambda: Plan(rounds=5, seconds=0.5))
 
@@ -160,7 +159,6 @@ PRESETS = {
         memory=(("mnist-cnn", 2),),
         processes=False,
         step=(("mnist-cnn", 2, 2),),
-        series=False,
         optim=("resnet-8",),
         scale=0.01,
     ),

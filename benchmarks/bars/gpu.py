@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from benchmarks.bars.bar import Bar
 from benchmarks.figures import figures, over
@@ -54,8 +55,17 @@ def _layers(run: Results) -> Iterable[Bar]:
             if share := {"uniform": 0.70, "zeros": 0.85}.get(defaults):
                 yield from _worst(f"{name}, fused", FUSED, cases, 1 / share, least=1.0)
         elif defaults == "uniform":
-            map_bytes = outputs * packed_map.row_bytes(inputs, bits)
-            yield from _bandwidth(f"{name}, over moving its bytes", cases, map_bytes, run.rooflines["copy"])
+            map_bytes, copy = outputs * packed_map.row_bytes(inputs, bits), run.rooflines["copy"]
+            held = partial(_beside_copying, map_bytes, copy)
+            yield from _worst(f"{name}, over moving its bytes", BEST, cases, 1 / 0.85, least=2.5, held=held)
+
+
+def _beside_copying(map_bytes: int, copy: float, case: Case, figure) -> Estimate:
+    """Over the time in which weight, map, x and y pass at the rate at which this GPU copies."""
+    # Plans are measured only where there is something to rebuild; where all is live, nobody reads the map.
+    seconds = (figure.record.facts["bytes"] + map_bytes * (FUSED[0] in case)) / copy
+    scaled = {name: getattr(figure.value, name) / seconds for name in ("value", "low", "high")}
+    return dataclasses.replace(figure.value, **scaled)
 
 
 def _cases(records: Sequence[Record], suite: str) -> list[tuple[dict, Case]]:
@@ -74,43 +84,32 @@ def _fastest(case: Case, peers: Sequence[str]):
 
 
 def _worst(
-    work: str, peers: Sequence[str], cases: Sequence[Case], most: float, *, least: float = math.nan
+    work: str,
+    peers: Sequence[str],
+    cases: Sequence[Case],
+    most: float,
+    *,
+    least: float = math.nan,
+    held: Callable[[Case, object], Estimate] | None = None,
 ) -> Iterable[Bar]:
-    """Of the cases in which one of the peers was to be measured, the one in which the fastest of them costs most."""
-    fastest = [_fastest(case, peers) for case in cases if any(peer in case for peer in peers)]
+    """Of the cases in which one of the peers was to be measured, the one in which the fastest of them costs most.
+
+    Args:
+        least: times faster than eager torch.where, in the case in which that is least.
+        held: the ratio of a figure; by default to the dense layer.
+    """
+    measured = [(case, _fastest(case, peers)) for case in cases if any(peer in case for peer in peers)]
+    fastest = [figure for _, figure in measured]
     if None in fastest:
         yield Bar(work, None, most, least=least)
     elif fastest:
-        worst = max(fastest, key=lambda figure: figure.ratio.value)
-        rate, plan = worst.record.facts["flops"] / worst.value.value, _plan(worst) if len(peers) > 1 else ""
-        faster = None if math.isnan(least) else _beside_where(fastest)
-        yield Bar(work, worst.ratio, most, faster, least, rate, plan)
-
-
-def _beside_where(fastest: Sequence) -> Estimate | None:
-    """How many times faster than eager torch.where they are, in the case in which that is least."""
-    return min((each.faster for each in fastest if each.faster), key=lambda faster: faster.value, default=None)
-
-
-def _plan(figure) -> str:
-    return figure.peer.removeprefix(OURS).strip() or "automatic"
-
-
-def _bandwidth(work: str, cases: Sequence[Case], map_bytes: int, copy: float) -> Iterable[Bar]:
-    """Beside the time in which weight, map, x and y pass at the rate at which this GPU copies."""
-    most, least, ratios = 1 / 0.85, 2.5, []
-    fastest = [(case, _fastest(case, BEST)) for case in cases if OURS in case]
-    if any(figure is None for _, figure in fastest):
-        yield Bar(work, None, most, least=least)
-        return
-    for case, figure in fastest:
-        # Plans are measured only where there is something to rebuild; where all is live, nobody reads the map.
-        seconds = (figure.record.facts["bytes"] + map_bytes * (FUSED[0] in case)) / copy
-        scaled = {name: getattr(figure.value, name) / seconds for name in ("value", "low", "high")}
-        ratios.append((dataclasses.replace(figure.value, **scaled), figure))
-    if ratios:
-        ratio, figure = max(ratios, key=lambda pair: pair[0].value)
-        yield Bar(work, ratio, most, _beside_where([f for _, f in fastest]), least, plan=_plan(figure))
+        ratios = [held(case, figure) if held else figure.ratio for case, figure in measured]
+        ratio, worst = max(zip(ratios, fastest, strict=True), key=lambda pair: pair[0].value)
+        rate = math.nan if held else worst.record.facts["flops"] / worst.value.value
+        plan = worst.peer.removeprefix(OURS).strip() or "automatic"
+        times = () if math.isnan(least) else (figure.faster for figure in fastest if figure.faster)
+        faster = min(times, key=lambda each: each.value, default=None)
+        yield Bar(work, ratio, most, faster, least, rate, plan if len(peers) > 1 else "")
 
 
 def _optimizers(records: Sequence[Record]) -> Iterable[Bar]:

@@ -10,19 +10,14 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from benchmarks.compiled_kernels.kernels import Kernel, costs, dumped, functions
-from benchmarks.compiled_kernels.sass import BITS, Loop
+from benchmarks.compiled_kernels.code import Code, costs, dumped, functions, left_entries, multiply_adds, sass
+from benchmarks.compiled_kernels.kernels import Kernel
 
 ROOT = Path(__file__).parents[2]
 # Of every kernel that multiplies, the warps that do; on Hopper others fetch.
 WARPS = 8
-# Tiles of the result that a block makes: down and across, one of which may be a template argument. Kernels that the
-# copy engine serves must be here, and those whose products' left operand is not the weight.
-TILES = {
-    "hopper_linear": (128, None),
-    "hopper_grad_input": (256, 128),
-    "mma_product": (128, None),
-}
+# Rows of x in a tile, of kernels whose products' left operand is x and not the weight.
+ROWS_OF_X = {"hopper_grad_input": 256, "mma_product": 128}
 ENUMERATORS = {
     "DefaultKind": ("zeros", "uniform", "normal", "stored"),
     "Work": ("forward", "grad_input"),
@@ -71,13 +66,10 @@ def _compiled(file: Path) -> list[Kernel]:
     for (architecture, mangled, code), (name, arguments) in zip(found, names, strict=True):
         if "bfloat16" not in arguments:
             continue
-        target = architecture.removesuffix("a")
         registers, stack = usage[architecture, mangled]
-        rebuilt = partial(_rebuilt, name, arguments)
-        said = costs(code, target, WARPS, rebuilt, partial(_copied, name, arguments) if "UTMALDG" in code else None)
-        kernels.append(
-            Kernel(target, ", ".join(arguments), name=name, registers=registers, spilled=stack, warps=WARPS, **said)
-        )
+        said = costs(sass(code), WARPS, partial(_rebuilt, name))
+        how = {"registers": registers, "spilled": stack, "warps": WARPS}
+        kernels.append(Kernel(architecture.removesuffix("a"), ", ".join(arguments), name=name, **how, **said))
     return kernels
 
 
@@ -93,22 +85,5 @@ def _demangled(names: list[str]) -> list[tuple[str, tuple[str, ...]]]:
     return found
 
 
-def tile(name: str, arguments: tuple[str, ...]) -> tuple[int, int]:
-    """Of a kernel in TILES."""
-    numbers = [int(argument) for argument in arguments if argument.isdecimal()]
-    return tuple(size or numbers[0] for size in TILES[name])
-
-
-def _rebuilt(name: str, arguments: tuple[str, ...], loop: Loop) -> float:
-    if name in ("hopper_grad_input", "mma_product"):
-        # What is down are rows of x.
-        return loop.multiply_adds / tile(name, arguments)[0]
-    return loop.left_entries
-
-
-def _copied(name: str, arguments: tuple[str, ...], loop: Loop) -> float:
-    """Bytes of 16-bit operands and of the map."""
-    down, across = tile(name, arguments)
-    terms = loop.multiply_adds / (down * across)
-    stored = _rebuilt(name, arguments, loop) if "stored" in arguments else 0
-    return 2 * terms * (down + across) + 2 * stored + _rebuilt(name, arguments, loop) * BITS / 8
+def _rebuilt(name: str, loop: Code) -> float:
+    return multiply_adds(loop) / ROWS_OF_X[name] if name in ROWS_OF_X else left_entries(loop)

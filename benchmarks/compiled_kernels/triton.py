@@ -11,12 +11,12 @@ import io
 import re
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from math import prod
 from multiprocessing import get_context
 
 import torch
 
-from benchmarks.compiled_kernels.kernels import Kernel, costs, dumped, functions
+from benchmarks.compiled_kernels.code import amdgcn, costs, dumped, functions, multiply_adds, sass
+from benchmarks.compiled_kernels.kernels import Kernel
 from benchmarks.compiled_kernels.without_gpu import META, TARGETS, Case, Launch, launches, pretend
 from benchmarks.peers.layer import Layer
 
@@ -29,20 +29,6 @@ def _square(rows: int, size: int, dtype: torch.dtype = BFLOAT16) -> Layer:
 
 LARGE, LARGE_FLOAT = _square(4096, 4096), _square(4096, 4096, FLOAT32)
 CONVOLUTION = Layer((32, 128, 28, 28), (128, 128, 3, 3), padding=1, dtype=BFLOAT16, device=META)
-MIDDLE = (
-    *(Case("linear", _square(rows, size)) for size in (4096, 8192) for rows in (16, 64, 128, 512)),
-    Case("linear", _square(512, 4096), "normal"),
-    *(Case("linear_grad_input", _square(rows, 4096)) for rows in (16, 128, 512)),
-)
-# What the predictions need, which are for Hopper.
-FOR_HOPPER = (
-    *MIDDLE,
-    *(
-        Case(operator, LARGE, kind)
-        for operator in ("linear_grad_input", "subnetwork_weight")
-        for kind in ("normal", "stored")
-    ),
-)
 CASES = (
     *(Case("linear", LARGE, kind) for kind in ("zeros", "uniform", "normal", "stored")),
     *(Case("linear", LARGE, kind, bits) for bits in (1, 4, 8) for kind in ("zeros", "uniform")),
@@ -58,7 +44,9 @@ CASES = (
     Case("subnetwork_weight_grad", LARGE),
     Case("embedding", LARGE),
     *(Case(step, _square(1, 4096, dtype)) for step in ("sgd_step", "adam_step") for dtype in (FLOAT32, BFLOAT16)),
-    *FOR_HOPPER,
+    # Fewer rows of x have tiles of their own.
+    *(Case("linear", _square(rows, 4096)) for rows in (64, 128, 512)),
+    *(Case("linear_grad_input", _square(rows, 4096)) for rows in (16, 128, 512)),
 )
 
 
@@ -71,7 +59,7 @@ def compiled(targets: Sequence[str] = tuple(TARGETS)) -> list[Kernel]:
 def compiled_for(target: str) -> list[Kernel]:
     """The kernels of every case; the process that calls this has the target for its GPU ever after."""
     pretend(TARGETS[target])
-    cases = [case for case in CASES if target == "sm_90" or (case.tile is None and case not in FOR_HOPPER)]
+    cases = [case for case in CASES if target == "sm_90" or case.tile is None]
     return [_compiled(target, case, launch) for case in cases for launch in launches(case)]
 
 
@@ -94,15 +82,19 @@ def _examined(target: str, case: Case, kernel, log: str) -> Kernel:
         uses = tile[0] if case.operator.endswith("grad_input") else tile[1]
     if TARGETS[target].backend == "cuda":
         registers, spilled = _number(r"Used (\d+) registers", log), _number(r"(\d+) bytes spill stores", log)
-        ((_, _, code),) = functions(dumped(asm["cubin"], "--dump-sass"))
-        said = costs(code, target, metadata.num_warps, lambda loop: loop.multiply_adds / uses if uses else 0, tile=tile)
-        if "tt.dot" in asm["ttir"]:
-            said.setdefault("products", "mma")
+        ((_, _, listing),) = functions(dumped(asm["cubin"], "--dump-sass"))
+        code = sass(listing)
     else:
-        code = asm["amdgcn"]
-        registers, spilled = _number(r"vgpr_count: +(\d+)", code), 4 * _number(r"vgpr_spill_count: +(\d+)", code)
-        threads = metadata.num_warps * TARGETS[target].warp_size
-        said = _amd_costs(code, threads, metadata.num_warps, uses, tile)
+        listing = asm["amdgcn"]
+        registers, spilled = _number(r"vgpr_count: +(\d+)", listing), 4 * _number(r"vgpr_spill_count: +(\d+)", listing)
+        code = amdgcn(listing)
+
+    def rebuilt(loop) -> float:
+        return multiply_adds(loop) / uses if uses else 0
+
+    said = costs(code, metadata.num_warps, rebuilt, TARGETS[target].warp_size, tile)
+    if "tt.dot" in asm["ttir"]:
+        said.setdefault("products", "mma")
     return Kernel(
         target,
         str(case),
@@ -120,26 +112,3 @@ def _examined(target: str, case: Case, kernel, log: str) -> Kernel:
 
 def _number(pattern: str, text: str) -> int:
     return int(re.search(pattern, text)[1])
-
-
-def _amd_costs(code: str, threads: int, warps: int, uses: int, tile: tuple[int, ...]) -> dict:
-    """Of AMD's code the instructions are counted, without what each costs."""
-    labels: dict[str, int] = {}
-    instructions: list[str] = []
-    for label, instruction in re.findall(r"^(\.L\w+):|^\t([a-z]\w+.*)", code, re.M):
-        if label:
-            labels[label] = len(instructions)
-        else:
-            instructions.append(instruction)
-    loops = []
-    for i, instruction in enumerate(instructions):
-        jump = re.search(r"s_c?branch.*(\.L\w+)", instruction)
-        if jump and labels[jump[1]] <= i and any("v_mfma" in each for each in instructions[labels[jump[1]] : i]):
-            loops.append(instructions[labels[jump[1]] : i + 1])
-    if not loops:
-        return {"slots": len(instructions) * threads / prod(tile), "pipe": "issue"}
-    loop = min(loops, key=len)
-    shapes = (re.search(r"v_mfma_f32_(\d+)x(\d+)x(\d+)", each) for each in loop)
-    multiply_adds = warps * sum(prod(map(int, shape.groups())) for shape in shapes if shape)
-    slots = len(loop) * threads * uses / multiply_adds if uses else None
-    return {"products": "mma", "slots": slots, "pipe": "issue"}

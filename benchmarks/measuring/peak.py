@@ -2,8 +2,6 @@
 
 The allocator knows tensors to the byte, but not what libraries and kernels take for themselves. The resident memory of
 a process knows that too, in pages. On a GPU the allocator has both.
-
-usage: python -m benchmarks.measuring.peak, with the Job as JSON on standard input; prints peaks as JSON. Linux only.
 """
 
 from __future__ import annotations
@@ -11,15 +9,15 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import gc
-import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -31,7 +29,8 @@ from benchmarks.peers.operators import under_plan
 from benchmarks.peers.schemes import partitioned
 from benchmarks.peers.train_step import PHASES, TrainStep, seeded
 
-ROOT = Path(__file__).parents[2]
+# With its own thresholds glibc keeps freed memory for later, and the resident size shows the history instead.
+TUNABLES = "glibc.malloc.mmap_threshold=65536:glibc.malloc.trim_threshold=65536"
 
 
 @dataclass(frozen=True)
@@ -109,11 +108,7 @@ def by_allocator(job: Job) -> dict[str, int]:
 
 def _kept(step: TrainStep) -> int:
     """Bytes of all tensors that a step keeps between calls."""
-    tensors = [step.x, step.y, *step.model.parameters(), *step.model.buffers(), *step.state()]
-    for module in step.model.modules():
-        if hasattr(module, "partition"):
-            stored = module.partition.defaults.stored
-            tensors += [module.partition.map] + ([] if stored is None else [stored])
+    tensors = [step.x, step.y, *step.model.buffers(), *(t for some in step.kept().values() for t in some)]
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(storages.values())
 
@@ -137,53 +132,38 @@ def by_process(job: Job) -> dict[str, int]:
     """The most resident bytes of a new process in each phase, beyond what it had before it made the model.
 
     Raises:
-        RuntimeError: the process failed; the message is its own.
+        RuntimeError: the process failed; the message says how.
     """
-    # With its own thresholds glibc keeps freed memory for later, and the resident size shows the history instead.
-    tunables = "glibc.malloc.mmap_threshold=65536:glibc.malloc.trim_threshold=65536"
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "python_api"), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.measuring.peak"],
-        input=json.dumps(dataclasses.asdict(job)),
-        env={**os.environ, "GLIBC_TUNABLES": tunables, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        raise RuntimeError(f"measuring {job} failed: {done.stderr.strip().splitlines()[-1]}")
-    return json.loads(done.stdout)
+    try:
+        with patch.dict(os.environ, GLIBC_TUNABLES=TUNABLES), ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            return pool.submit(_in_this_process, job).result()
+    except Exception as error:
+        raise RuntimeError(f"measuring {job} failed: {error}") from error
 
 
-def resident(field: str) -> int:
+def _in_this_process(job: Job) -> dict[str, int]:
+    torch.set_num_threads(job.threads)
+    with job.using():
+        job.small().make()()
+        _trim()
+        before = _resident("VmRSS")
+        step = job.make()
+        _trim()
+        return {phase: _peak_of(getattr(step, phase)) - before for phase in PHASES}
+
+
+def _resident(field: str) -> int:
     """A field of /proc/self/status, in bytes: VmRSS, now, or VmHWM, the most since `clear`."""
     return 1024 * int(re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text()).group(1))
 
 
-def peak_of(function: Callable[[], object]) -> int:
+def _peak_of(function: Callable[[], object]) -> int:
     """The most resident bytes while a function runs."""
     Path("/proc/self/clear_refs").write_text("5")
     function()
-    return resident("VmHWM")
+    return _resident("VmHWM")
 
 
 def _trim() -> None:
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-
-
-def main() -> None:
-    given = json.load(sys.stdin)
-    division = Division(tuple(given["division"]["proportions"]), given["division"]["defaults"])
-    job = Job(**{**given, "division": division, "input": given["input"] and tuple(given["input"])})
-    torch.set_num_threads(job.threads)
-    with job.using():
-        job.small().make()()
-        _trim()
-        before = resident("VmRSS")
-        step = job.make()
-        _trim()
-        print(json.dumps({phase: peak_of(getattr(step, phase)) - before for phase in PHASES}))
-
-
-if __name__ == "__main__":
-    main()

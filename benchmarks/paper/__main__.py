@@ -3,6 +3,7 @@
     python -m benchmarks.paper augmentation                     # three seeds on scikit-learn's digits
     python -m benchmarks.paper augmentation --quick             # a minute
     python -m benchmarks.paper augmentation --dataset cifar10   # from PARTNETS_DATA or ./data; see partnets.data
+    python -m benchmarks.paper all --quick                      # every experiment, on its first data set
     python -m benchmarks.paper page                             # docs/paper.md anew, and its pictures, without training
 
 Every training is kept when it is done, and a long one has checkpoints: the same command goes on after an interruption.
@@ -17,7 +18,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.paper import EXPERIMENTS, report
+from benchmarks.paper import report
+from benchmarks.paper.experiment import EXPERIMENTS, Experiment
 from benchmarks.paper.runs import run
 
 
@@ -26,15 +28,18 @@ def main(arguments: list[str] | None = None) -> int:
         "python -m benchmarks.paper", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(required=True, metavar="EXPERIMENT")
-    for name, experiment in EXPERIMENTS.items():
-        command = commands.add_parser(name, help=f"{experiment.paper}: {experiment.__doc__.splitlines()[0]}")
-        command.add_argument("--dataset", choices=experiment.datasets, default=experiment.datasets[0])
+    for name in ("all", *EXPERIMENTS):
+        chosen = [experiment for experiment in EXPERIMENTS.values() if name in ("all", experiment.name)]
+        about = "every experiment" if name == "all" else f"{chosen[0].paper}: {chosen[0].__doc__.splitlines()[0]}"
+        command = commands.add_parser(name, help=about)
+        if name != "all":
+            command.add_argument("--dataset", choices=chosen[0].datasets, help="by default the first")
         command.add_argument("--quick", action="store_true", help="few and short trainings")
         command.add_argument("--seeds", type=_ints, help="as in 0,1,2, which is the default; 0 if quick")
         command.add_argument("--jobs", type=int, default=1, help="trainings at once")
         command.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of all trainings together")
         command.add_argument("--out", type=Path, default=Path("out/paper"), help="the folder of results")
-        command.set_defaults(run=_run, experiment=name)
+        command.set_defaults(run=_run, experiments=chosen, dataset=None)
     command = commands.add_parser("page", help="writes committed results into the documentation, and draws them anew")
     command.add_argument("--results", type=Path, default=report.RESULTS)
     command.add_argument("--page", type=Path, default=report.PAGE)
@@ -44,19 +49,23 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(given: argparse.Namespace) -> int:
-    experiment = EXPERIMENTS[given.experiment]
-    seeds = given.seeds or ((0,) if given.quick else (0, 1, 2))
     torch.set_num_threads(given.threads)
-    path = given.out / f"{experiment.name}-{given.dataset}{'-quick' if given.quick else ''}.json"
-    settings = experiment.settings(given.dataset, seeds, given.quick)
+    for experiment in given.experiments:
+        _run_one(experiment, given.dataset or experiment.datasets[0], given)
+    return 0
+
+
+def _run_one(experiment: Experiment, dataset: str, given: argparse.Namespace) -> None:
+    seeds = given.seeds or ((0,) if given.quick else (0, 1, 2))
+    path = given.out / f"{experiment.name}-{dataset}{'-quick' if given.quick else ''}.json"
+    settings = experiment.settings(dataset, seeds, given.quick)
     records = run(experiment, settings, path.with_suffix(".runs"), jobs=given.jobs)
-    command = ["python", "-m", "benchmarks.paper", experiment.name, "--dataset", given.dataset]
+    command = ["python", "-m", "benchmarks.paper", experiment.name, "--dataset", dataset]
     command += ["--quick"] * given.quick + ["--seeds", ",".join(map(str, seeds))]
-    made = report.Report(experiment.name, given.dataset, shlex.join(command), records)
+    made = report.Report(experiment.name, dataset, shlex.join(command), records)
     made.save(path)
     made.draw(path)
     print(made.text())
-    return 0
 
 
 def _page(given: argparse.Namespace) -> int:

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-from benchmarks.paper.experiment import Claim, Experiment, Record, Table, at_least, curve, rotation, select, text
+from benchmarks.paper.experiment import (
+    Claim,
+    Experiment,
+    Record,
+    Table,
+    at_least,
+    curve,
+    registered,
+    rotation,
+    select,
+    text,
+)
 from benchmarks.paper.methods import Learner
 from benchmarks.paper.recipes import limited, recipe
 
@@ -31,6 +43,7 @@ QUICK_STEPS = 1000
 FULL, SMALL = 90.0, 20.0
 
 
+@registered
 class Augmentation(Experiment):
     """Every method on upright and on rotated images."""
 
@@ -38,14 +51,12 @@ class Augmentation(Experiment):
     paper = "Table 1, Fig. 3"
 
     def settings(self, dataset: str, seeds: Sequence[int], quick: bool) -> list[Record]:
-        chosen, found = recipe(dataset), []
-        for seed in seeds:
-            for rotated in (True, False):
-                for examples in chosen.sizes[-1:] if quick else chosen.sizes:
-                    for method in QUICK if quick else [each for each in METHODS if each != "finetuned"]:
-                        setting = {"dataset": dataset, "rotated": rotated, "method": method, "examples": examples}
-                        setting |= {"steps": chosen.steps_for(examples, rotated), "seed": seed}
-                        found.append(limited(setting, quick, QUICK_STEPS))
+        chosen, methods = recipe(dataset), QUICK if quick else [each for each in METHODS if each != "finetuned"]
+        sizes, found = chosen.sizes[-1:] if quick else chosen.sizes, []
+        for seed, rotated, examples, method in product(seeds, (True, False), sizes, methods):
+            setting = {"dataset": dataset, "rotated": rotated, "method": method, "examples": examples}
+            setting |= {"steps": chosen.steps_for(examples, rotated), "seed": seed}
+            found.append(limited(setting, quick, QUICK_STEPS))
         return found
 
     def train(self, setting: Record, checkpoint: Path) -> Record:

@@ -26,7 +26,7 @@ class Claim:
 
 
 class Experiment:
-    """What is trained, how it is shown, and what it must show. Experiments are subclasses with one instance each.
+    """What is trained, how it is shown, and what it must show. Experiments are subclasses that are `registered`.
 
     Attributes:
         name: on the command line.
@@ -57,6 +57,15 @@ class Experiment:
     def claims(self, found: pd.DataFrame) -> list[Claim]:
         """What the paper claims, held against the results."""
         raise NotImplementedError
+
+
+EXPERIMENTS: dict[str, Experiment] = {}
+
+
+def registered(experiment: type[Experiment]) -> type[Experiment]:
+    """Makes a class known to the command line and the page, by its name."""
+    EXPERIMENTS[experiment.name] = experiment()
+    return experiment
 
 
 def select(found: pd.DataFrame, **wanted) -> pd.DataFrame:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import partnets
-from benchmarks.paper.experiment import Claim, Experiment, Record, Table, at_least, select, text
+from benchmarks.paper.experiment import Claim, Experiment, Record, Table, at_least, registered, select, text
 from benchmarks.paper.runs import fit
 from partnets import baselines, hyper, models, optim
 from partnets.data import Normalise, ToFloat, load
@@ -37,6 +37,7 @@ def group_norm(channels: int) -> nn.Module:
     return nn.GroupNorm(2, channels)
 
 
+@registered
 class Extractor(Experiment):
     """ψ is a convolution and two stages; the weights are the third stage and the classifier."""
 

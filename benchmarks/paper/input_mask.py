@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import partnets
-from benchmarks.paper.experiment import Claim, Experiment, Record, Table, select
+from benchmarks.paper.experiment import Claim, Experiment, Record, Table, registered, select
 from benchmarks.paper.input_selection import BATCH, FEATURES, INFORMATIVE, LR, PRECISION
 from benchmarks.paper.runs import fit
 from partnets import hyper, models, optim
@@ -42,6 +42,7 @@ class Endless(partnets.Chunks):
         return input_selection(batch_size, test=2, seed=seed).train
 
 
+@registered
 class InputMask(Experiment):
     """A mask over 30 inputs, of which 15 are informative."""
 

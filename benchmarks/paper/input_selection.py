@@ -13,7 +13,7 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 import partnets
-from benchmarks.paper.experiment import Claim, Experiment, Record, Table, curve, select, text
+from benchmarks.paper.experiment import Claim, Experiment, Record, Table, curve, registered, select, text
 from benchmarks.paper.runs import fit
 from partnets import baselines, models, optim
 from partnets.data import input_selection
@@ -50,6 +50,7 @@ def network(inputs: int) -> nn.Module:
     return nn.Sequential(FirstInputs(inputs), models.MLP(FEATURES, classes=2))
 
 
+@registered
 class InputSelection(Experiment):
     """Nine networks that see more and more inputs; the first 15 are informative."""
 

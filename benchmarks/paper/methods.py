@@ -54,9 +54,7 @@ class Learner:
     def standard(self) -> Record:
         """Without augmentation."""
         model = nn.Sequential(ToFloat(), self.network())
-        trainer = self.trainer(*baselines.whole(model, self.data.train), batch_size=self.recipe.plain_batch)
-        fit(trainer, self.steps, self.checkpoint)
-        return self.result(trainer)
+        return self.result(self.train(*baselines.whole(model, self.data.train), batch_size=self.recipe.plain_batch))
 
     def partitioned(
         self,
@@ -70,9 +68,7 @@ class Learner:
         model = self.model(augmentation)
         partnets.partition(model, proportions if parameters is None else parameters, seed=self.seed)
         chunks = partnets.chunk(self.data.train, proportions, seed=self.seed)
-        trainer = self.trainer(model, chunks, hyper=augmentation)
-        fit(trainer, self.steps, self.checkpoint)
-        return self.result(trainer)
+        return self.result(self.train(model, chunks, hyper=augmentation))
 
     def ensemble(self) -> Record:
         """C networks, the k-th trained on chunks 1..k, each for as many steps as one of the other methods."""
@@ -81,33 +77,23 @@ class Learner:
         count = chunks.count
         model = baselines.Ensemble([self.model(augmentation) for _ in range(count)])
         options = {"hyper": augmentation, "sampling": [1 / count] * count, "hyper_every": count}
-        trainer = self.trainer(model, chunks, steps=count * self.steps, **options)
-        fit(trainer, count * self.steps, self.checkpoint)
-        return self.result(trainer)
+        return self.result(self.train(model, chunks, steps=count * self.steps, **options))
 
     def validation(self, proportion: float = VALIDATION) -> Record:
         """ψ on a validation set; then the network finetuned on all data, with the augmentation that was found."""
         augmentation = self.recipe.augmentation()
-        model, chunks = baselines.held_out(
-            self.model(augmentation), self.data.train, validation=proportion, seed=self.seed
-        )
-        trainer = self.trainer(model, chunks, hyper=augmentation, sampling=(1, 0))
-        fit(trainer, self.steps, self.checkpoint)
-        result = self.result(trainer)
-        whole, chunks = baselines.whole(partnets.finalize(model, "finetune"), self.data.train, seed=self.seed)
+        model, chunks = self.held_out(augmentation, proportion)
+        result = self.result(self.train(model, chunks, hyper=augmentation, sampling=(1, 0)))
+        whole = baselines.whole(partnets.finalize(model, "finetune"), self.data.train, seed=self.seed)
         steps = -(-FINETUNE_EPOCHS * len(self.data.train[1]) // self.recipe.batch)
-        finetuner = self.trainer(whole, chunks, lr=FINETUNE_LR * self.recipe.lr, steps=steps)
-        fit(finetuner, steps, self.checkpoint.with_suffix(".finetuning"))
-        finetuned = self.result(finetuner)
+        finetuned = self.result(self.train(*whole, lr=FINETUNE_LR * self.recipe.lr, steps=steps, part=".finetuning"))
         return {**result, "finetuned_accuracy": finetuned["accuracy"], "finetuned_loss": finetuned["loss"]}
 
     def augerino(self, safe: bool = True) -> Record:
         """Augmentations on the training loss, with a bonus for their width."""
         augmentation = first_affine()
-        model, chunks = baselines.whole(self.model(augmentation), self.data.train, seed=self.seed)
-        trainer = self.trainer(model, chunks, baselines.Augerino, hyper=augmentation, safe=safe, hyper_lr=0.05)
-        fit(trainer, self.steps, self.checkpoint)
-        return self.result(trainer)
+        whole = baselines.whole(self.model(augmentation), self.data.train, seed=self.seed)
+        return self.result(self.train(*whole, baselines.Augerino, hyper=augmentation, safe=safe, hyper_lr=0.05))
 
     def search(self, sampler: str) -> Record:
         """TRIALS trainings with fixed augmentations, at the cost of one partitioned run; the best on unseen data."""
@@ -117,13 +103,9 @@ class Learner:
             trial = len(models)
             torch.manual_seed(TRIALS * self.seed + trial)
             augmentation = hyper.Affine(**values)
-            model, chunks = baselines.held_out(
-                self.model(augmentation), self.data.train, validation=VALIDATION, seed=self.seed
-            )
-            steps = 2 * self.steps // TRIALS
-            trainer = self.trainer(model, chunks, sampling=(1, 0), steps=steps)
-            fit(trainer, steps, self.checkpoint.with_suffix(f".trial{trial}"))
-            score = partnets.lml(model, chunks, batch_size=EVALUATION_BATCH)
+            held_out = self.held_out(augmentation, VALIDATION)
+            trainer = self.train(*held_out, sampling=(1, 0), steps=2 * self.steps // TRIALS, part=f".trial{trial}")
+            score = partnets.lml(*held_out, batch_size=EVALUATION_BATCH)
             models.append((score, {**self.result(trainer), "psi": values}))
             return score
 
@@ -138,10 +120,8 @@ class Learner:
 
     def retrained(self, augmentation: nn.Module) -> Record:
         """A standard network trained from scratch, on all data, with an augmentation that stays as it is."""
-        model, chunks = baselines.whole(self.model(augmentation), self.data.train, seed=self.seed)
-        trainer = self.trainer(model, chunks)
-        fit(trainer, self.steps, self.checkpoint.with_suffix(".retrained"))
-        return self.result(trainer)
+        whole = baselines.whole(self.model(augmentation), self.data.train, seed=self.seed)
+        return self.result(self.train(*whole, part=".retrained"))
 
     # --- what they share ---
 
@@ -152,23 +132,29 @@ class Learner:
         averaged = hyper.Averaged(augmentation, self.network(), samples=self.recipe.samples)
         return nn.Sequential(ToFloat(), averaged)
 
-    def trainer(self, model, chunks, trainer=partnets.Trainer, *, lr=None, hyper_lr=None, steps=None, **options):
-        optimizer = self.recipe.optimizer(model, chunks, lr)
+    def held_out(self, augmentation: nn.Module, proportion: float):
+        model = self.model(augmentation)
+        return baselines.held_out(model, self.data.train, validation=proportion, seed=self.seed)
+
+    def train(self, model, chunks, kind=partnets.Trainer, *, lr=None, hyper_lr=None, steps=None, part="", **options):
+        """The trainer, trained; part: of a training of several parts, its checkpoint's suffix."""
+        optimizer, steps = self.recipe.optimizer(model, chunks, lr), self.steps if steps is None else steps
         if (psi := options.get("hyper")) is not None:
             options["hyper_optimizer"] = torch.optim.Adam(psi.parameters(), lr=hyper_lr or self.recipe.hyper_lr)
-        options.setdefault("batch_size", self.recipe.batch)
-        scheduler = self.recipe.scheduler(optimizer, self.steps if steps is None else steps)
-        return trainer(model, chunks, optimizer=optimizer, scheduler=scheduler, seed=self.seed, **options)
+        options = {"batch_size": self.recipe.batch, "seed": self.seed, **options}
+        trainer = kind(model, chunks, optimizer=optimizer, scheduler=self.recipe.scheduler(optimizer, steps), **options)
+        fit(trainer, steps, self.checkpoint.with_suffix(part) if part else self.checkpoint)
+        return trainer
 
     def result(self, trainer: partnets.Trainer) -> Record:
         """Test accuracy in percent and loss in nats of the whole network, ψ, and L_ML where there is one."""
         torch.manual_seed(self.seed)
-        model, test = trainer.model, self.data.test
+        model, test, batch_size = trainer.model, self.data.test, EVALUATION_BATCH
         result = {
-            "accuracy": 100 * partnets.accuracy(model, test, batch_size=EVALUATION_BATCH),
-            "loss": partnets.mean_loss(model, test, batch_size=EVALUATION_BATCH),
+            "accuracy": 100 * partnets.accuracy(model, test, batch_size=batch_size),
+            "loss": partnets.mean_loss(model, test, batch_size=batch_size),
             "psi": {name.rpartition(".")[2]: value for name, value in trainer.values().items()},
         }
         if trainer.chunks.count > 1:
-            result["lml"] = partnets.lml(model, trainer.chunks, batch_size=EVALUATION_BATCH)
+            result["lml"] = partnets.lml(model, trainer.chunks, batch_size=batch_size)
         return result

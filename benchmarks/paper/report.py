@@ -12,8 +12,7 @@ import pandas as pd
 import torch
 
 from benchmarks.figures import markdown
-from benchmarks.paper import EXPERIMENTS
-from benchmarks.paper.experiment import Record
+from benchmarks.paper.experiment import EXPERIMENTS, Record
 from benchmarks.report.readme import steps
 from benchmarks.results import Results
 

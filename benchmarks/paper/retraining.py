@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from benchmarks.paper.experiment import Claim, Experiment, Record, Table, rotation, select, text
+from benchmarks.paper.experiment import Claim, Experiment, Record, Table, registered, rotation, select, text
 from benchmarks.paper.methods import SPACE, Learner
 from benchmarks.paper.recipes import limited, recipe
 from partnets import hyper
@@ -18,6 +18,7 @@ from partnets import hyper
 TRIALS, QUICK_TRIALS, QUICK_STEPS = 50, 2, 100
 
 
+@registered
 class Retraining(Experiment):
     """Standard networks on rotated images, with augmentations that stay as they are."""
 

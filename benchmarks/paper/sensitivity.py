@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-from benchmarks.paper.experiment import Claim, Experiment, Record, Table, rotation, select, text
+from benchmarks.paper.experiment import Claim, Experiment, Record, Table, registered, rotation, select, text
 from benchmarks.paper.methods import Learner
 from benchmarks.paper.recipes import limited, recipe
 
@@ -27,6 +28,7 @@ SPREAD = 5.0
 CELL = ["rotated", "count", "data", "parameters"]
 
 
+@registered
 class Sensitivity(Experiment):
     """A grid of data's against weights' proportions; each ψ that is found also trains a standard network."""
 
@@ -35,15 +37,13 @@ class Sensitivity(Experiment):
 
     def settings(self, dataset: str, seeds: Sequence[int], quick: bool) -> list[Record]:
         chosen, found = recipe(dataset), []
-        for seed in seeds:
-            for rotated in (True,) if quick else (True, False):
-                steps = round(SHORTER * chosen.steps_for(chosen.sizes[-1], rotated))
-                for count, grid in (QUICK_RATIOS if quick else RATIOS).items():
-                    for data in grid:
-                        for parameters in grid:
-                            setting = {"dataset": dataset, "rotated": rotated, "count": count, "data": list(data)}
-                            setting |= {"parameters": list(parameters), "steps": steps, "seed": seed}
-                            found.append(limited(setting, quick, QUICK_STEPS))
+        ratios = QUICK_RATIOS if quick else RATIOS
+        grids = [(count, *cell) for count, grid in ratios.items() for cell in product(grid, grid)]
+        for seed, rotated, (count, data, parameters) in product(seeds, (True,) if quick else (True, False), grids):
+            steps = round(SHORTER * chosen.steps_for(chosen.sizes[-1], rotated))
+            setting = {"dataset": dataset, "rotated": rotated, "count": count, "data": list(data)}
+            setting |= {"parameters": list(parameters), "steps": steps, "seed": seed}
+            found.append(limited(setting, quick, QUICK_STEPS))
         return found
 
     def train(self, setting: Record, checkpoint: Path) -> Record:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-from benchmarks.paper.experiment import Claim, Experiment, Record, Table, at_least, curve, select, text
+from benchmarks.paper.experiment import Claim, Experiment, Record, Table, at_least, curve, registered, select, text
 from benchmarks.paper.methods import Learner
 from benchmarks.paper.recipes import limited, recipe
 
@@ -26,6 +27,7 @@ LONGER = 4
 EXAMPLES = {"digits": 1297, "mnist": 60000, "cifar10": 20000, "tiny-imagenet": 100000}
 
 
+@registered
 class Validation(Experiment):
     """Augmentations on rotated images, learned on chunks of which one is unseen."""
 
@@ -35,11 +37,10 @@ class Validation(Experiment):
     def settings(self, dataset: str, seeds: Sequence[int], quick: bool) -> list[Record]:
         examples, found = EXAMPLES[dataset], []
         steps = LONGER * recipe(dataset).steps_for(examples, rotated=False)
-        for seed in seeds:
-            for training in QUICK_TRAINING if quick else TRAINING:
-                for method in ("partitioned", "validation"):
-                    setting = {"dataset": dataset, "method": method, "training": training, "examples": examples}
-                    found.append(limited({**setting, "steps": steps, "seed": seed}, quick, QUICK_STEPS))
+        shares = QUICK_TRAINING if quick else TRAINING
+        for seed, training, method in product(seeds, shares, ("partitioned", "validation")):
+            setting = {"dataset": dataset, "method": method, "training": training, "examples": examples}
+            found.append(limited({**setting, "steps": steps, "seed": seed}, quick, QUICK_STEPS))
         return found
 
     def train(self, setting: Record, checkpoint: Path) -> Record:

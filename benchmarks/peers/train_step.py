@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import partnets
-from benchmarks.peers.schemes import under
+from benchmarks.peers.schemes import Where, under
 from partnets.hyper import hyperparameters
 from partnets.nn.partitioned import partitioned_layers
 from partnets.utils.modules import frozen
@@ -39,13 +39,12 @@ class TrainStep:
         self, scheme: str, model: nn.Module, x: Tensor, y: Tensor, active: int, update: int | None, optimizer: str
     ) -> None:
         self.model = under(scheme, model, active, update)
-        self.x, self.y, self.update = x, y, update
+        self.x, self.y, self.update, self.own = x, y, update, None
         psi = list(hyperparameters(self.model))
         if update is None:
             for parameter in set(self.model.parameters()) - set(psi):
                 parameter.requires_grad_(False)
             self.optimizers = [torch.optim.Adam(psi, lr=LR)]
-            self.own = None
             return
         for parameter in psi:
             parameter.requires_grad_(False)
@@ -53,7 +52,6 @@ class TrainStep:
         others = [p for p in self.model.parameters() if p.requires_grad and p not in owned]
         # fused: torch's fastest.
         self.optimizers = [dense_optimizer(optimizer, others, LR, fused=True)] if others else []
-        self.own = None
         if owned:
             with frozen(others):
                 self.own = partitioned_optimizer(optimizer, self.model, LR)
@@ -79,11 +77,20 @@ class TrainStep:
         self.backward()
         self.step()
 
-    def state(self) -> Iterator[Tensor]:
-        """The optimisers' tensors."""
-        for optimizer in (self.own, *self.optimizers):
-            for state in optimizer.state.values() if optimizer is not None else ():
-                yield from (value for value in state.values() if isinstance(value, Tensor))
+    def kept(self) -> dict[str, list[Tensor]]:
+        """The tensors that stay between steps: `parameters`, `map`, `defaults`, and the optimisers' `state`."""
+        partitions = [
+            p for _, layer in partitioned_layers(self.model) for p in getattr(layer, "partitions", {}).values()
+        ]
+        others = [module for module in self.model.modules() if isinstance(module, Where)]
+        stored = [p.defaults.stored for p in partitions if p.defaults.stored is not None]
+        states = (state for each in (self.own, *self.optimizers) if each for state in each.state.values())
+        return {
+            "parameters": [*self.model.parameters()],
+            "map": [*(p.map for p in partitions), *(other.ids for other in others)],
+            "defaults": [*stored, *(other.defaults for other in others)],
+            "state": [value for state in states for value in state.values() if isinstance(value, Tensor)],
+        }
 
 
 def dense_optimizer(

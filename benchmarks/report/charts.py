@@ -67,6 +67,20 @@ class Row:
     value: str
     dots: Mapping[str, tuple[Estimate, str]]
 
+    @classmethod
+    def of(cls, label: str, found: Mapping[str, Estimate], said: Mapping[str, str] | None = None, no: str = "") -> Row:
+        """From the ratios of peers, and what else to say of each; `no`: why there is none of ours."""
+        dots = {peer: (ratio, tip(peer, ratio, (said or {}).get(peer, ""))) for peer, ratio in found.items()}
+        mine = {peer.removeprefix("partkernels "): text.ratio(found[peer].value) for peer in ours(found)}
+        named = (value if len(mine) == 1 else f"{name} {value}" for name, value in mine.items())
+        return cls(label, " · ".join(named) or no or "no figure", dots)
+
+
+def tip(peer: str, ratio: Estimate, more: str = "") -> str:
+    """What a reader sees who points at a mark."""
+    value, interval = text.ratios(ratio)
+    return f"{peer}: {value}" + (f" [{interval}]" if interval else "") + (f", {more}" if more else "")
+
 
 @dataclass(frozen=True)
 class Styles:
@@ -124,12 +138,12 @@ def dots(title: str, rows: Sequence[Row], styles: Styles, limits: tuple[float, f
             axes.text(1, top - 0.06, row.value, transform=axes.get_yaxis_transform(), **bold)
             for lane, peer in enumerate(styles.peers):
                 if peer in row.dots:
-                    estimate, tip = row.dots[peer]
+                    estimate, said = row.dots[peer]
                     y = top + LANE * (lane + 0.5)
                     if estimate.confidence:
                         _line(axes, [estimate.low, estimate.high], [y, y], styles[peer][0])
-                    _mark(axes, estimate.value, y, *styles[peer], tip)
-        said = (f"{row.label}: {'; '.join(tip for _, tip in row.dots.values())}" for row in rows)
+                    _mark(axes, estimate.value, y, *styles[peer], said)
+        said = (f"{row.label}: {'; '.join(said for _, said in row.dots.values())}" for row in rows)
         return _svg(figure, title, ". ".join(said))
 
 
@@ -145,11 +159,11 @@ def bars(title: str, rows: Mapping[str, Mapping[str, float]], most: float) -> Ma
             start = 0.0
             for name, value in pieces.items():
                 if value:
-                    tip = f"{peer}, {name}: {text.significant(value)} B"
+                    words = f"{peer}, {name}: {text.significant(value)} B"
                     colours = {"color": COLOURS[PIECES[name]], "edgecolor": COLOURS["page"]}
-                    axes.barh(y, value, 0.75, left=start, gid=_tip(tip), **colours)
+                    axes.barh(y, value, 0.75, left=start, gid=_id(words), **colours)
                     start += value
-                    said.append(tip)
+                    said.append(words)
             axes.text(1, y, f"{start:.2f} B", ha="right", va="center", transform=axes.get_yaxis_transform())
         return _svg(figure, title, "; ".join(said))
 
@@ -171,11 +185,11 @@ def lines(
             axes.axhline(tick, color=COLOURS["quiet" if tick == 1 else "rule"], lw=1 if tick == 1 else 0.7, zorder=0)
         for peer, points in series.items():
             _line(axes, [x for x, _, _ in points], [y.value for _, y, _ in points], styles[peer][0])
-            for x, estimate, tip in points:
+            for x, estimate, said in points:
                 if estimate.confidence:
                     _line(axes, [x, x], [estimate.low, estimate.high], styles[peer][0])
-                _mark(axes, x, estimate.value, *styles[peer], tip)
-        return _svg(figure, title, "; ".join(tip for points in series.values() for _, _, tip in points))
+                _mark(axes, x, estimate.value, *styles[peer], said)
+        return _svg(figure, title, "; ".join(said for points in series.values() for _, _, said in points))
 
 
 def _axes(title: str, height: float, *, left: float, bottom: float = 0.24, width: float = WIDTH) -> tuple[Figure, Axes]:
@@ -212,13 +226,13 @@ def _line(axes: Axes, x: Sequence[float], y: Sequence[float], colour: str) -> No
     axes.plot(x, y, color=COLOURS[colour], alpha=0.6, lw=1.4, solid_capstyle="butt", zorder=1)
 
 
-def _mark(axes: Axes, x: float, y: float, colour: str, marker: str, tip: str) -> None:
+def _mark(axes: Axes, x: float, y: float, colour: str, marker: str, said: str) -> None:
     face = COLOURS[colour if colour in OURS else "page"]
     style = {"color": COLOURS[colour], "markerfacecolor": face, "markersize": 5, "markeredgewidth": 1.3}
-    axes.plot([x], [y], marker, gid=_tip(tip), clip_on=False, zorder=3, **style)
+    axes.plot([x], [y], marker, gid=_id(said), clip_on=False, zorder=3, **style)
 
 
-def _tip(said: str) -> str:
+def _id(said: str) -> str:
     return f"tip {said}"
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import pandas as pd
 from markupsafe import Markup
 
 from benchmarks import summary
@@ -16,9 +17,8 @@ from benchmarks.report.tables import Table, number, styled
 from benchmarks.report.tables import estimate as cell
 from benchmarks.results import Record, Results
 
-Runs = Sequence[tuple[str, Results]]
-# A row of a table: what it is about, of which run, and its cells.
-Row = tuple[str, str, Mapping[str, str]]
+# Of a table: what a row is about, and its cells.
+Row = tuple[str, Mapping[str, str]]
 
 
 # A range with its mean, beside 1.
@@ -77,100 +77,96 @@ def faster(times: float) -> str:
     return f"{text.ratio(times)} {'the speed of' if times < 1 else 'faster than'} torch.where"
 
 
-def tables(runs: Runs) -> list[Table]:
-    """One for each suite that any run measured."""
-    speed = "Geometric mean and range over shapes, at the dearest live subnetwork; below 1 is faster than dense"
-    memory = "Bytes a parameter, without the optimiser's state; bits of our map a weight; our peak in a step over dense"
-    step = "Table 8: updates over a dense step. “Paper” is its scheme on this machine, “published” its own figures"
-    optim = "A step over one partition, over torch.optim's faster one over all weights; mean and range over models"
-    found = [
-        _grouped("speed", speed, runs, _speed(runs)),
-        _grouped("memory", memory, runs, _memory(runs)),
-        _grouped("training step", step, runs, _step(runs)),
-        _grouped("optimiser", optim, runs, _optim(runs)),
-    ]
-    return [table for table in found if table.rows]
+def tables(runs: Sequence[tuple[str, Results]]) -> list[Table]:
+    """One for each suite that any run measured; rows of the same label together, whatever run they are of."""
+    found = []
+    for head, (about, summarised, rows_of) in _TABLES.items():
+        frames = [(name, rows) for name, results in runs if len(rows := summarised(results.records))]
+        every = pd.concat([frame for _, frame in frames]) if frames else None
+        rows = [(label, name, cells) for name, frame in frames for label, cells in rows_of(frame, every)]
+        labels = list(dict.fromkeys(label for label, _, _ in rows))
+        rows.sort(key=lambda row: labels.index(row[0]))
+        several = len(runs) > 1
+        shown = [
+            {head: label} | ({"run": styled("run", name)} if several else {}) | cells for label, name, cells in rows
+        ]
+        found += [Table(about, shown)] if shown else []
+    return found
 
 
-def _grouped(head: str, title: str, runs: Runs, found: Sequence[Row]) -> Table:
-    """Rows with the same label together, whatever run they are of."""
-    labels = list(dict.fromkeys(label for label, _, _ in found))
-    rows = []
-    for label, run, cells in sorted(found, key=lambda row: labels.index(row[0])):
-        rows.append({head: label} | ({"run": styled("run", run)} if len(runs) > 1 else {}) | cells)
-    return Table(title, rows)
-
-
-def _speed(runs: Runs) -> list[Row]:
-    frames = {name: summary.speed(results.records) for name, results in runs}
-    rows = [(name, row) for name, frame in frames.items() for _, row in frame.iterrows()]
-    kinds = [{name: row[name] for name in ("dtype", "bits", "defaults")} for _, row in rows]
-    apart, backends = text.varying(kinds), {row.peer for _, row in rows}
-    ends = [end for _, row in rows for end in (1.0, row.low, row.high)]
-    low, high = (math.log(f(ends)) for f in (min, max)) if ends else (0.0, 0.0)
+def _speed(rows: pd.DataFrame, every: pd.DataFrame) -> Iterable[Row]:
+    apart = text.varying(every[["dtype", "bits", "defaults"]].to_dict("records"))
+    low, high = math.log(min(1.0, every.low.min())), math.log(max(1.0, every.high.max()))
 
     def at(value: float) -> str:
         return f"{4 + 92 * (math.log(value) - low) / ((high - low) or 1):.1f}%"
 
-    found = []
-    for (name, row), kind in zip(rows, kinds, strict=True):
+    for _, row in rows.iterrows():
         words = [f"{text.first_upper(row.operator)}, {text.phrase('work', row.work)}"]
-        words += [text.phrase(each, kind[each]) for each in apart]
-        words += [row.peer.removeprefix("partkernels ")] * (len(backends) > 1)
+        words += [text.phrase(each, row[each]) for each in apart]
+        words += [row.peer.removeprefix("partkernels ")] * (every.peer.nunique() > 1)
         strip = STRIP.format(one=at(1.0), low=at(row.low), high=at(row.high), mean=at(row["mean"]))
         range_ = styled("interval", text.span(row.low, row.high) if row.shapes > 1 else "")
         cells = {"over dense": number(text.ratio(row["mean"]), strong=True), " ": strip, "range": range_}
         cells |= {"shapes": number(_shapes(row)), "torch.where over ours": number(text.ratio(row["where"]))}
-        found.append((", ".join(words), name, cells))
-    return found
+        yield ", ".join(words), cells
 
 
-def _memory(runs: Runs) -> list[Row]:
-    found = []
-    for name, results in runs:
-        rows = summary.memory(results.records)
-        for _, group in rows.groupby(summary.MODEL, sort=False):
-            by_peer = {row.peer: row for row in group.itertuples()}
-            for mine in [by_peer[peer] for peer in ours(by_peer)][:1]:  # backends keep the same bytes
-                peak = mine.peak.get("process", mine.peak.get("allocator", math.nan))
-                cells = {"ours": number(f"{mine.scheme:.2f}", strong=True)}
-                for peer in ("floor", "paper", "dense"):
-                    cells[peer] = number(f"{by_peer[peer].scheme:.2f}" if peer in by_peer else "–")
-                cells |= {"map bits": number(f"{mine.map_bits:.2f}"), "peak": number(text.ratio(peak))}
-                found.append((title(mine), name, cells))
-    return found
+def _memory(rows: pd.DataFrame, every: pd.DataFrame) -> Iterable[Row]:
+    for _, group in rows.groupby(summary.MODEL, sort=False):
+        by_peer = {row.peer: row for row in group.itertuples()}
+        for mine in [by_peer[peer] for peer in ours(by_peer)][:1]:  # backends keep the same bytes
+            peak = mine.peak.get("process", mine.peak.get("allocator", math.nan))
+            cells = {"ours": number(f"{mine.scheme:.2f}", strong=True)}
+            for peer in ("floor", "paper", "dense"):
+                cells[peer] = number(f"{by_peer[peer].scheme:.2f}" if peer in by_peer else "–")
+            yield title(mine), cells | {"map bits": number(f"{mine.map_bits:.2f}"), "peak": number(text.ratio(peak))}
 
 
-def _step(runs: Runs) -> list[Row]:
-    found = []
-    for name, results in runs:
-        rows = summary.step(results.records)
-        for model, schemes in by_model(rows[rows.series == ""]):
-            for mine in ours(schemes):
-                cells = {}
-                for which, update in enumerate(summary.UPDATES):
-                    paper, space = getattr(schemes.get("paper"), update, None), " " * which
-                    published = schemes[mine].paper[which] if schemes[mine].paper else math.nan
-                    cells[("weights", "ψ")[which]] = number(text.ratios(getattr(schemes[mine], update))[0], strong=True)
-                    cells[f"paper{space}"] = number(text.ratios(paper)[0])
-                    cells[f"published{space}"] = number(text.ratio(published))
-                found.append((model, name, cells))
-    return found
+def _step(rows: pd.DataFrame, every: pd.DataFrame) -> Iterable[Row]:
+    for model, schemes in by_model(rows[rows.series == ""]):
+        for mine in ours(schemes):
+            cells = {}
+            for which, update in enumerate(summary.UPDATES):
+                paper, space = getattr(schemes.get("paper"), update, None), " " * which
+                published = schemes[mine].paper[which] if schemes[mine].paper else math.nan
+                cells[("weights", "ψ")[which]] = number(text.ratios(getattr(schemes[mine], update))[0], strong=True)
+                cells[f"paper{space}"] = number(text.ratios(paper)[0])
+                cells[f"published{space}"] = number(text.ratio(published))
+            yield model, cells
 
 
-def _optim(runs: Runs) -> list[Row]:
-    found = []
-    for name, results in runs:
-        rows = summary.optim(results.records)
-        rows = rows[rows.ratio.notna()]
-        for (optimizer, _, _), group in rows.groupby(["optimizer", "update", "share"], sort=False):
-            label = f"{text.OPTIMIZERS.get(optimizer, optimizer)}, {partition(next(group.itertuples()))}"
-            values = [ratio.value for ratio in group.ratio]
-            range_ = text.span(min(values), max(values)) if len(values) > 1 else ""
-            found.append(
-                (label, name, {"ours over torch": cell((text.ratio(summary.mean(values)), range_), strong=True)})
-            )
-    return found
+def _optim(rows: pd.DataFrame, every: pd.DataFrame) -> Iterable[Row]:
+    for (optimizer, _, _), group in rows[rows.ratio.notna()].groupby(["optimizer", "update", "share"], sort=False):
+        values = [ratio.value for ratio in group.ratio]
+        found = text.ratio(summary.mean(values)), text.span(min(values), max(values)) if len(values) > 1 else ""
+        label = f"{text.OPTIMIZERS.get(optimizer, optimizer)}, {partition(next(group.itertuples()))}"
+        yield label, {"ours over torch": cell(found, strong=True)}
+
+
+# Of each suite: what the figures are, the rows of summary, and what is shown of a run's beside those of every run.
+_TABLES = {
+    "speed": (
+        "Geometric mean and range over shapes, at the dearest live subnetwork; below 1 is faster than dense",
+        summary.speed,
+        _speed,
+    ),
+    "memory": (
+        "Bytes a parameter, without the optimiser's state; bits of our map a weight; our peak in a step over dense",
+        summary.memory,
+        _memory,
+    ),
+    "training step": (
+        "Table 8: updates over a dense step. “Paper” is its scheme on this machine, “published” its own figures",
+        summary.step,
+        _step,
+    ),
+    "optimiser": (
+        "A step over one partition, over torch.optim's faster one over all weights; mean and range over models",
+        summary.optim,
+        _optim,
+    ),
+}
 
 
 @dataclass(frozen=True)

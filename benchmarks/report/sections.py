@@ -103,15 +103,6 @@ def every(
     return Table(title, rows, leading=len(leading(records[0])), heads=heads)
 
 
-def _words_of(found: Mapping[str, tuple[Estimate, str]], peers: Sequence[str], nothing: str = "no figure") -> str:
-    """Our figures, named where there are several."""
-    mine = {
-        peer.removeprefix("partkernels "): text.ratio(found[peer][0].value) for peer in ours(peers) if peer in found
-    }
-    words = list(mine.values()) if len(mine) == 1 else [f"{name} {value}" for name, value in mine.items()]
-    return " · ".join(words) or nothing
-
-
 def _speed(records: Sequence[Record], results: Results) -> list[Part]:
     parts = []
     for operator in dict.fromkeys(record.case["operator"] for record in records):
@@ -155,29 +146,22 @@ def _speed_charts(records: Sequence[Record], several: Sequence[str]) -> list[Mar
         for label, case in lines.items():
             facts = case.record.iloc[0].case
             k = " · " + text.phrase("active", facts["active"]) if "active" in several else ""
-            nothing = "refused" if tuple(facts.items()) in refused else "no figure"
-            rows.append(_line(label + k, case, "s", styles, nothing))
+            rows.append(_line(label + k, case, "s", "refused" if tuple(facts.items()) in refused else ""))
         drawn.append(charts.dots(text.first_upper(title), rows, styles, limits))
     return drawn
 
 
-def _line(label: str, case: pd.DataFrame, unit: str, styles: Styles, nothing: str = "no figure") -> Row:
+def _line(label: str, case: pd.DataFrame, unit: str, no: str = "") -> Row:
     """A line of a dot plot, of the figures of one case."""
     known = [row for row in case.itertuples() if row.ratio]
-    dots = {row.peer: (row.ratio, _tip(row.peer, row.ratio, text.quantities(row.value, unit)[0])) for row in known}
-    return Row(label, _words_of(dots, styles.peers, nothing), dots)
+    said = {row.peer: text.quantities(row.value, unit)[0] for row in known}
+    return Row.of(label, {row.peer: row.ratio for row in known}, said, no)
 
 
 def _cost(case: pd.DataFrame) -> float:
     """Of the dearest of ours, by the plans that it chose."""
     mine = case[case.peer.isin(unforced(case.peer)) & case.ratio.notna()]
     return max((ratio.value for ratio in mine.ratio), default=0.0)
-
-
-def _tip(peer: str, estimate: Estimate, more: str = "") -> str:
-    """What a reader sees who points at a mark."""
-    value, interval = text.ratios(estimate)
-    return f"{peer}: {value}" + (f" [{interval}]" if interval else "") + (f", {more}" if more else "")
 
 
 def shortest(record: Record, results: Results) -> float | None:
@@ -227,7 +211,7 @@ def _peaks(records: Sequence[Record]) -> list[Part]:
         for phase, some in measured.groupby("phase", sort=False):
             rows = []
             for (label, _), case in some.groupby(["label", "key"], sort=False):
-                rows.append(_line(label, case, "B", styles))
+                rows.append(_line(label, case, "B"))
                 for row in case.itertuples():
                     peak = text.quantities(row.value, "B")[0], text.ratios(row.ratio)[0] if row.ratio else ""
                     about = {"model": label, "peer": styled("peer", row.peer)}
@@ -285,8 +269,7 @@ def _table_8(rows: pd.DataFrame) -> Part:
             found = {scheme: cost for scheme, row in schemes.items() if (cost := getattr(row, update))}
             if paper := next(iter(schemes.values())).paper:
                 found[charts.PUBLISHED] = Estimate(paper[which], paper[which], paper[which], 0)
-            dots = {scheme: (cost, _tip(scheme, cost)) for scheme, cost in found.items()}
-            lines.append(Row(name, _words_of(dots, styles.peers), dots))
+            lines.append(Row.of(name, found))
         drawn.append(charts.dots(f"Update of the {update}", lines, styles, limits))
     papers = [[number(text.ratio(value)) for value in paper or (math.nan,) * 2] for paper in rows.paper]
     shown = pd.DataFrame({"model": [text.phrases(row, ["model", "batch"]) for _, row in rows.iterrows()]})
@@ -304,7 +287,7 @@ def _growth(rows: pd.DataFrame) -> Part:
         for update in summary.UPDATES:
             lines = {
                 scheme: [
-                    (row.place, cost, f"{series} {row.place:g}, {_tip(scheme, cost)}")
+                    (row.place, cost, f"{series} {row.place:g}, {charts.tip(scheme, cost)}")
                     for row in some.sort_values("place").itertuples()
                     if (cost := getattr(row, update))
                 ]
@@ -332,14 +315,7 @@ def _optim(records: Sequence[Record], results: Results) -> list[Part]:
 
     drawn = []
     for optimizer, some in rows.groupby("optimizer", sort=False):
-        lines = [
-            Row(
-                f"{row.model}, {partition(row)}",
-                text.ratio(row.ratio.value),
-                {row.peer: (row.ratio, _tip(row.peer, row.ratio))},
-            )
-            for row in some.itertuples()
-        ]
+        lines = [Row.of(f"{row.model}, {partition(row)}", {row.peer: row.ratio}) for row in some.itertuples()]
         limits = charts.span(rows.ratio)
         drawn.append(charts.dots(text.OPTIMIZERS.get(optimizer, optimizer), lines, Styles.of(some.peer), limits))
     table = every("Optimisers' steps: every figure", records, leading, over="over torch's faster", held=held)

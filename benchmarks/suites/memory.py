@@ -13,20 +13,18 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from tqdm import tqdm
 
 from benchmarks.measuring import peak
 from benchmarks.measuring.peak import Job
 from benchmarks.peers.layer import Division
 from benchmarks.peers.operators import obstacles as unavailable
-from benchmarks.peers.schemes import Where
 from benchmarks.peers.train_step import TrainStep
 from benchmarks.results import Record
 from benchmarks.suites.options import Options
 from partkernels.formats import packed_map
 from partnets.convert.partitioning import find
-from partnets.nn.partitioned import partitioned_layers
 
 ABOUT = "bytes a weight, and the peak of a training step"
 SCHEMES = ("dense", "paper")
@@ -37,17 +35,17 @@ Figures = dict[str, float]
 
 
 def records(options: Options, save: Callable[[list[Record]], None]) -> list[Record]:
-    preset, arithmetic = options.preset, [job(options, name, 1) for name in options.preset.arithmetic]
+    preset, arithmetic = options.preset, [_job(options, name, 1) for name in options.preset.arithmetic]
     how = {"processes": preset.processes, "fused": preset.fused, "save": save}
     return measure(jobs(options), options.backends, arithmetic=arithmetic, **how)
 
 
 def jobs(options: Options) -> list[Job]:
     """The preset's models and batches; schemes and backends are not set."""
-    return [job(options, name, batch) for name, batch in options.preset.memory]
+    return [_job(options, name, batch) for name, batch in options.preset.memory]
 
 
-def job(options: Options, name: str, batch: int) -> Job:
+def _job(options: Options, name: str, batch: int) -> Job:
     division, own = options.divisions[0], {"input": options.input, "classes": options.classes}
     how = {"device": options.device.type, "threads": options.threads, "active": min(2, division.count)}
     return Job(name, batch=batch, division=division, **own, **how)
@@ -82,24 +80,24 @@ def measure(
         more = by_plan if job.model in fused and "triton" in backends else {}
         for name, peer in (peers | more).items():
             own = dataclasses.replace(job, **peer)
-            if own.backend in unavailable():
-                found.append(Record("memory", case(job, ""), name, "B", missing=unavailable()[own.backend]))
-                continue
+            obstacle = unavailable().get(own.backend)
             try:
-                figures[name] = _measured(own, processes)
+                if not obstacle:
+                    figures[name] = _measured(own, processes)
             except RuntimeError as error:
-                found.append(Record("memory", case(job, ""), name, "B", missing=f"failed: {error}"))
+                obstacle = f"failed: {error}"
+            if obstacle:
+                found.append(Record("memory", case(job, ""), name, "B", missing=obstacle))
         if "dense" in figures:
             # Of peaks, the dense model's and the least that any assignment takes.
             floor = _computed(job, "floor")
             figures["floor"] = {n: value + floor["map"] for n, value in figures["dense"].items()} | floor
-        found += recorded(job, figures, _facts(job))
+        found += recorded(job, figures)
         save(found)
     for job in arithmetic:
-        figures = {
-            name: _computed(job, peer["scheme"]) for name, peer in (peers | {"floor": {"scheme": "floor"}}).items()
-        }
-        found += recorded(job, figures, _facts(job) | {"how": "by arithmetic"})
+        schemes = {name: peer["scheme"] for name, peer in peers.items()} | {"floor": "floor"}
+        figures = {name: _computed(job, scheme) for name, scheme in schemes.items()}
+        found += recorded(job, figures, how="by arithmetic")
     return found
 
 
@@ -113,8 +111,7 @@ def _measured(job: Job, processes: bool) -> Figures:
 
 
 def _computed(job: Job, scheme: str) -> Figures:
-    found = job.found()
-    return computed(scheme, _without_memory(job), job.division, job.optimizer or found.optimizer)
+    return computed(scheme, _without_memory(job), job.division, job.optimizer or job.found().optimizer)
 
 
 def _without_memory(job: Job) -> nn.Module:
@@ -122,46 +119,29 @@ def _without_memory(job: Job) -> nn.Module:
         return job.found().make()
 
 
-def _facts(job: Job) -> dict[str, float | str]:
-    """The model's name, its parameters, how many of them are partitioned, and which kinds of layer are not."""
+def recorded(job: Job, figures: dict[str, Figures], **facts: str) -> list[Record]:
+    """A record for each peer and figure, with the model's size and what of it is partitioned."""
     model = _without_memory(job)
     layers, _, obstacles = find(model)
     dense = {type(model.get_submodule(path)).__name__ for path in obstacles}
     parameters, weights = sum(p.numel() for p in model.parameters()), sum(w.numel() for w in mapped(layers.values()))
-    name, dense_layers = job.found().name, ", ".join(sorted(dense))
-    return {"name": name, "parameters": parameters, "weights": weights, "dense layers": dense_layers}
+    known = {"name": job.found().name, "parameters": parameters, "weights": weights}
+    facts = {**known, "dense layers": ", ".join(sorted(dense)), **facts}
+    every = [(peer, figure, value) for peer, values in figures.items() for figure, value in values.items()]
+    return [Record("memory", case(job, figure), peer, "B", [[n]], facts=facts) for peer, figure, n in every]
 
 
 def case(job: Job, figure: str) -> dict[str, str | int]:
-    """What tells a figure of a job apart in results."""
     model = job.found()
     about = {"model": model.name, "batch": job.batch, "optimizer": job.optimizer or model.optimizer}
     return {**about, "device": job.device, **job.division.case(), "figure": figure}
 
 
-def recorded(job: Job, figures: dict[str, Figures], facts: dict[str, float | str]) -> list[Record]:
-    """A record for each peer and figure."""
-    return [
-        Record("memory", case(job, figure), peer, "B", [[value]], facts=facts)
-        for peer, values in figures.items()
-        for figure, value in values.items()
-    ]
-
-
 def counted(step: TrainStep) -> Figures:
-    """KEPT of tensors that are there, after a step."""
-    ids, defaults = [], []
-    for _, layer in partitioned_layers(step.model):
-        for partition in getattr(layer, "partitions", {}).values():
-            ids.append(partition.map)
-            defaults += [partition.defaults.stored] if partition.defaults.stored is not None else []
-    for module in step.model.modules():
-        if isinstance(module, Where):
-            ids.append(module.ids)
-            defaults.append(module.defaults)
-    moments = (t for t in step.state() if t.is_floating_point() and t.dim())  # not the step counts
-    tensors = step.model.parameters(), ids, defaults, moments
-    return {name: _bytes(some) for name, some in zip(KEPT, tensors, strict=True)}
+    """KEPT of tensors that are there, after a step; without the step counts."""
+    kept = step.kept()
+    kept["state"] = [t for t in kept["state"] if t.is_floating_point() and t.dim()]
+    return {name: sum(t.untyped_storage().nbytes() for t in kept[name]) for name in KEPT}
 
 
 def computed(scheme: str, model: nn.Module, division: Division, optimizer: str) -> Figures:
@@ -171,7 +151,7 @@ def computed(scheme: str, model: nn.Module, division: Division, optimizer: str) 
     of the proportions a weight. (An assignment that is drawn from a seed could be drawn again, at no memory.)
     """
     found, size = find(model), next(model.parameters()).element_size()
-    layers = [*found.layers.values(), *found.bare.values()]
+    layers = [*found.layers.values(), *found.broadcasting.values()]
     weights = mapped(layers)
     count, parameters = sum(w.numel() for w in weights), sum(p.numel() for p in model.parameters()) * size
     map = defaults = 0.0
@@ -202,7 +182,3 @@ def entropy(division: Division) -> float:
         1.0
     """
     return -sum(p * math.log2(p) for p in division.proportions if p)
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)

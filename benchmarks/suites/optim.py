@@ -23,6 +23,8 @@ ABOUT = "optimisers' steps over one partition"
 OPTIMIZERS = ("adam", "sgd")
 PEERS = ("torch, fused", "torch, foreach", "partnets")
 LR = 1e-3
+# Partitions.
+UPDATES = (1, 3)
 
 
 @dataclass(frozen=True)
@@ -37,10 +39,10 @@ class Parameters:
 def batch(options: Options) -> Batch:
     division, plan = options.divisions[0], options.preset.plan
     of = [Parameters(options.model(name), division, options.device) for name in options.preset.optim]
-    return Batch(workloads(of, options.preset.updates), WallClock(options.device, plan.sample), plan)
+    return Batch(workloads(of), WallClock(options.device, plan.sample), plan)
 
 
-def workloads(parameters: Iterable[Parameters], updates: Sequence[int]) -> list[Workload]:
+def workloads(parameters: Iterable[Parameters], updates: Sequence[int] = UPDATES) -> list[Workload]:
     """A workload for each model, optimiser and partition that is updated."""
     found = []
     for of, optimizer, update in product(parameters, OPTIMIZERS, updates):

@@ -21,7 +21,6 @@ class Options:
         preset: with whatever the command line changed.
         divisions: how weights are partitioned; models and their memory take the first.
         backends: of ours.
-        works: of speed; the preset's if None.
         input, classes: of a model of the user's.
     """
 
@@ -30,7 +29,6 @@ class Options:
     threads: int = 1
     divisions: tuple[Division, ...] = (THREE,)
     backends: tuple[str, ...] = ("reference",)
-    works: tuple[str, ...] | None = None
     input: tuple[int, ...] | None = None
     classes: int | None = None
 

@@ -14,6 +14,7 @@ from benchmarks.peers import operators, training
 from benchmarks.peers.layer import Division, Layer, Tensors
 from benchmarks.presets import COMPILED, WORKS, Preset
 from benchmarks.suites.options import Options
+from partkernels.backend.dispatch import BACKENDS
 
 ABOUT = "forward, gradients and training of layers"
 OPERATOR_PEERS = ("dense", "where", "where, compiled")
@@ -23,7 +24,7 @@ TRAINING_PEERS = (*OPERATOR_PEERS, "parametrize", "paper")
 def batch(options: Options) -> Batch:
     """All that the preset names; of its further dtypes and kinds of defaults the linear layers' forward pass."""
     preset, device, given = options.preset, options.device, options.divisions
-    linear, works = linear_layers(preset, preset.dtypes, device), options.works or preset.works
+    linear, works = linear_layers(preset, preset.dtypes, device), preset.works
     kinds = [replace(each, defaults=k) for each in given for k in preset.forward_defaults if k != each.defaults]
     measured = (
         (linear + convolutions(preset, device), given, works),
@@ -88,7 +89,8 @@ def _peers(
     if work == "training":
         return training.peers(names, active)
     # Where all partitions are live there is nothing to rebuild: PyTorch's operator runs, whatever the plan.
-    planned = {"triton"} if work == "grad_weight" else {"cuda", "triton"} if active < count else set()
-    for backend in sorted(planned & set(backends)):
-        names += tuple(f"partkernels {backend} {plan}" for plan in operators.PLANS)
+    has_choice = work == "grad_weight" or active < count
+    for backend in sorted(backends) if has_choice else ():
+        if work in BACKENDS[backend].planned:
+            names += tuple(f"partkernels {backend} {plan}" for plan in operators.PLANS)
     return operators.peers(names, work, active)

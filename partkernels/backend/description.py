@@ -28,6 +28,7 @@ class Backend:
             schemas are defined there, without the trailing backend: see partkernels.operators.registration.
         makes_maps: it has random_map, on the CPU.
         makes_defaults: its subnetwork_weight also draws the defaults of a weight, on its devices.
+        planned: which of 'forward', 'grad_input' and 'grad_weight' it computes by a plan of partkernels.backend.plan.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Backend:
     namespace: str | None = None
     makes_maps: bool = False
     makes_defaults: bool = False
+    planned: frozenset[str] = frozenset()
 
     @property
     def is_ready(self) -> bool:

@@ -143,7 +143,7 @@ def peaks(**backward: float | None) -> list[Record]:
             continue
         figures = {"map": 10, "peak of forward, by allocator": 80, "peak of backward, by allocator": peak}
         figures["peak of step, by allocator"] = 9999
-        records += memory.recorded(job, {names[name]: figures}, {"weights": 1, "parameters": 1})
+        records += memory.recorded(job, {names[name]: figures})
     return records
 
 

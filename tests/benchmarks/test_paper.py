@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 import torch
 
-from benchmarks.paper import EXPERIMENTS, report, runs
+from benchmarks.paper import report, runs
 from benchmarks.paper.__main__ import main
-from benchmarks.paper.experiment import Experiment, text
+from benchmarks.paper.experiment import EXPERIMENTS, Experiment, text
 from benchmarks.paper.methods import Learner
 from benchmarks.paper.recipes import RECIPES, recipe
 from partnets.data import load
@@ -81,6 +81,13 @@ def test_every_experiment_draws_its_figure_from_its_committed_results(path, tmp_
     picture = (tmp_path / path.name).with_suffix(".png")
     assert 5000 < picture.stat().st_size < 200_000
     assert path.with_suffix(".png").exists()
+
+
+def test_all_runs_every_experiment_on_its_first_data_set(monkeypatch):
+    ran = []
+    monkeypatch.setattr("benchmarks.paper.__main__._run_one", lambda each, dataset, given: ran.append((each, dataset)))
+    assert main(["all", "--quick"]) == 0
+    assert ran == [(each, each.datasets[0]) for each in EXPERIMENTS.values()] and len(ran) >= 7
 
 
 class Interrupted(Experiment):
