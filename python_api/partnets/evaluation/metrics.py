@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, default_collate
 from partnets.data.chunks import Chunks, as_dataset, batches
 from partnets.nn.live import subnetwork
 from partnets.nn.partitioned import count
-from partnets.utils.modules import device_of, evaluating
+from partnets.utils.modules import device_of, evaluating, to_device
 
 
 def mean_loss(
@@ -47,18 +47,28 @@ def mean_loss(
     total = 0.0
     with torch.no_grad(), evaluating(model):
         for x, y in batches(dataset, batch_size, collate=collate):
-            total += len(y) * loss(model(x.to(device)), y.to(device)).item()
+            total += len(y) * loss(model(to_device(x, device)), to_device(y, device)).item()
     return total / len(dataset)
 
 
-def accuracy(model: nn.Module, data: Dataset | Sequence[Tensor], *, batch_size: int = 256) -> float:
+def accuracy(
+    model: nn.Module,
+    data: Dataset | Sequence[Tensor],
+    *,
+    batch_size: int = 256,
+    collate: Callable[[list], Any] = default_collate,
+) -> float:
     """The share of examples whose greatest logit is the label's; arguments and errors as of mean_loss.
 
     Example:
         >>> accuracy(nn.Flatten(), (torch.eye(4), torch.tensor([0, 1, 2, 0])))
         0.75
     """
-    return mean_loss(model, data, lambda logits, y: (logits.argmax(1) == y).float().mean(), batch_size=batch_size)
+
+    def share(logits: Tensor, y: Tensor) -> Tensor:
+        return (logits.argmax(1) == y).float().mean()
+
+    return mean_loss(model, data, share, batch_size=batch_size, collate=collate)
 
 
 def per_subnetwork(model: nn.Module, metric: Callable[[nn.Module], float]) -> list[float]:

@@ -27,6 +27,7 @@ from partnets.training.progress import Progress
 from partnets.training.state import TrainingState
 from partnets.training.step import step_hyper, step_weights
 from partnets.utils.checks import check_at_least
+from partnets.utils.modules import to_device
 from partnets.utils.random_state import preserved
 
 
@@ -246,7 +247,7 @@ class Trainer(TrainingState):
     def _loss(self, batch: Sequence[Tensor]) -> Tensor:
         if len(batch) != 2:
             raise ValueError(f"an example has {len(batch)} parts; pass chunks of (x, y).")
-        x, y = (part.to(self.device) for part in batch)
+        x, y = (to_device(part, self.device) for part in batch)
         return self.loss(self._forward(x), y)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 
 @contextmanager
@@ -47,3 +49,15 @@ def evaluating(*modules: nn.Module) -> Iterator[None]:
 def device_of(model: nn.Module) -> torch.device:
     """Where a model's parameters are; the CPU for one without any."""
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """A tensor, or each tensor in tuples, lists and dicts, on a device; all else as it is.
+
+    Example:
+        >>> to_device({"ids": torch.zeros(2), "length": 2}, torch.device("cpu"))
+        {'ids': tensor([0., 0.]), 'length': 2}
+    """
+    if isinstance(value, Tensor):
+        return value.to(device)
+    return tree_map_only(Tensor, lambda tensor: tensor.to(device), value)

@@ -284,3 +284,37 @@ def test_a_missing_library_is_named_with_the_cure(method, library, monkeypatch):
 def test_importing_partnets_imports_no_plotting_library():
     code = "import sys, partnets; assert not {'pandas', 'matplotlib'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})
+
+
+class Lines(torch.utils.data.Dataset):
+    """Examples of several lengths."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, i):
+        return torch.arange(1 + i % 5), i % 2
+
+
+def padded(examples):
+    ids = nn.utils.rnn.pad_sequence([ids for ids, _ in examples], batch_first=True)
+    lengths = torch.tensor([len(ids) for ids, _ in examples])
+    return {"ids": ids, "lengths": lengths}, torch.tensor([y for _, y in examples])
+
+
+class Mean(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(5, 4), nn.Linear(4, 2)
+
+    def forward(self, batch):
+        mask = torch.arange(batch["ids"].shape[1]) < batch["lengths"][:, None]
+        return self.head((self.table(batch["ids"]) * mask[..., None]).sum(1))
+
+
+def test_a_collate_function_may_give_dicts():
+    chunks = partnets.chunk(Lines(), (0.5, 0.5), collate=padded)
+    model = partnets.partition(Mean(), (0.5, 0.5))
+    partnets.Trainer(model, chunks, batch_size=8, lml_every=2).fit(2)
+    assert partnets.loss_matrix(model, chunks).isfinite().all()
+    assert 0 <= partnets.accuracy(model, chunks[2], collate=padded) <= 1
