@@ -14,6 +14,20 @@ _forward = define("subnetwork_weight", f"Tensor weight, int active, {PARTITION}"
 # The gradient at the entries of partitions first..last, exactly 0 elsewhere.
 select = define("subnetwork_weight_grad", f"Tensor grad, int first, int last, {OWNERS}", empty_subnetwork_weight_grad)
 
+# The public function detaches the weight instead; an exported program may call the operator itself.
+def _setup_context(ctx, inputs, output):
+    _, ctx.active, map, _, ctx.count, *_, ctx.backend = inputs
+    ctx.save_for_backward(map)
+
+
+def _backward(ctx, grad):
+    (map,) = ctx.saved_tensors
+    return select(grad, 1, ctx.active, map, ctx.count, ctx.backend), *[None] * 11
+
+
+differentiate("subnetwork_weight", _setup_context, _backward)
+
+
 # With a gradient at the entries of one partition.
 _learning = define(
     "learning_weight",
