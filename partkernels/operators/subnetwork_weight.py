@@ -14,6 +14,7 @@ _forward = define("subnetwork_weight", f"Tensor weight, int active, {PARTITION}"
 # The gradient at the entries of partitions first..last, exactly 0 elsewhere.
 select = define("subnetwork_weight_grad", f"Tensor grad, int first, int last, {OWNERS}", empty_subnetwork_weight_grad)
 
+
 # The public function detaches the weight instead; an exported program may call the operator itself.
 def _setup_context(ctx, inputs, output):
     _, ctx.active, map, _, ctx.count, *_, ctx.backend = inputs
