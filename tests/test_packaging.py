@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -11,6 +12,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+
+
+# Each is a process that imports torch.
+full = functools.partial(pytest.param, marks=pytest.mark.full)
 
 
 def build(folder: Path, **environment: str) -> subprocess.CompletedProcess:
@@ -40,11 +45,11 @@ def test_a_failing_compiler_does_not_fail_the_installation_either(tmp_path):
     ("environment", "message"),
     [
         ({"PARTKERNELS_BUILD": "cpu", "PATH": "/nowhere"}, "there is no C++ compiler; install one"),
-        ({"PARTKERNELS_BUILD": "cpu", "CXX": "false"}, "returned non-zero exit status"),
-        ({"PARTKERNELS_BUILD": "magic"}, "PARTKERNELS_BUILD=magic asks for a backend that there is not"),
+        full({"PARTKERNELS_BUILD": "cpu", "CXX": "false"}, "returned non-zero exit status"),
+        full({"PARTKERNELS_BUILD": "magic"}, "PARTKERNELS_BUILD=magic asks for a backend that there is not"),
         ({"PARTKERNELS_BUILD": "cuda", "CUDA_HOME": "/nowhere"}, "there is no nvcc; install the CUDA toolkit"),
-        ({"PARTKERNELS_BUILD": "cuda", "TORCH_CUDA_ARCH_LIST": "7.5"}, "7.5; the CUDA backend needs 8.0 and newer"),
-        ({"PARTKERNELS_BUILD": "cuda", "TORCH_CUDA_ARCH_LIST": "Hopper"}, "has Hopper; pass compute capabilities"),
+        full({"PARTKERNELS_BUILD": "cuda", "TORCH_CUDA_ARCH_LIST": "7.5"}, "7.5; the CUDA backend needs 8.0 and newer"),
+        full({"PARTKERNELS_BUILD": "cuda", "TORCH_CUDA_ARCH_LIST": "Hopper"}, "has Hopper; pass compute capabilities"),
     ],
 )
 def test_a_build_that_was_asked_for_and_fails_is_an_error(environment, message, tmp_path):

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -46,6 +47,7 @@ def differences(one, other, path=""):
     return [] if one == other else [path]
 
 
+@pytest.mark.full  # starts torchrun, two processes, and both again
 def test_a_run_of_which_a_process_was_killed_ends_with_the_same_bits(two_ranks, tmp_path):
     assert run_and_kill(tmp_path / "killed.pt").startswith("steps 20 to 30")
     two_ranks(run, tmp_path / "whole.pt")

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from pairwise import pairwise
 from torch import nn
 
 import partnets
@@ -121,9 +122,11 @@ class StepsAllPartitions(partnets.Trainer):
         return k, loss.item()
 
 
-@pytest.mark.parametrize("broken", [DrawsFromAllChunks, StepsAllPartitions])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("k", range(2, COUNT + 1))
+@pairwise(
+    broken={"draws": DrawsFromAllChunks, "steps": StepsAllPartitions},
+    optimizer=list(OPTIMIZERS),
+    k=range(2, COUNT + 1),
+)
 def test_a_broken_trainer_fails_that_check(broken, optimizer, k, tmp_path):
     with pytest.raises(AssertionError, match="reached an earlier partition"):
         check_invariant(optimizer, k, tmp_path, cls=broken)
