@@ -28,6 +28,7 @@ def test_the_oldest_triton_takes_every_kernel():
     assert not failures, "\n".join(failures)
 
 
+@pytest.mark.full
 def test_what_changes_from_call_to_call_compiles_no_kernel_again():
     assert json.loads(compiling(HERE / "specialisations.py", "again")) == []
 
