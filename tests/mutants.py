@@ -165,7 +165,7 @@ MUTANTS = [
     # --- kernels: Triton ---
     *_of(
         "partkernels/backend/triton/packed_map.py",
-        f"{KERNELS}/test_triton.py {KERNELS}/test_operators.py",
+        f"{KERNELS}/test_triton.py {KERNELS}/test_optimizers.py",
         (
             "triton threshold",
             "0xFFFFFFFF if active < top else 0",
@@ -523,7 +523,7 @@ MUTANTS = [
     # --- merging and finalizing ---
     *_of(
         "python_api/partnets/convert/merging.py",
-        f"{NETS}/convert/test_partitioning.py",
+        f"{NETS}/models/test_zoo.py",
         (
             "merged ties",
             "ordinary._parameters[name] = merged.setdefault(parameter, ordinary._parameters[name])",
