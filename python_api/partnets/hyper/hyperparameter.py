@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import nn
 
 from partnets.hyper.learned import Learned
@@ -58,3 +60,18 @@ def hyperparameters(model: nn.Module) -> list[nn.Parameter]:
     """
     modules = [module for module in model.modules() if isinstance(module, Hyperparameter)]
     return list(dict.fromkeys(parameter for module in modules for parameter in module.parameters()))
+
+
+def values_by_path(modules: Mapping[str, Hyperparameter]) -> dict[str, float]:
+    """The present value of each hyperparameter of these modules, in its units, under its module's path.
+
+    Example:
+        >>> from partnets import hyper
+        >>> values_by_path({"head.dropout": hyper.ConcreteDropout(0.5)})
+        {'head.dropout.rate': 0.5}
+    """
+    return {
+        f"{path}.{name}" if path else name: value
+        for path, module in modules.items()
+        for name, value in module.values().items()
+    }

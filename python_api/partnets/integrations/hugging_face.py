@@ -17,11 +17,12 @@ from partnets.convert import merge
 from partnets.data.chunks import Chunks
 from partnets.data.loader import Draw, Loader
 from partnets.evaluation.metrics import check_counts
-from partnets.hyper import Hyperparameter, hyperparameters
-from partnets.nn.batch_norm import running_norms
+from partnets.hyper.hyperparameter import Hyperparameter, hyperparameters, values_by_path
 from partnets.nn.live import subnetwork
 from partnets.optim import AdamW, PartitionedOptimizer
-from partnets.training.step import step_hyper, weights_learning
+from partnets.optim.base import check_partitioned
+from partnets.training.checkpoint import raise_other_chunks
+from partnets.training.step import step_hyper, still_modules, weights_learning
 from partnets.utils.files import replacing
 from partnets.utils.modules import device_of
 from partnets.utils.random_state import preserved
@@ -77,9 +78,7 @@ class PartitionedTrainerMixin:
         psi = hyperparameters(self.model)
         self.hyper_optimizer = make(psi) if psi else None
         self._hyper_losses: list[Tensor] = []
-        self._still = running_norms(self.model)[1]
-        if self.model.training:  # as a frozen backbone
-            self._still += [module for module in self.model.modules() if not module.training]
+        self._still = still_modules(self.model)
 
     def ordinary_model(self) -> nn.Module:
         """What is saved for from_pretrained: torch's layers, of the whole network.
@@ -91,12 +90,8 @@ class PartitionedTrainerMixin:
 
     def values(self) -> dict[str, float]:
         """The present value of each hyperparameter, in its units, under its module's path."""
-        return {
-            f"{path}.{name}": value
-            for path, module in self.model.named_modules()
-            if isinstance(module, Hyperparameter)
-            for name, value in module.values().items()
-        }
+        named = self.model.named_modules()
+        return values_by_path({path: module for path, module in named if isinstance(module, Hyperparameter)})
 
     def create_optimizer(self, model=None) -> PartitionedOptimizer:
         """AdamW of partnets.optim with the arguments' settings, unless `optimizers` was given.
@@ -199,10 +194,7 @@ class PartitionedTrainerMixin:
         states = torch.load(path, map_location="cpu", weights_only=True)
         order, sizes = self.train_dataset.order, self.train_dataset.sizes
         if not torch.equal(states.get("order", order), order) or states.get("sizes", sizes) != sizes:
-            raise ValueError(
-                f"{path} was saved with other chunks: its partitions have seen examples of what are later chunks here."
-                " Call partnets.chunk with the same data, in the same order, and the same proportions and seed."
-            )
+            raise_other_chunks(path)
         self.model.load_state_dict(states["model"])
         if self.hyper_optimizer is not None:
             self.hyper_optimizer.load_state_dict(states["hyper_optimizer"])
@@ -254,11 +246,7 @@ def _in_evaluation(modules: list[nn.Module]) -> Iterator[None]:
 
 def _stepping(optimizer: PartitionedOptimizer) -> PartitionedOptimizer:
     """The same optimiser, which steps `update` where it is not told what to step."""
-    if not isinstance(optimizer, PartitionedOptimizer):
-        raise ValueError(
-            f"optimizers has a {type(optimizer).__name__}, which steps all partitions at once; pass one of"
-            " partnets.optim."
-        )
+    check_partitioned(optimizer, "optimizers[0]")
     cls = type(optimizer)
     optimizer.__class__ = type(cls.__name__, (_StepsOnePartition, cls), {})
     return optimizer

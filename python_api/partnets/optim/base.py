@@ -183,6 +183,15 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         super().load_state_dict(state_dict)
 
 
+def check_partitioned(optimizer: object, name: str = "optimizer") -> None:
+    """Raises ValueError unless this can step one partition at a time."""
+    if not isinstance(optimizer, PartitionedOptimizer):
+        raise ValueError(
+            f"{name} is a {type(optimizer).__name__}, which steps all partitions at once; pass one of"
+            " partnets.optim, such as optim.PerPartition(torch.optim.RMSprop, model)."
+        )
+
+
 def check_shapes(state: dict, expected: dict) -> None:
     """Raises ValueError unless a saved state has these names and shapes; dicts within dicts have those of theirs."""
     if (shapes := _shapes(state)) != expected:

@@ -7,6 +7,7 @@ import hashlib
 import reprlib
 from collections.abc import Collection
 from os import PathLike
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -59,10 +60,7 @@ def load(trainer: TrainingState, path: str | PathLike, rank: int = 0) -> None:
                 " construct the trainer as the saved one was."
             )
     if not torch.equal(saved["order"], trainer.chunks.order) or saved["examples"] != digest(trainer.chunks):
-        raise ValueError(
-            f"{path} was saved with other chunks: its partitions have seen examples of what are later chunks here."
-            " Call partnets.chunk with the same data, in the same order, and the same proportions and seed."
-        )
+        raise_other_chunks(path)
     for name in ("model", "optimizer"):
         if name in saved:
             getattr(trainer, name).load_state_dict(saved[name])
@@ -77,6 +75,14 @@ def load(trainer: TrainingState, path: str | PathLike, rank: int = 0) -> None:
     for state in saved["noises"][rank : rank + 1]:
         random_states.set_state(state, trainer.device)
     trainer.history = History(**saved["history"])
+
+
+def raise_other_chunks(path: str | PathLike) -> NoReturn:
+    """Raises the ValueError that a file cannot go on with these chunks."""
+    raise ValueError(
+        f"{path} was saved with other chunks: its partitions have seen examples of what are later chunks here."
+        " Call partnets.chunk with the same data, in the same order, and the same proportions and seed."
+    )
 
 
 def _read(path: str | PathLike) -> dict:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from partnets.data.chunks import Chunks
-from partnets.hyper import Hyperparameter
+from partnets.hyper.hyperparameter import Hyperparameter, values_by_path
 from partnets.optim import PartitionedOptimizer
 from partnets.training.best_model import Best
 from partnets.training.history import History
@@ -70,11 +70,7 @@ class TrainingState:
 
     def values(self) -> dict[str, float]:
         """The present value of each hyperparameter that is trained, in its units, under its module's path."""
-        return {
-            f"{path}.{name}" if path else name: value
-            for path, module in self.hyper.items()
-            for name, value in module.values().items()
-        }
+        return values_by_path(self.hyper)
 
     def restore_best(self) -> float:
         """Sets the model, ψ included, to where L_ML was highest, and returns that L_ML, in nats.

@@ -16,7 +16,7 @@ from partnets.hyper import hyperparameters
 from partnets.nn.batch_norm import running_norms
 from partnets.nn.live import subnetwork
 from partnets.nn.partitioned import count
-from partnets.optim import PartitionedOptimizer
+from partnets.optim.base import PartitionedOptimizer, check_partitioned
 from partnets.utils.modules import evaluating, frozen
 
 
@@ -52,6 +52,16 @@ def hyper_learning(model: nn.Module, k: int) -> Iterator[None]:
     inside, outside = running_norms(model)
     with subnetwork(model, active=k - 1, update=None), evaluating(*inside, *outside):
         yield
+
+
+def still_modules(model: nn.Module) -> list[nn.Module]:
+    """What stays in evaluation mode while a model trains.
+
+    Modules with running statistics that partnets.partition left out, and what is in evaluation mode now while the model
+    is not, as a frozen backbone.
+    """
+    still = running_norms(model)[1]
+    return still + [module for module in model.modules() if model.training and not module.training]
 
 
 def step_weights(
@@ -96,11 +106,7 @@ def step_weights(
         >>> torch.equal(changed, model.partition.mask(2))
         True
     """
-    if not isinstance(optimizer, PartitionedOptimizer):
-        raise ValueError(
-            f"optimizer is a {type(optimizer).__name__}, which steps all partitions at once; pass one of"
-            " partnets.optim, such as optim.PerPartition(torch.optim.RMSprop, model)."
-        )
+    check_partitioned(optimizer)
     _check_k(model, k, least=1)
     optimizer.zero_grad()
     with weights_learning(model, k):

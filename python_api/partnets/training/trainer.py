@@ -17,15 +17,15 @@ from partnets.data.chunks import Chunks, check_unseen, draw_k
 from partnets.evaluation.metrics import check_counts
 from partnets.evaluation.out_of_chunk import lml
 from partnets.hyper import Hyperparameter, hyperparameters
-from partnets.nn.batch_norm import running_norms
 from partnets.nn.partitioned import partitioned_layers
+from partnets.optim.base import check_partitioned
 from partnets.training import checkpoint
 from partnets.training.best_model import Best
 from partnets.training.callbacks import Callback
 from partnets.training.history import History
 from partnets.training.progress import Progress
 from partnets.training.state import TrainingState
-from partnets.training.step import step_hyper, step_weights
+from partnets.training.step import step_hyper, step_weights, still_modules
 from partnets.utils.checks import check_at_least
 from partnets.utils.modules import to_device
 from partnets.utils.random_state import preserved
@@ -141,10 +141,7 @@ class Trainer(TrainingState):
         self.best, self.patience, self.callbacks = Best() if keep_best else None, patience, list(callbacks)
         self.clip, self.seed, self.generator = clip, seed, torch.Generator().manual_seed(seed)
         self.noise: dict | None = None
-        # Modules with running statistics that partnets.partition left out would carry D_k into earlier subnetworks.
-        self._still = running_norms(model)[1]
-        if model.training:
-            self._still += [module for module in model.modules() if not module.training]
+        self._still = still_modules(model)
         self.history = History()
 
     def fit(self, steps: int) -> History:
@@ -168,7 +165,8 @@ class Trainer(TrainingState):
         """An iteration, its record, and what is due after it.
 
         The model is in training mode, except for what was in evaluation mode while the model was not when this trainer
-        was constructed, as a frozen backbone, and for modules with running statistics that partnets.partition left out.
+        was constructed, as a frozen backbone, and for modules with running statistics that partnets.partition left out:
+        they would carry D_k into earlier subnetworks.
         """
         self.model.train()
         for module in self._still:
@@ -213,7 +211,7 @@ class Trainer(TrainingState):
         k = draw_k(u, self.generator, start=2) if self.hyper_chunks == "one" else None
         weights = {k: 1.0} if k else {j: share / sum(u[1:]) for j, share in enumerate(u[1:], start=2)}
 
-        def loss_on(j: int) -> Tensor:
+        def loss_on(j: int) -> Tensor:  # so that one batch is in memory at a time
             return self._loss(self.chunks.sample(j, self.hyper_batch_size, self.generator))
 
         loss = step_hyper(self.model, self.hyper_optimizer, {j: j for j in weights}, loss_on, weights=weights)
@@ -272,11 +270,7 @@ def _find_hyper(model: nn.Module, hyper) -> dict[str, Hyperparameter]:
 
 
 def _check_optimizers(model, optimizer, psi, hyper_optimizer) -> None:
-    if not isinstance(optimizer, optim.PartitionedOptimizer):
-        raise ValueError(
-            f"optimizer is a {type(optimizer).__name__}, which steps all partitions at once; pass one of"
-            " partnets.optim, such as optim.PerPartition(torch.optim.RMSprop, model)."
-        )
+    check_partitioned(optimizer)
     names = {parameter: name for name, parameter in model.named_parameters()}
     if not set(optimizer.parameters()) <= names.keys():
         raise ValueError("optimizer has parameters of another model; construct it with the trainer's model.")
