@@ -159,8 +159,7 @@ def step_hyper(
         raise ValueError(f"batches is {_kind(batches)}; pass {{k: a batch of D_k}}, with k from 2 on.")
     if isinstance(optimizer, PartitionedOptimizer):
         raise ValueError(f"optimizer is a {type(optimizer).__name__} of partitions; pass one of torch.optim, of ψ.")
-    for k in batches:
-        _check_k(model, k, least=2)
+    _check_k(model, *batches, least=2)
     weights = dict.fromkeys(batches, 1 / len(batches)) if weights is None else weights
     if weights.keys() != batches.keys():
         raise ValueError(f"weights are of the chunks {[*weights]} and batches of {[*batches]}; pass one for each.")
@@ -177,11 +176,12 @@ def step_hyper(
     return sum(values)
 
 
-def _check_k(model: nn.Module, k: int, *, least: int) -> None:
+def _check_k(model: nn.Module, *ks: int, least: int) -> None:
     last = count(model)
-    if type(k) is not int or not least <= k <= last:
-        what = "ψ learns on chunks that a subnetwork has not seen" if least == 2 else "it has as many partitions"
-        raise ValueError(f"k={_kind(k)}, of a model with C={last}; pass an int in {least}..{last}: {what}.")
+    for k in ks:
+        if type(k) is not int or not least <= k <= last:
+            what = "ψ learns on chunks that a subnetwork has not seen" if least == 2 else "it has as many partitions"
+            raise ValueError(f"k={_kind(k)}, of a model with C={last}; pass an int in {least}..{last}: {what}.")
 
 
 def _kind(value: Any) -> str:
