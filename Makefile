@@ -45,19 +45,19 @@ test: $(VENV)/test build/triton-3.6
 
 # Threads may spin here: nothing else should be running.
 bench: $(VENV)/bench
-	env -u OMP_WAIT_POLICY $(BIN)/python -m benchmarks all --preset $(PRESET) --out $(OUT)/benchmarks.json; status=$$?; \
-	$(BIN)/python -m benchmarks report $(OUT)/benchmarks.json --out $(OUT)/benchmarks.html && exit $$status
+	env -u OMP_WAIT_POLICY $(BIN)/python -m partbench all --preset $(PRESET) --out $(OUT)/benchmarks.json; status=$$?; \
+	$(BIN)/python -m partbench report $(OUT)/benchmarks.json --out $(OUT)/benchmarks.html && exit $$status
 
 # What is finished is kept in $(OUT)/paper: an interrupted make goes on where it was.
 paper: $(VENV)/paper
-	for each in $(EXPERIMENTS); do $(BIN)/python -m benchmarks.paper $$each $(QUICK) --out $(OUT)/paper; done
+	for each in $(EXPERIMENTS); do $(BIN)/python -m partbench.paper $$each $(QUICK) --out $(OUT)/paper; done
 
 # On a machine with a GPU, in its own Python, which has PyTorch with CUDA, pytest and what [bench] names: nothing is
 # installed and nothing fetched. Builds, tests, tunes and measures in ten minutes; whatever fails or hangs keeps nothing
 # else from running, and $(OUT)/summary.md says how far all is: see docs/first-gpu.md.
-gpu: export PYTHONPATH := .:python_api
+gpu: export PYTHONPATH := .:python_api:benchmarks
 gpu:
-	$(PYTHON) -m benchmarks.gpu --out $(OUT)
+	$(PYTHON) -m partbench.gpu --out $(OUT)
 
 lint: $(VENV)/test
 	$(BIN)/ruff check .
@@ -92,7 +92,7 @@ wheel: $(VENV)/test build/empty/torch
 build/empty/torch: $(if $(FULL),always)
 	rm -rf build/empty
 	$(PYTHON) -m venv build/empty
-	build/empty/bin/python -m pip install --quiet $(TORCH) numpy
+	build/empty/bin/python -m pip install --quiet $(TORCH)
 	touch $@
 
 clean:

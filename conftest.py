@@ -5,8 +5,15 @@ import importlib.util
 import os
 import sys
 import types
+from pathlib import Path
 
 import torch
+
+ROOT = Path(__file__).parent
+# Programs that tests start import what is tested, and not what is installed.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [*(str(ROOT / folder) for folder in ("", "python_api", "benchmarks")), os.environ.get("PYTHONPATH", "")]
+).rstrip(os.pathsep)
 
 # Without a GPU, Triton's kernels run interpreted; Triton decides it as it reads them.
 if not torch.cuda.is_available():

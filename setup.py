@@ -1,6 +1,6 @@
 """Builds the C++ and CUDA backends through PyTorch's stable ABI and records what was built, and with what.
 
-PARTKERNELS_BUILD unset  builds what works, CUDA if PyTorch has it; `python -m partkernels` says what is missing
+PARTKERNELS_BUILD unset  builds what works, CUDA if there is a GPU; `python -m partkernels` says what is missing
 PARTKERNELS_BUILD=cpu    demands the C++ backend: no compiler, or a failing one, is an error; and builds no other
 PARTKERNELS_BUILD=cuda   demands both; no GPU is needed
 PARTKERNELS_BUILD=none   builds nothing
@@ -10,6 +10,7 @@ TORCH_CUDA_ARCH_LIST     the compute capabilities of the CUDA backend, as for Py
 
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sysconfig
@@ -156,6 +157,7 @@ class BuildBackends(build_ext):
         if ASKED == "cuda":
             check_cuda()  # before anything is compiled
         facts = {"torch": torch.__version__, "flags": " ".join(FLAGS), "compiler": compiler_version()}
+        facts["sources"] = runpy.run_path(str(ROOT / "partkernels" / "build_info.py"))["digest"](ROOT / "csrc")
         folders = [Path(self.build_lib)] + ([ROOT] if self.inplace else [])
         library, lock = folders[-1] / "partkernels" / "_cuda.so", Lock()
 
@@ -198,6 +200,8 @@ class BuildBackends(build_ext):
             return f"not built: PARTKERNELS_BUILD={ASKED}; {cure}"
         if not ASKED and torch.version.cuda is None:
             return f"not built: this PyTorch is without CUDA; install one with it, or {cure}"
+        if not ASKED and not torch.cuda.is_available():
+            return f"not built: there is no GPU, and it takes minutes; to have it all the same, {cure}"
         try:
             check_cuda()
             self.compile_cuda(library)

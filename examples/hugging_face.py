@@ -52,10 +52,9 @@ class Trainer(PartitionedTrainer):
     """Saves an ordinary BERT with the rate that was learned in its configuration."""
 
     def ordinary_model(self) -> transformers.PreTrainedModel:
-        merged = partnets.merge(self.model)
-        merged.config.classifier_dropout = self.model.dropout.values()["rate"]
-        merged.dropout = torch.nn.Dropout(merged.config.classifier_dropout)
-        return merged
+        deployed = partnets.finalize(self.model, "deploy")
+        deployed.config.classifier_dropout = deployed.dropout.p
+        return deployed
 
 
 def train(sentences: Dataset, steps: int, out: Path, resume: Path | None = None, **options) -> Trainer:

@@ -11,9 +11,11 @@ from partkernels.backend.dispatch import backends, requested
 
 
 def main() -> None:
-    print(f"partkernels {__version__}, Python {platform.python_version()}, {platform.platform()}")
+    print(f"partkernels {__version__} in {build_info.FOLDER}")
+    print(f"Python {platform.python_version()}, {platform.platform()}")
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, requested backend: {requested()}")
-    print("\nbuild")
+    is_own = build_info.folder() == build_info.FOLDER
+    print("\nbuild" if is_own else f"\nbuild of {build_info.folder()}, of the same C++ sources")
     for name, value in (build_info.facts() or {"nothing": "setup.py has not run"}).items():
         print(f"  {name:10} {value}")
     print("\nbackends")

@@ -1,24 +1,91 @@
-"""What setup.py built, and with what: facts that it leaves beside the package."""
+"""What setup.py built, and with what: facts that it leaves beside the package.
+
+A checkout has the package in its root, where Python finds it before an installed one if that is the current folder. If
+it has no build of its own, it takes the library of the installed copy, provided that this is of the same C++ sources.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import sys
+import warnings
 from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
+FACTS = "build_info.json"
+
+
+def digest(folder: Path, pattern: str = "*") -> str:
+    """Of the names and contents of a folder's files."""
+    found = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob(pattern) if path.is_file()):
+        content = path.read_bytes()
+        found.update(f"{path.relative_to(folder).as_posix()} {len(content)}\n".encode() + content)
+    return found.hexdigest()[:16]
+
+
+def copies() -> list[Path]:
+    """The other copies of this package that Python could import and that setup.py built."""
+    places = [Path(entry, FOLDER.name) for entry in sys.path]
+    # An editable installation is found by a finder of its own alone.
+    specs = [finder.find_spec(FOLDER.name, None) for finder in sys.meta_path if hasattr(finder, "find_spec")]
+    places += [Path(spec.origin).parent for spec in specs if spec and spec.origin]
+    return [place for place in places if place.resolve() != FOLDER.resolve() and (place / FACTS).exists()]
 
 
 @cache
+def _found() -> tuple[Path, dict[str, str]]:
+    """The folder of the build that serves this package, and its facts."""
+    sources = FOLDER.parent / "csrc"
+    if (FOLDER / FACTS).exists():
+        return FOLDER, json.loads((FOLDER / FACTS).read_text())
+    if not sources.is_dir():
+        return FOLDER, {}
+    others, own = copies(), digest(sources)
+    for other in others:
+        facts = json.loads((other / FACTS).read_text())
+        if facts.get("sources") == own:
+            return other, facts
+    cure = f"run `pip install --no-build-isolation --editable .` in {FOLDER.parent}"
+    reason = f"not built: partkernels is imported from the checkout {FOLDER.parent}, which has no build"
+    if others:
+        reason += f" and hides the one in {others[0]}, whose C++ sources are others"
+        cure = f"run Python from another folder, or {cure}"
+    return FOLDER, dict.fromkeys(("cpu", "cuda"), f"{reason}; {cure}")
+
+
 def facts() -> dict[str, str]:
     """Names and values as setup.py wrote them: torch, compiler, flags, and for each backend 'built' or why not."""
-    path = FOLDER / "build_info.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+    return _found()[1]
+
+
+def folder() -> Path:
+    """Where the compiled libraries are."""
+    return _found()[0]
 
 
 def library(backend: str) -> Path | None:
     """The compiled library of a backend, or None. One of which nothing is known is what an interrupted build left."""
     if not facts().get(backend, "").startswith("built"):
         return None
-    found = sorted(FOLDER.glob(f"_{backend}.*"))
+    found = sorted(folder().glob(f"_{backend}.*"))
     return found[0] if found else None
+
+
+def check_companion(package: Path) -> None:
+    """Warns if a package came with another partkernels than this one, and that one's Python differs.
+
+    Args:
+        package: the folder of partnets, beside whose partkernels it stands where it is installed; in a checkout that
+            is one folder higher.
+    """
+    own = [place.resolve() for place in (package.parent / FOLDER.name, package.parents[1] / FOLDER.name)]
+    other = next((place for place in own if (place / "__init__.py").exists()), FOLDER.resolve())
+    if other != FOLDER.resolve() and digest(other, "*.py") != digest(FOLDER, "*.py"):
+        warnings.warn(
+            f"{package.name} is imported from {package} and partkernels from {FOLDER}, which is another version than"
+            f" the {other} that came with it. Run Python from another folder, or install again.",
+            stacklevel=3,
+        )

@@ -287,6 +287,16 @@ MUTANTS = [
     ),
     # --- dispatch and operators ---
     *_of(
+        "partkernels/build_info.py",
+        f"{KERNELS}/test_checkout.py",
+        (
+            "library of other sources",
+            'if facts.get("sources") == own:',
+            'if "sources" in facts:',
+            "a checkout runs the installed kernels of other C++ sources",
+        ),
+    ),
+    *_of(
         "partkernels/backend/dispatch.py",
         f"{KERNELS}/test_dispatch.py",
         (
@@ -342,7 +352,7 @@ MUTANTS = [
     ),
     *_of(
         "python_api/partnets/nn/cumulative.py",
-        f"{NETS}/nn/test_norms.py {NETS}/nn/test_broadcast.py {NETS}/training/test_invariant.py",
+        f"{NETS}/nn/test_norms.py {NETS}/nn/test_own_parameters.py {NETS}/training/test_invariant.py",
         ("live rows", "rows.detach()[:active].unbind()", "rows.detach().unbind()", "later shifts and scales are live"),
         (
             "rows that learn",
@@ -380,8 +390,71 @@ MUTANTS = [
     ),
     *_of(
         "python_api/partnets/nn/live.py",
-        f"{NETS}/nn/test_subnetworks.py",
-        ("subnetwork stays", "        before.restore()\n", "        pass\n", "a subnetwork goes on after its block"),
+        f"{NETS}/nn/test_subnetworks.py {NETS}/optim/test_misuse.py",
+        (
+            "subnetwork stays",
+            "layer._live.now = None if mixed else state",
+            "pass",
+            "a subnetwork goes on after its block",
+        ),
+        (
+            "psi learns with w",
+            "hyperparameters(model) if update is not None and not hyper else ()",
+            "()",
+            "a step of w gives psi a gradient",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/nn/partitioned.py",
+        f"{NETS}/nn/test_threads.py",
+        ("one for all threads", "class _Live(threading.local):", "class _Live:", "threads share a subnetwork"),
+        (
+            "autograd's threads",
+            "now = torch._C._get_obj_in_tls(HANDED_ON).get(self)",
+            "pass",
+            "a backward pass on a GPU recomputes the whole network",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/nn/layer.py",
+        f"{NETS}/convert/test_partitioning.py",
+        (
+            "frozen weights are divided",
+            "            if not parameter.requires_grad:\n                whole",
+            "            if False:\n                whole",
+            "a frozen weight is redrawn",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/evaluation/running_statistics.py",
+        f"{NETS}/evaluation/test_running_statistics.py",
+        (
+            "statistics of all chunks",
+            "drawn = chunks.order[: sum(chunks.sizes[:k])]",
+            "drawn = chunks.order",
+            "statistics carry later chunks into earlier subnetworks",
+        ),
+        (
+            "old statistics count",
+            "norm.num_batches_tracked[k - 1] = 0",
+            "pass",
+            "an estimate is mixed with statistics of old weights",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/evaluation/same_chunks.py",
+        f"{NETS}/training/test_meaning.py",
+        (
+            "any chunks",
+            "if not all(chunks.is_of(fingerprint) for fingerprint in remembered):",
+            "if False:",
+            "L_ML is of examples that were seen",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/optim/base.py",
+        f"{NETS}/optim/test_misuse.py",
+        ("no gradient", "elif expected or any(", "elif True or any(", "a step does nothing without a word"),
     ),
     # --- data ---
     *_of(
@@ -389,21 +462,51 @@ MUTANTS = [
         f"{NETS}/data/test_chunks.py",
         (
             "upto the next",
-            "return self._sample(0, self._ends[k], batch_size, generator)",
-            "return self._sample(0, self._ends[min(k + 1, self.count)], batch_size, generator)",
+            "return self._drawn(0, self._ends[k], batch_size, generator)",
+            "return self._drawn(0, self._ends[min(k + 1, self.count)], batch_size, generator)",
             "D_{k+1} reaches w_k",
         ),
         (
             "sample of the last",
-            "return self._sample(self._ends[k - 1], self._ends[k], batch_size, generator)",
-            "return self._sample(self._ends[k - 1] - 1, self._ends[k], batch_size, generator)",
+            "return self._drawn(self._ends[k - 1], self._ends[k], batch_size, generator)",
+            "return self._drawn(self._ends[k - 1] - 1, self._ends[k], batch_size, generator)",
             "psi learns from an example that subnetwork k - 1 has seen",
         ),
+    ),
+    *_of(
+        "python_api/partnets/data/examples.py",
+        f"{NETS}/data/test_chunks.py",
         (
             "subset's place",
-            'dataset, indices = dataset.dataset, torch.as_tensor(dataset.indices, device="cpu")[indices]',
+            'dataset, indices = dataset.dataset, torch.as_tensor(above, device="cpu")[indices]',
             "dataset = dataset.dataset",
             "chunks of a Subset are of its whole data set",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/data/splitting.py",
+        f"{NETS}/data/test_splitting.py",
+        (
+            "large groups first to the first",
+            "surplus[kind][j] -= number * proportions[j]",
+            "pass",
+            "the sizes of chunks of groups are not the proportions'",
+        ),
+        (
+            "overlapping indices",
+            "if len(again := part[seen[part] > 0]):",
+            "if len(again := part[:0]):",
+            "an example of a later chunk is in an earlier one too",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/data/batch.py",
+        f"{NETS}/data/test_batch.py",
+        (
+            "padding counts",
+            "return int((y != _ignored(loss)).sum())",
+            "return examples",
+            "L_ML weighs batches of much padding as those of little",
         ),
     ),
     *_of(
@@ -416,6 +519,12 @@ MUTANTS = [
             "k = 1",
         ),
         ("loader's place", "self.sampler.done += 1", "pass", "an interrupted training repeats its draws"),
+        (
+            "loader of other chunks",
+            "if saved.get(name) != value]",
+            "if False]",
+            "a training goes on with other chunks without a word",
+        ),
     ),
     # --- optimisers ---
     *_of(
@@ -459,12 +568,6 @@ MUTANTS = [
         "python_api/partnets/training/step.py",
         f"{NETS}/training/test_trainer.py {NETS}/training/test_trainer_options.py {NETS}/optim/test_clipping.py",
         (
-            "psi learns with w",
-            "with subnetwork(model, active=k, update=k), frozen(hyperparameters(model)), evaluating",
-            "with subnetwork(model, active=k, update=k), evaluating",
-            "a step of w gives psi a gradient",
-        ),
-        (
             "psi in the same subnetwork",
             "with subnetwork(model, active=k - 1, update=None), evaluating",
             "with subnetwork(model, active=k, update=None), evaluating",
@@ -489,9 +592,19 @@ MUTANTS = [
         f"{NETS}/training/test_trainer.py {NETS}/training/test_trainer_options.py",
         (
             "still modules train",
-            "            module.eval()\n        done",
-            "            pass\n        done",
+            "            module.eval()\n        if not",
+            "            pass\n        if not",
             "a frozen backbone's dropout is on",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/training/start.py",
+        f"{NETS}/training/test_meaning.py",
+        (
+            "psi in the loss alone",
+            "parameter in of_loss and parameter not in through",
+            "False",
+            "psi learns to switch off the penalty",
         ),
     ),
     *_of(
@@ -504,6 +617,16 @@ MUTANTS = [
             "a resumed run draws other batches",
         ),
         ("other chunks", 'saved["examples"] != digest(trainer.chunks)', "False", "a checkpoint of other data loads"),
+    ),
+    *_of(
+        "python_api/partnets/training/ahead.py",
+        f"{NETS}/training/test_workers.py",
+        (
+            "another's batch",
+            "if self._expected and self._expected.popleft().seed == wanted.seed:",
+            "if self._expected and self._expected.popleft():",
+            "a step learns from a batch that was fetched for another one",
+        ),
     ),
     *_of(
         "python_api/partnets/training/best_model.py",
@@ -522,6 +645,48 @@ MUTANTS = [
     ),
     # --- merging and finalizing ---
     *_of(
+        "python_api/partnets/nn/own_parameters.py",
+        f"{NETS}/nn/test_own_parameters.py",
+        (
+            "shared cache",
+            "lambda self: self.__dict__[name][self.active, self.update]",
+            "lambda self: self.__dict__[name][0, None]",
+            "what one subnetwork computed is another's",
+        ),
+        (
+            "stale cache",
+            "            self.__dict__[name].clear()\n        return super().train(mode)",
+            "            pass\n        return super().train(mode)",
+            "what was computed before a step is used after it",
+        ),
+        (
+            "own defaults",
+            "return Stored(weight.detach().clone())",
+            "return Zeros()",
+            "weights of modules without a rule do not start at their defaults",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/convert/reads.py",
+        f"{NETS}/nn/test_own_parameters.py",
+        (
+            "methods that are called",
+            "names += chain[:1] if len(chain) == 1 else []",
+            "names += []",
+            "what a method reads that forward calls has the weights of all partitions",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/convert/partitioning.py",
+        f"{NETS}/nn/test_own_parameters.py",
+        (
+            "weights that are read",
+            "is not None and module not in read:",
+            "is not None:",
+            "who reads a layer's weight gets that of all partitions",
+        ),
+    ),
+    *_of(
         "python_api/partnets/convert/merging.py",
         f"{NETS}/models/test_zoo.py",
         (
@@ -535,6 +700,28 @@ MUTANTS = [
         "python_api/partnets/convert/finalizing.py",
         f"{NETS}/convert/test_finalize.py",
         ("fresh seed", "        torch.manual_seed(seed)\n", "", "a fresh start does not follow its seed"),
+    ),
+    *_of(
+        "python_api/partnets/convert/deploying.py",
+        f"{NETS}/convert/test_deploy.py",
+        ("deployed ψ", "parameter.requires_grad_(False)", "pass", "an optimiser moves a deployed extractor"),
+        ("draws of each", "derived(seed, path)", "seed", "augmentations of one Averaged move images alike"),
+    ),
+    *_of(
+        "python_api/partnets/hyper/tracing.py",
+        f"{NETS}/convert/test_deploy.py",
+        (
+            "random constant",
+            "first, second = _graph_module(module), _graph_module(module)",
+            "first = second = _graph_module(module)",
+            "a number drawn while tracing is deployed",
+        ),
+        (
+            "persistence",
+            "if name in module.get_submodule(owner)._non_persistent_buffers_set:",
+            "if False:",
+            "constants are in the state_dict that the plain network has not",
+        ),
     ),
     # --- distributed ---
     *_of(

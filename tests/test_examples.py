@@ -168,3 +168,11 @@ def test_a_checkpoint_of_other_chunks_is_refused(example, trained):
             trainer._load_from_checkpoint(path)
     finally:
         trainer.train_dataset = kept
+
+
+def test_what_is_evaluated_has_the_statistics_of_the_present_weights(tmp_path):
+    trainer = normalised(tmp_path)
+    trainer.train()
+    assert trainer.model.own.is_stale
+    trainer.evaluate(Rows([{"x": torch.randn(6), "labels": 0} for _ in range(4)]))
+    assert not trainer.model.own.is_stale and not trainer.model.still.running_mean.any()

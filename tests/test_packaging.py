@@ -5,11 +5,15 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from partkernels.build_info import digest
 
 ROOT = Path(__file__).parents[1]
 
@@ -72,4 +76,28 @@ def test_a_backend_that_is_built_is_known_before_another_one_fails(tmp_path):
 def test_no_backend_is_built_when_none_is_asked_for(tmp_path):
     assert build(tmp_path, PARTKERNELS_BUILD="none").returncode == 0
     assert "PARTKERNELS_BUILD=none" in facts(tmp_path)["cpu"]
+    assert facts(tmp_path)["sources"] == digest(ROOT / "csrc")
     assert not list(tmp_path.rglob("_cpu.*"))
+
+
+@pytest.mark.full
+@pytest.mark.skipif(shutil.which("nvcc") is None or torch.cuda.is_available(), reason="needs nvcc, and no GPU")
+def test_cmake_builds_cuda_unasked_only_where_there_is_a_gpu_and_says_how_long_it_takes(tmp_path):
+    def run(*command) -> str:
+        environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    def configured(*options: str) -> str:
+        """What CMake says, and the names of all targets."""
+        folder = tmp_path / "build"
+        said = run("cmake", "-S", ROOT, "-B", folder, "-DBUILD_TESTING=OFF", *options)
+        return said + run("cmake", "--build", folder, "--target", "help")
+
+    said = configured()
+    assert "there is no GPU. -DPARTKERNELS_CUDA=ON builds it all the same, which takes six minutes" in said
+    assert "partkernels_cpu" in said and "partkernels_cuda" not in said
+    assert "partkernels_cuda" in configured("-DPARTKERNELS_CUDA=ON")
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: of this test'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    said = configured("-DPARTKERNELS_CUDA=AUTO")
+    assert "partkernels_cuda" in said and "is built, which takes six minutes" in said

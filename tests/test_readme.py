@@ -9,11 +9,13 @@ ROOT = Path(__file__).parents[1]
 # The number of blocks, and of what kind one of the names is in the end.
 PAGES = {
     "README.md": (2, "history", "History"),
-    "docs/hyperparameters.md": (1, "noise", "Noise"),
+    "docs/hyperparameters.md": (3, "noise", "Noise"),
     "docs/kernels.md": (1, "y", "Tensor"),
     "docs/tutorial.md": (9, "deployed", "GraphModule"),
+    "docs/data.md": (5, "history", "History"),
     "docs/training.md": (4, "history", "History"),
     "docs/layers.md": (2, "model", "Embedded"),
+    "docs/export.md": (4, "loaded", "Sequential"),
     "docs/integrations.md": (3, "bert", "BertForSequenceClassification"),
 }
 

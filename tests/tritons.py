@@ -25,7 +25,7 @@ def compiling(*command: str | Path, triton: Path | None = None, **settings: str)
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= settings
-    folders = [*([triton] if triton else []), ROOT, ROOT / "python_api"]
+    folders = [*([triton] if triton else []), ROOT, ROOT / "python_api", ROOT / "benchmarks"]
     environment["PYTHONPATH"] = os.pathsep.join(map(str, folders))
     done = subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,9 @@ Partition a model and its data, and train weights and hyperparameters together:
 """
 
 import sys
+from pathlib import Path
 
+from partkernels.build_info import check_companion
 from partnets import (
     _moved,
     baselines,
@@ -23,7 +25,7 @@ from partnets import (
 from partnets.convert import finalize, merge, partition, without_rule
 from partnets.data.chunks import Chunks, chunk
 from partnets.data.loader import Loader
-from partnets.evaluation import accuracy, lml, loss_matrix, mean_loss, per_subnetwork
+from partnets.evaluation import accuracy, estimate_statistics, lml, loss_matrix, mean_loss, per_subnetwork
 from partnets.nn.activation_checkpoint import checkpoint_contexts
 from partnets.nn.attention import MultiheadAttention
 from partnets.nn.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
@@ -35,7 +37,7 @@ from partnets.nn.live import subnetwork
 from partnets.nn.norm import GroupNorm, LayerNorm, RMSNorm
 from partnets.nn.recurrent import GRU, LSTM, RNN
 from partnets.nn.registry import register
-from partnets.training import History, Trainer, hyper_learning, step_hyper, step_weights, weights_learning
+from partnets.training import History, Trainer, hyper_learning, step_hyper, step_weights, sweep, weights_learning
 
 __all__ = [
     "GRU",
@@ -68,6 +70,7 @@ __all__ = [
     "checkpoint_contexts",
     "chunk",
     "data",
+    "estimate_statistics",
     "finalize",
     "hyper",
     "hyper_learning",
@@ -85,9 +88,12 @@ __all__ = [
     "step_hyper",
     "step_weights",
     "subnetwork",
+    "sweep",
     "weights_learning",
     "without_rule",
 ]
+
+check_companion(Path(__file__).parent)
 
 
 def __getattr__(name: str):

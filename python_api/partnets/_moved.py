@@ -1,4 +1,4 @@
-"""Where modules were before version 0.2, by which pickled models and older programs name them."""
+"""Where modules were in earlier versions, by which pickled models and older programs name them."""
 
 from partkernels._moved import alias
 
@@ -15,7 +15,8 @@ MOVED = {
     "batch_norms": "nn.batch_norm",
     "scalars": "nn.fixup",
     "transformers_conv1d": "nn.gpt2",
-    "bare": "nn.broadcast",
+    "bare": "nn.own_parameters",
+    "nn.broadcast": "nn.own_parameters",
     "state_dicts": "nn.state_dict",
     "recomputation": "nn.activation_checkpoint",
     "subnetwork": "nn.live",

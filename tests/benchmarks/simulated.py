@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from benchmarks.measuring.timing import Batch, Plan, Run, Workload, measure
-from benchmarks.results import Results
+from partbench.measuring.timing import Batch, Plan, Run, Workload, measure
+from partbench.results import Results
 
 
 class SimulatedClock:
@@ -38,7 +38,7 @@ def results(*workloads: Workload, seed: int = 0, plan: Plan | None = None, noise
     """What a run on a simulated clock finds."""
     plan = plan or Plan(rounds=5, seconds=1)
     return Results(
-        command="python -m benchmarks speed",
+        command="python -m partbench speed",
         commit="0123456789abcdef",
         modified=False,
         date="2026-01-02T03:04:05+00:00",

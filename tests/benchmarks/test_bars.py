@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from test_report import BARE, DIVISION
 
-from benchmarks import bars
-from benchmarks.bars import cpu
-from benchmarks.presets import PRESETS
-from benchmarks.results import Record
+from partbench import bars
+from partbench.bars import cpu
+from partbench.presets import PRESETS
+from partbench.results import Record
 
 PASSES = 6
 

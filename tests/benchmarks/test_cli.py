@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cli import main
-from benchmarks.measuring.estimates import CONFIDENCE, Estimate
-from benchmarks.presets import PRESETS
-from benchmarks.report import readme
-from benchmarks.results import Results
-from benchmarks.suites import SUITES
+from partbench.cli import main
+from partbench.measuring.estimates import CONFIDENCE, Estimate
+from partbench.presets import PRESETS
+from partbench.report import readme
+from partbench.results import Results
+from partbench.suites import SUITES
 
 ROOT = Path(__file__).parents[2]
 TINY = ["--preset", "tiny"]
@@ -149,12 +149,12 @@ def test_a_readme_without_its_markers_stays_as_it_is(tmp_path, measured):
 @pytest.mark.full
 def test_pytest_benchmark_runs_the_same_suites(tmp_path):
     path = tmp_path / "pytest.json"
-    command = [sys.executable, "-m", "pytest", "-q", "benchmarks/under_pytest.py", "--preset", "tiny"]
+    command = [sys.executable, "-m", "pytest", "-q", "--pyargs", "partbench.under_pytest"]
     command += ["--benchmark-only", f"--benchmark-json={path}", "-p", "no:cacheprovider"]
     command += ["--benchmark-min-rounds=1", "--benchmark-max-time=0.001", "--benchmark-warmup=off"]
     # Of a worker of pytest-xdist, pytest-benchmark would learn that it must not measure.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "python_api")])
+    environment["PARTBENCH_PRESET"] = "tiny"
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     found = json.loads(path.read_text())["benchmarks"]

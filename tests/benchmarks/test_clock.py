@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.measuring import clock
+from partbench.measuring import clock
 
 
 @pytest.fixture

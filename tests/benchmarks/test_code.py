@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.compiled_kernels.code import amdgcn, costs, left_entries, main_loop, multiply_adds, sass
+from partbench.compiled_kernels.code import amdgcn, costs, left_entries, main_loop, multiply_adds, sass
 
 PRODUCT = "HMMA.16816.F32.BF16 R4, R20, R30, R4"
 WGMMA = "HGMMA.64x256x16.F32.BF16 R24, R152, gdesc[UR4], R24, gsb0"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import bars, figures
-from benchmarks.report import readme
-from benchmarks.results import Results
+from partbench import bars, figures
+from partbench.report import readme
+from partbench.results import Results
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
@@ -31,7 +31,7 @@ def test_committed_results_are_of_a_commit_and_none_of_ours_was_refused(path):
 
 def test_the_readmes_tables_are_those_of_the_committed_results():
     text = (ROOT / "docs" / "benchmarks.md").read_text()
-    command = next(line for line in text.splitlines() if line.startswith("python -m benchmarks") and "--readme" in line)
+    command = next(line for line in text.splitlines() if line.startswith("python -m partbench") and "--readme" in line)
     files = [word for word in command.split() if word.endswith(".json")]
     assert files
     made = readme.tables([Results.load(ROOT / file) for file in files])
@@ -40,6 +40,6 @@ def test_the_readmes_tables_are_those_of_the_committed_results():
 
 def test_the_table_of_the_cpus_kernels_is_that_of_the_committed_results():
     text = (ROOT / "benchmarks" / "results" / "cpu-kernels.md").read_text()
-    command = next(line for line in text.splitlines() if line.startswith("python -m benchmarks bars"))
+    command = next(line for line in text.splitlines() if line.startswith("python -m partbench bars"))
     made = bars.table([Results.load(ROOT / word) for word in command.split() if word.endswith(".json")])
     assert made in text, f"run {command}"

@@ -12,8 +12,8 @@ from tritons import OLDEST, compiling, needs_oldest
 
 triton = pytest.importorskip("triton")
 
-from benchmarks.compiled_kernels.kernels import Kernel  # noqa: E402
-from benchmarks.compiled_kernels.without_gpu import TARGETS  # noqa: E402
+from partbench.compiled_kernels.kernels import Kernel  # noqa: E402
+from partbench.compiled_kernels.without_gpu import TARGETS  # noqa: E402
 
 # Compiling takes two minutes.
 pytestmark = pytest.mark.full
@@ -32,7 +32,7 @@ def kernels_and_pages(folder: Path, *arguments: str, triton: Path | None = None)
     The CUDA library's are read if it is built, as `make wheel` builds it.
     """
     out = folder / "kernels.md"
-    command = "-m", "benchmarks.compiled_kernels", "--built", "--json", "--out", out, *arguments
+    command = "-m", "partbench.compiled_kernels", "--built", "--json", "--out", out, *arguments
     # What this machine has measured is no default.
     found = json.loads(compiling(*command, triton=triton, PARTKERNELS_CACHE=str(folder)))
     kernels = {backend: [Kernel(**kernel) for kernel in those] for backend, those in found.items()}
@@ -140,6 +140,6 @@ def test_the_committed_table_is_what_is_made(made):
     same = {heading: rest for heading, rest in found.items() if heading in committed}
     if not same:
         pytest.skip(f"the table is of other compilers: {', '.join(committed)}")
-    command = f"python -m benchmarks.compiled_kernels --out {COMMITTED.relative_to(ROOT)}"
+    command = f"python -m partbench.compiled_kernels --out {COMMITTED.relative_to(ROOT)}"
     for heading, rest in same.items():
         assert rest.strip() == committed[heading].strip(), f"run {command}"

@@ -7,7 +7,7 @@ from statistics import median
 
 import pytest
 
-from benchmarks.measuring.estimates import Estimate, change, ratios
+from partbench.measuring.estimates import Estimate, change, ratios
 
 
 def draws(generator: random.Random, count: int, centre: float = 1.0, noise: float = 0.1) -> Estimate:

@@ -8,12 +8,12 @@ import pytest
 import torch
 from test_report import BARE, DIVISION
 
-from benchmarks import bars
-from benchmarks.bars import gpu
-from benchmarks.presets import PRESETS
-from benchmarks.results import Record, Results
-from benchmarks.suites import SUITES, memory
-from benchmarks.suites.options import Options
+from partbench import bars
+from partbench.bars import gpu
+from partbench.presets import PRESETS
+from partbench.results import Record, Results
+from partbench.suites import SUITES, memory
+from partbench.suites.options import Options
 
 AUTOMATIC, FUSED, REBUILD = gpu.BEST
 # Bytes and operations a second.

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import tune
-from benchmarks.cli import main
-from benchmarks.measuring.peak import Job, by_allocator
-from benchmarks.measuring.timing import Missing
-from benchmarks.peers import operators
-from benchmarks.peers.layer import THREE, Division, Layer, Tensors
-from benchmarks.peers.models import NAMED, linear
-from benchmarks.presets import PRESETS
-from benchmarks.report import page, readme
-from benchmarks.results import Results
-from benchmarks.suites import SUITES, memory, speed
-from benchmarks.suites.options import Options
+from partbench import tune
+from partbench.cli import main
+from partbench.measuring.peak import Job, by_allocator
+from partbench.measuring.timing import Missing
+from partbench.peers import operators
+from partbench.peers.layer import THREE, Division, Layer, Tensors
+from partbench.peers.models import NAMED, linear
+from partbench.presets import PRESETS
+from partbench.report import page, readme
+from partbench.results import Results
+from partbench.suites import SUITES, memory, speed
+from partbench.suites.options import Options
 from partkernels.backend.dispatch import BACKENDS, READY, noting
 
 PEERS = {"partkernels triton fused", "partkernels triton rebuild"}

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from simulated import results, workload
 
-from benchmarks.cli import _parser
-from benchmarks.gpu import __main__, summary
-from benchmarks.gpu import steps as running
-from benchmarks.gpu.steps import BUILD, Outcome, Step, steps
+from partbench.cli import _parser
+from partbench.gpu import __main__, summary
+from partbench.gpu import steps as running
+from partbench.gpu.steps import BUILD, Outcome, Step, steps
 
 ROOT = Path(__file__).parents[2]
 NAMES = [step.name for step in steps(Path("out"))]
@@ -74,15 +74,15 @@ def test_all_steps_take_less_than_ten_minutes_and_no_two_have_a_name():
 
 
 def test_nothing_imports_pytorch_that_runs_the_steps():
-    program = "import sys, benchmarks.gpu.__main__; sys.exit('torch' in sys.modules)"
+    program = "import sys, partbench.gpu.__main__; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
 
 
 def test_the_suites_command_lines_are_understood():
-    commands = [step.command for step in steps(Path("out")) if "benchmarks" in step.command]
+    commands = [step.command for step in steps(Path("out")) if "partbench" in step.command]
     assert len(commands) == 8
     for command in commands:
-        _parser().parse_args(command[command.index("benchmarks") + 1 :])
+        _parser().parse_args(command[command.index("partbench") + 1 :])
 
 
 @pytest.mark.parametrize(("capability", "asked"), [("9.0\n9.0", "9.0"), ("No devices were found", "")])
@@ -137,8 +137,8 @@ def test_a_program_that_there_is_not_is_a_failed_step(played, tmp_path, monkeypa
 def test_a_run_that_is_killed_leaves_what_it_found_and_a_summary_that_says_how_far_it_came(end, last, tmp_path):
     program = f"""
 import dataclasses, sys
-from benchmarks.cli import _parser
-from benchmarks.gpu import __main__
+from partbench.cli import _parser
+from partbench.gpu import __main__
 def planned(out):
     return [
         dataclasses.replace(step, command=("sleep", "60") if step.name == {last!r} else ("echo", "7 of 7 passed"))
@@ -208,4 +208,4 @@ def test_make_gpu_runs_them(tmp_path):
     command = ["make", "gpu", f"PYTHON={python}", f"OUT={tmp_path / 'out'}"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode != 0
-    assert log.read_text() == f"-m benchmarks.gpu --out {tmp_path / 'out'} .:python_api\n"
+    assert log.read_text() == f"-m partbench.gpu --out {tmp_path / 'out'} .:python_api:benchmarks\n"

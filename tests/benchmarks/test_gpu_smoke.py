@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.gpu import smoke
-from benchmarks.gpu.cases import CASES, EXACT, Case
-from benchmarks.peers.layer import CPU, DEFAULTS
-from benchmarks.peers.operators import WORKS, obstacles
+from partbench.gpu import smoke
+from partbench.gpu.cases import CASES, EXACT, Case
+from partbench.peers.layer import CPU, DEFAULTS
+from partbench.peers.operators import WORKS, obstacles
 from partkernels.backend.dispatch import BACKENDS
 
 ROOT = Path(__file__).parents[2]
@@ -112,7 +112,7 @@ def test_the_table_has_a_row_for_each_case_and_marks_what_is_wrong():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
 def test_without_a_gpu_it_says_so_and_fails():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "benchmarks.gpu.smoke"]
+    command = [sys.executable, "-m", "partbench.gpu.smoke"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 1
     for target in smoke.TARGETS:

@@ -9,13 +9,13 @@ import torch
 from simulated import SimulatedClock, results, workload
 
 import partnets
-from benchmarks.cli import main
-from benchmarks.compare import changes
-from benchmarks.measuring import timing
-from benchmarks.measuring.timing import Batch, Missing, Plan, Run, Workload, measure
-from benchmarks.peers.layer import THREE, Layer
-from benchmarks.peers.models import Model
-from benchmarks.suites import optim, speed, step
+from partbench.cli import main
+from partbench.compare import changes
+from partbench.measuring import timing
+from partbench.measuring.timing import Batch, Missing, Plan, Run, Workload, measure
+from partbench.peers.layer import THREE, Layer
+from partbench.peers.models import Model
+from partbench.suites import optim, speed, step
 from partkernels.backend.cpu import operators as cpu
 from partkernels.backend.dispatch import READY, backends
 from partnets import models

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 import partkernels as pk
-from benchmarks.measuring import peak
-from benchmarks.measuring.peak import Job
-from benchmarks.peers.layer import THREE, Division
-from benchmarks.peers.models import NAMED, linear
-from benchmarks.presets import PRESETS
-from benchmarks.suites import memory
-from benchmarks.suites.memory import computed, counted, entropy, mapped
-from benchmarks.summary import memory as rows
+from partbench.measuring import peak
+from partbench.measuring.peak import Job
+from partbench.peers.layer import THREE, Division
+from partbench.peers.models import NAMED, linear
+from partbench.presets import PRESETS
+from partbench.suites import memory
+from partbench.suites.memory import computed, counted, entropy, mapped
+from partbench.summary import memory as rows
 from partkernels.backend.dispatch import READY, backends
 
 MIB = 1 << 20

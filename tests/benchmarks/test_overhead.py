@@ -3,10 +3,10 @@
 import pandas as pd
 import pytest
 
-from benchmarks import overhead
-from benchmarks.measuring.estimates import Estimate
-from benchmarks.measuring.timing import Plan
-from benchmarks.results import Record
+from partbench import overhead
+from partbench.measuring.estimates import Estimate
+from partbench.measuring.timing import Plan
+from partbench.results import Record
 
 CASE = {"layer": "linear 1×64×64", "live": "3 of 3", "work": "forward"}
 

@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 import torch
 
-from benchmarks.paper import report, runs
-from benchmarks.paper.__main__ import main
-from benchmarks.paper.experiment import EXPERIMENTS, Experiment, text
-from benchmarks.paper.methods import Learner
-from benchmarks.paper.recipes import RECIPES, recipe
+from partbench.paper import report, runs
+from partbench.paper.__main__ import main
+from partbench.paper.experiment import EXPERIMENTS, Experiment, text
+from partbench.paper.methods import Learner
+from partbench.paper.recipes import RECIPES, recipe
 from partnets.data import load
 
 # Trainings of ten seconds to a minute.
@@ -85,7 +85,7 @@ def test_every_experiment_draws_its_figure_from_its_committed_results(path, tmp_
 
 def test_all_runs_every_experiment_on_its_first_data_set(monkeypatch):
     ran = []
-    monkeypatch.setattr("benchmarks.paper.__main__._run_one", lambda each, dataset, given: ran.append((each, dataset)))
+    monkeypatch.setattr("partbench.paper.__main__._run_one", lambda each, dataset, given: ran.append((each, dataset)))
     assert main(["all", "--quick"]) == 0
     assert ran == [(each, each.datasets[0]) for each in EXPERIMENTS.values()] and len(ran) >= 7
 
@@ -119,7 +119,7 @@ def test_finished_trainings_are_kept_and_not_repeated(tmp_path):
 @pytest.mark.parametrize("method", ["partitioned", "ensemble", "validation", "augerino"])
 def test_an_interrupted_training_goes_on_to_the_same_result(method, tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "CHECKPOINT_EVERY", 3)
-    monkeypatch.setattr("benchmarks.paper.methods.FINETUNE_EPOCHS", 1)
+    monkeypatch.setattr("partbench.paper.methods.FINETUNE_EPOCHS", 1)
     data = load("digits", rotated=True).subset(64)
 
     def result(name):
@@ -186,5 +186,5 @@ def test_means_come_with_their_standard_error():
 def test_committed_results_say_how_to_make_them():
     for path in report.RESULTS.glob("*.json"):
         contents = json.loads(path.read_text())
-        assert contents["command"].startswith(f"python -m benchmarks.paper {contents['experiment']} ")
+        assert contents["command"].startswith(f"python -m partbench.paper {contents['experiment']} ")
         assert len({record["seed"] for record in contents["records"]}) == 3

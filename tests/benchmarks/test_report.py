@@ -9,14 +9,14 @@ from html.parser import HTMLParser
 
 import pytest
 
-from benchmarks.compare import changes
-from benchmarks.report import comparison, page
-from benchmarks.results import Record, Results
+from partbench.compare import changes
+from partbench.report import comparison, page
+from partbench.results import Record, Results
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 DIVISION = {"partitions": 3, "proportions": "0.8/0.1/0.1", "bits": 2, "defaults": "uniform"}
 BARE = Results(
-    command="python -m benchmarks all",
+    command="python -m partbench all",
     commit="0123456789abcdef",
     modified=False,
     date="2026-01-02T03:04:05+00:00",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from simulated import results, workload
 
-from benchmarks.results import Results, merged
+from partbench.results import Results, merged
 
 
 def test_a_file_holds_every_sample(tmp_path):
@@ -36,7 +36,7 @@ def test_writing_leaves_no_half_file(tmp_path, monkeypatch):
         ("{}", "has format None and this version reads 1; measure again"),
         ('{"format": 2, "records": []}', "has format 2"),
         ('{"format": 1}', "does not hold results"),
-        ('{"format": 1, "records": [{"suit": "speed"}]}', "pass a file that `python -m benchmarks` wrote"),
+        ('{"format": 1, "records": [{"suit": "speed"}]}', "pass a file that `python -m partbench` wrote"),
     ],
 )
 def test_other_files_are_told_apart(text, message, tmp_path):
@@ -48,10 +48,10 @@ def test_other_files_are_told_apart(text, message, tmp_path):
 
 def test_suites_measured_one_by_one_become_one_run_and_repetitions_stay_apart():
     speed, optim = results(workload(a=1.0)), results(workload("optim", a=2.0))
-    optim.command = "python -m benchmarks optim"
+    optim.command = "python -m partbench optim"
     (both,) = merged([speed, optim])
     assert [record.suite for record in both.records] == ["speed", "optim"]
-    assert both.command == "python -m benchmarks speed; python -m benchmarks optim"
+    assert both.command == "python -m partbench speed; python -m partbench optim"
     assert len(speed.records) == 1, "what was given stays as it is"
     assert len(merged([speed, optim, results(workload(a=3.0))])) == 2
     optim.commit = "another"

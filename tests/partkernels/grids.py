@@ -7,8 +7,8 @@ import sys
 
 from torch import bfloat16
 
-from benchmarks.compiled_kernels.without_gpu import META, Case, launches
-from benchmarks.peers.layer import Layer
+from partbench.compiled_kernels.without_gpu import META, Case, launches
+from partbench.peers.layer import Layer
 
 # A tensor of so many entries takes 8 GB.
 HUGE = 1 << 32

@@ -26,8 +26,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-from benchmarks.compiled_kernels.without_gpu import META, Case, launches
-from benchmarks.peers.layer import Layer
+from partbench.compiled_kernels.without_gpu import META, Case, launches
+from partbench.peers.layer import Layer
 from partkernels.backend import triton as backend
 from partkernels.backend.triton import launch
 

@@ -26,10 +26,10 @@ def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProce
 def without_library(monkeypatch, tmp_path):
     """partkernels as if no library had been built."""
     monkeypatch.setattr(build_info, "FOLDER", tmp_path)
-    for cached in (dispatch.BACKENDS["cpu"].status, dispatch._warn_of_reference, build_info.facts, dispatch.choose):
+    for cached in (dispatch.BACKENDS["cpu"].status, dispatch._warn_of_reference, build_info._found, dispatch.choose):
         cached.cache_clear()
     yield tmp_path
-    for cached in (dispatch.BACKENDS["cpu"].status, dispatch._warn_of_reference, build_info.facts, dispatch.choose):
+    for cached in (dispatch.BACKENDS["cpu"].status, dispatch._warn_of_reference, build_info._found, dispatch.choose):
         cached.cache_clear()
 
 

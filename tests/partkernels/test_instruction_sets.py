@@ -30,10 +30,9 @@ INSTRUCTION_SET = (
 )
 
 
-# avx512 is avx512_bf16's code but for a few lines, and the C++ tests force it in the short run too.
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.full] if name in ("avx2", "avx512") else []) for name in NAMES]
-)
+# The C++ tests force each of them in the short run too.
+@pytest.mark.full
+@pytest.mark.parametrize("name", NAMES)
 def test_operators_are_right_on_each_instruction_set(name):
     if torch.ops.partkernels_cpu.instruction_set() == name:
         pytest.skip("the other tests run on this one")

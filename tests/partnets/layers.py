@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.testing._internal.common_modules import FunctionInput, ModuleInput, module_db
 
@@ -65,6 +66,41 @@ class Token(nn.Module):
 
     def forward(self, x):
         return torch.cat([self.token.expand(len(x), -1, -1), x], 1) * self.gain
+
+
+class Table(nn.Module):
+    """A module with weights of its own: a bias for each offset and head, and a matrix."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(6, 2))
+        self.matrix = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x):
+        return x @ self.matrix + self.table.sum(1)[:, None]
+
+
+class Reads(nn.Module):
+    """A module that reads the parameters of its child."""
+
+    def __init__(self):
+        super().__init__()
+        self.projection = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.projected(x).tanh()
+
+    def projected(self, x):
+        return F.linear(x, self.projection.weight, self.projection.bias)
+
+
+def of_timm(name, *arguments):
+    def make():
+        import timm.layers
+
+        return getattr(timm.layers, name)(*arguments)
+
+    return make
 
 
 def conv1d_of_transformers():
@@ -141,7 +177,16 @@ CASES = {
     "models.Bias": Case(models.Bias, SEQUENCE, ANY),
     "models.Scale": Case(models.Scale, SEQUENCE, ANY),
     "transformers' Conv1D": Case(conv1d_of_transformers, SEQUENCE),
+    "timm's Linear": Case(of_timm("Linear", 8, 8), SEQUENCE),
+    "timm's Conv2dSame": Case(
+        of_timm("Conv2dSame", 2, 4, 3, 2),
+        (4, 2, 6, 6),
+        [((4, 8, 3), {"stride": 2, "dilation": (1, 2), "groups": 2}, (randn(2, 4, 9, 8),))],
+    ),
+    "timm's BatchNormAct2d": Case(of_timm("BatchNormAct2d", 2), (4, 2, 6, 6), [((3,), {}, (randn(2, 3, 4, 4),))]),
     "broadcast parameters": Case(Token, SEQUENCE),
+    "own weights": Case(Table, SEQUENCE),
+    "weights that a parent reads": Case(Reads, SEQUENCE),
     "tied weights": Case(Tied, (IDS,)),
 }
 

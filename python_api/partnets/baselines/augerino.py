@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Iterator
+from itertools import repeat
+
+from torch import Generator, Tensor
 
 from partnets.hyper import Affine
 from partnets.nn.live import subnetwork
@@ -57,11 +60,11 @@ class Augerino(Trainer):
 
     def iterate(self) -> tuple[int, float, None, None]:
         """A step of w and of ψ on one batch; the loss that is recorded is without the bonus."""
-        batch = self.chunks.sample_upto(1, self.batch_size, self.generator)
+        batch = self._source.sample_upto(1, self.batch_size, self.generator)
         self.optimizer.zero_grad()
         self.hyper_optimizer.zero_grad()
-        with subnetwork(self.model, active=1, update=1):
-            loss = self._loss(batch)
+        with subnetwork(self.model, active=1, update=1, hyper=True):
+            loss = self._loss(self.loss, batch)
             (loss - self.regularisation * self._bonus()).backward()
         check_reached(self.model, self.hyper_optimizer)
         clip_gradient(self.optimizer, self.clip)
@@ -72,6 +75,9 @@ class Augerino(Trainer):
         if self.hyper_scheduler is not None:
             self.hyper_scheduler.step()
         return 1, loss.item(), None, None
+
+    def _plan(self, steps: int, generator: Generator) -> Iterator[tuple[str, int, int]]:
+        return repeat(("draw_upto", 1, self.batch_size), steps)
 
     def _bonus(self) -> Tensor:
         (augmentation,) = self.hyper.values()

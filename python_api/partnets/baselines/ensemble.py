@@ -55,11 +55,11 @@ class Ensemble(Partitioned):
         self.networks = nn.ModuleList(networks)
         self.count, self.active, self.update = count, count, count
 
-    def forward(self, *inputs):
+    def forward(self, *inputs, **named):
         network = self._network(self.active)
         learns = self.update is not None and self.update <= len(self.networks) and self._network(self.update) is network
         with frozen(parameter for _, parameter in (() if learns else self.owned())):
-            return network(*inputs)
+            return network(*inputs, **named)
 
     def owned(self) -> Iterator[tuple[str, nn.Parameter]]:
         shared = set(hyperparameters(self))

@@ -65,7 +65,9 @@ def search(
     try:
         import optuna
     except ImportError as error:
-        raise ImportError("baselines.search needs Optuna; pip install partkernels[baselines].") from error
+        raise ImportError(
+            "baselines.search needs Optuna; pip install optuna, or partkernels' extra 'baselines'."
+        ) from error
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # it reports each study and each trial
     samplers = {

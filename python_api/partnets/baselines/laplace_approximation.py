@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from partnets.data.chunks import as_dataset
+from partnets.data.examples import as_dataset
 from partnets.hyper import hyperparameters
 from partnets.utils.modules import evaluating, frozen
 
@@ -38,8 +38,8 @@ def laplace(
         from laplace import Laplace
     except ImportError as error:
         raise ImportError(
-            "baselines.laplace needs laplace-torch; pip install partkernels[laplace], or, where torchvision cannot be"
-            " installed, laplace-torch and what it imports with pip's --no-deps."
+            "baselines.laplace needs laplace-torch; pip install laplace-torch, or partkernels' extra 'laplace', or,"
+            " where torchvision cannot be installed, laplace-torch and what it imports with pip's --no-deps."
         ) from error
     # What requires a gradient counts as a weight, with a prior.
     with frozen(hyperparameters(model)), evaluating(model), warnings.catch_warnings():

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Dataset
 
 from partnets.baselines.ensemble import Ensemble
 from partnets.data.chunks import Chunks, chunk
 
 
-def whole(model: nn.Module, data: Dataset | Sequence[Tensor], *, seed: int = 0) -> tuple[Ensemble, Chunks]:
+def whole(model: nn.Module, data: Dataset | Sequence, **options) -> tuple[Ensemble, Chunks]:
     """Standard training: one network, one chunk, with hyperparameters that stay as they are.
 
     Args:
         model: an ordinary module.
-        data: a Dataset of (x, y), or tensors (x, y).
-        seed: as of partnets.chunk.
+        data: a Dataset of (x, y) or of dicts with labels, or tensors (x, y).
+        **options: of partnets.chunk, as seed and collate.
 
     Returns:
         What partnets.Trainer takes; the model is networks[0] of the first.
@@ -32,11 +32,11 @@ def whole(model: nn.Module, data: Dataset | Sequence[Tensor], *, seed: int = 0) 
         >>> history.steps["k"]
         [1, 1, 1]
     """
-    return Ensemble([model]), chunk(data, (1.0,), seed=seed)
+    return Ensemble([model]), chunk(data, (1.0,), **options)
 
 
 def held_out(
-    model: nn.Module, data: Dataset | Sequence[Tensor], *, validation: float = 0.1, seed: int = 0
+    model: nn.Module, data: Dataset | Sequence, *, validation: float = 0.1, **options
 ) -> tuple[Ensemble, Chunks]:
     """Validation-set optimisation: weights learn from D_1, and ψ from D_2, which no weight sees (Section 5, Table 2).
 
@@ -45,7 +45,7 @@ def held_out(
     in the paper.
 
     Args:
-        model, data, seed: as of whole.
+        model, data, **options: as of whole.
         validation: the share of the examples in the validation set D_2.
 
     Returns:
@@ -63,4 +63,4 @@ def held_out(
         >>> chunks.sizes, history.steps["k"], history.steps["hyper_k"]
         ([15, 5], [1, 1, 1], [2, 2, 2])
     """
-    return Ensemble([model], count=2), chunk(data, (1 - validation, validation), seed=seed)
+    return Ensemble([model], count=2), chunk(data, (1 - validation, validation), **options)

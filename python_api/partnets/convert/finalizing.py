@@ -1,4 +1,4 @@
-"""finalize: the ordinary model that comes after training a partitioned one."""
+"""finalize: the ordinary model that comes after training a partitioned one, to train on or to deploy."""
 
 from __future__ import annotations
 
@@ -8,35 +8,45 @@ import torch
 from torch import nn
 
 from partkernels.defaults import check_seed
+from partnets.convert.deploying import deployed
 from partnets.convert.merging import merge, without_partitions
 from partnets.hyper import Hyperparameter, hyperparameters
 from partnets.nn.partitioned import count, partitioned_layers
+from partnets.utils.checks import check_at_least
 from partnets.utils.modules import device_of
 from partnets.utils.random_state import preserved
 
-MODES = ("finetune", "retrain")
+MODES = ("finetune", "retrain", "deploy")
 
 
-def finalize(model: nn.Module, mode: str, *, seed: int = 0) -> nn.Module:
-    """An ordinary model with the hyperparameters that were found, frozen, to train on all of the data.
+def finalize(model: nn.Module, mode: str, *, seed: int = 0, draws: int = 0) -> nn.Module:
+    """An ordinary model with the hyperparameters that were found, to train on all of the data or to deploy.
 
-    The result has torch's layers, trains in any loop with any optimiser, and shares no parameter with the model, which
-    stays as it is. Modules of partnets.hyper are inside, with the values that they learned.
+    The result has torch's layers and shares no parameter with the model, which stays as it is. To train on, it goes
+    into any loop with any optimiser: modules of partnets.hyper are inside and do in training what they learned, frozen.
+    To deploy, none of them is left.
 
     Args:
-        model: with partitioned layers.
+        model: with partitioned layers; for 'deploy' also what `finalize` or partnets.merge gave, trained since.
         mode: 'finetune': what the whole network computes, as partnets.merge makes it, with ψ frozen, to train on (Table
             2 and Appendix I.4, at a lower learning rate).
             'retrain': a network that has seen no data, with ψ frozen, to train from scratch (Appendix G): what
             partitions own is drawn anew, as torch draws it, as the layer's `seed_defaults` say (then with a bias of 0)
             or from the distribution of defaults that were given. What was frozen keeps its values.
-        seed: an int in [0, 2**63), of the values that 'retrain' draws. They are the same on every machine, but may
-            differ between kinds of devices.
+            'deploy': what the whole network computes, in evaluation mode, made of torch's modules and the model's own
+            classes alone, and nothing random in it. ConcreteDropout becomes nn.Dropout with its rate, InputMask a
+            multiplication, Submodule the module in it, frozen; another Hyperparameter what its to_ordinary() says.
+            Augmentations go, and of Averaged the network stays: it sees each example once, as it is.
+        seed: an int in [0, 2**63), of the values that 'retrain' draws, and of `draws`. They are the same on every
+            machine, but may differ between kinds of devices.
+        draws: with 'deploy', keeps Averaged, over so many draws of its augmentation that stay: the same at each call
+            and for each example. Averaged is a class of partnets; torch.export and ONNX leave it behind.
 
     Raises:
-        ValueError: the mode is none of these, or the model has no partitioned layers. With 'retrain', modules with
-            parameters have no initial values: a layer without reset_parameters, one whose defaults are stored, or one
-            that trains without being partitioned. All are named.
+        ValueError: the mode is none of these, or the model has no partitioned layers, which 'deploy' can do without.
+            With 'retrain', modules with parameters have no initial values: a layer without reset_parameters, one whose
+            defaults are stored, or one that trains without being partitioned. With 'deploy', a hyperparameter has
+            nothing of torch to take its place, or draws are asked for where none can be fixed. All are named.
 
     Example:
         >>> import partnets
@@ -46,11 +56,23 @@ def finalize(model: nn.Module, mode: str, *, seed: int = 0) -> nn.Module:
         >>> [name for name, parameter in network.named_parameters() if parameter.requires_grad]
         ['1.weight', '1.bias']
         >>> optimizer = torch.optim.SGD([p for p in network.parameters() if p.requires_grad], lr=0.1)
+        >>> finalize(network, "deploy")
+        Sequential(
+          (0): MeanMask()
+          (1): Linear(in_features=4, out_features=2, bias=True)
+        )
+        >>> [type(module).__module__ for module in finalize(network, "deploy")]
+        ['torch.fx.graph_module', 'torch.nn.modules.linear']
     """
     if mode not in MODES:
-        use = " For a model to use as it is, call partnets.merge(model)." if mode == "merge" else ""
+        use = " For the whole network as it is, call partnets.merge(model)." if mode == "merge" else ""
         raise ValueError(f"mode={mode!r}; pass one of {', '.join(map(repr, MODES))}.{use}")
     check_seed("seed", seed)
+    check_at_least(0, draws=draws)
+    if mode == "deploy":
+        return deployed(model, draws, seed)
+    if draws:
+        raise ValueError(f"draws={draws} with mode={mode!r}, whose augmentation draws anew; they are for 'deploy'.")
     ordinary = merge(model) if mode == "finetune" else _fresh(model, seed)
     for parameter in hyperparameters(ordinary):
         parameter.requires_grad_(False)

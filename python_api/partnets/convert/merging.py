@@ -8,6 +8,7 @@ from torch import nn
 
 from partkernels.operators.checks import check_live
 from partnets.convert.partitioning import replace_modules
+from partnets.nn.batch_norm import warn_of_stale
 from partnets.nn.partitioned import Partitioned, count, partitioned_layers
 from partnets.nn.state_dict import unguard
 
@@ -15,8 +16,9 @@ from partnets.nn.state_dict import unguard
 def merge(model: nn.Module, active: int | None = None) -> nn.Module:
     """A copy of the model with ordinary layers, whose parameters are those of subnetwork `active`.
 
-    Its outputs are the subnetwork's up to rounding. Modules of partnets.hyper stay as they are; partnets.finalize
-    freezes them, for further training.
+    Its outputs are the subnetwork's up to rounding. Modules of partnets.hyper stay as they are, and go on learning from
+    an optimiser that is given their parameters; partnets.finalize freezes them, for further training, or leaves nothing
+    of them, to deploy.
 
     Args:
         model: with partitioned layers; it stays as it is.
@@ -24,6 +26,10 @@ def merge(model: nn.Module, active: int | None = None) -> nn.Module:
 
     Raises:
         ValueError: active is out of range, or the model has no partitioned layers.
+
+    Warns:
+        UserWarning: running statistics of BatchNorm layers are older than the weights; see
+            partnets.estimate_statistics.
 
     Example:
         >>> import partnets
@@ -33,6 +39,7 @@ def merge(model: nn.Module, active: int | None = None) -> nn.Module:
         )
     """
     active = count(model) if active is None else active
+    warn_of_stale(model)
     model = copy.deepcopy(model)
     layers = [layer for _, layer in partitioned_layers(model)]
     check_live(layers[0], active, None)

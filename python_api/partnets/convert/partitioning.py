@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils.parametrizations import _SpectralNorm
 
 import partkernels
 from partkernels.defaults import check_seed
 from partkernels.partition import sizes
+from partnets.convert.reads import read_by
 from partnets.hyper import Hyperparameter
-from partnets.nn import broadcast, state_dict
+from partnets.nn import state_dict
 from partnets.nn.layer import PartitionedLayer
+from partnets.nn.own_parameters import OwnParameters, is_broadcast, own_parameters_class
 from partnets.nn.partitioned import Partitioned
-from partnets.nn.registry import known, rule_of
+from partnets.nn.registry import Rule, known, rule_of
 from partnets.utils import seeds
+from partnets.utils.modules import is_frozen
 
 # Layers that a warning names one by one.
 MOST_NAMED = 10
+# What a class may have and OwnParameters has too: it calls the class's, or reads it.
+SHARED = {"reset_parameters", "seed_defaults"}
+RULE = "give its type a rule with partnets.register"
 
 
 def partition(
@@ -32,15 +41,19 @@ def partition(
     seed: int = 0,
     skip: Iterable[str | nn.Module] = (),
     scheme: str = "weight",
+    frozen: bool = False,
 ) -> nn.Module:
     """Replaces the layers of a model by partitioned ones, a fixed proportion of each at random (Appendix C).
 
     torch's layers have rules: Linear, Bilinear, convolutions and transposed ones, Embedding and EmbeddingBag,
     MultiheadAttention, RNN, LSTM and GRU, GroupNorm, LayerNorm, RMSNorm and BatchNorm; so have FixUp's scalars of
-    partnets.models and transformers' Conv1D. `register` adds others. Any other module's own parameters are taken for
-    shifts, b_1 + ... + b_k, if they are broadcast: scalars, vectors, and those whose first dimension is 1, such as
-    class tokens and position embeddings. Layers that share a weight share its partition. Modules of partnets.hyper
-    stay, and so do modules without parameters.
+    partnets.models, and some layers of transformers and timm. `register` adds others. Any other module's code goes on
+    reading its own parameters as attributes, and gets those of the live subnetwork: shifts, b_1 + ... + b_k, if they
+    are broadcast (scalars, vectors, and those whose first dimension is 1, such as class tokens and position
+    embeddings), and else weights. So are layers treated whose parents read their parameters, as F.linear(x,
+    self.proj.weight) does. Layers that share a weight share its partition. Modules of partnets.hyper stay, and so do
+    modules without parameters. Parameters that require no gradient stay as they are, in every subnetwork: a module all
+    of which is frozen is left alone, like one that `skip` names.
 
     A layer's own seed is derived from (seed, its dotted path), so the same call on the same architecture gives the same
     partitions everywhere.
@@ -50,15 +63,17 @@ def partition(
         proportions: C numbers that sum to 1. The paper matches them to the chunks' (Appendix I.2).
         defaults: 'seed' re-initialises weights and biases from the layer's seed, so that the weight starts at its
             defaults at no memory: as torch does, or, where the present values were not drawn like that, from a uniform
-            or normal distribution of their standard deviation, or as `seed_defaults` says. 'zero' keeps the present
-            weights, with defaults of 0; 'stored' keeps the present weights and a copy of them as defaults, for
-            pretrained models. Or an object, as in partnets.Linear. Shifts and scales have no defaults. None is 'seed',
-            with a warning that names the layers whose weights don't look as their own initialisation draws them:
-            what they had learned is lost.
+            or normal distribution of their standard deviation, or as `seed_defaults` says; weights of modules without
+            a rule stay, and are stored. 'zero' keeps the present weights, with defaults of 0; 'stored' keeps the
+            present weights and a copy of them as defaults, for models that were pretrained on other data: of weights
+            that have seen D_2..D_C, L_ML means nothing. Or an object, as in partnets.Linear. Shifts and scales have no
+            defaults. None is 'seed', with a warning that names the layers whose weights don't look as their own
+            initialisation draws them: what they had learned is lost.
         seed: an int in [0, 2**63).
         skip: dotted paths or modules that stay as they are, with everything inside them.
         scheme: 'weight' gives each entry of a weight to a partition at random; 'node' each output of a layer, with all
             weights that it depends on (Appendix C).
+        frozen: partitions parameters that require no gradient as well, for a model that is to be unfrozen later.
 
     A layer can say how it starts when it is drawn from a seed: with an attribute `seed_defaults` on the ordinary layer,
     before this call, which is partkernels.Zeros(), or is called with seed= and returns such an object. Then 'seed'
@@ -78,8 +93,8 @@ def partition(
         UserWarning: without `defaults`, weights are redrawn that may be pretrained.
 
     Raises:
-        ValueError: a module has neither a rule nor only parameters that are broadcast, or keeps running statistics (all
-            of them are named); a layer is partitioned already; a shared parameter has no one partition; a path in skip
+        ValueError: modules without a rule cannot be divided, since they keep running statistics, for example (each type
+            is named once); a layer is partitioned already; a shared parameter has no one partition; a path in skip
             does not exist; or an argument is out of range. The model has not changed then.
 
     Example:
@@ -89,10 +104,10 @@ def partition(
     """
     check_seed("seed", seed)
     sizes(0, proportions)
-    found = _found(model, _skipped(model, skip))
+    found = _found(model, _skipped(model, skip), frozen)
     options = {"defaults": "seed" if defaults is None else defaults, "scheme": scheme}
     new = {
-        layer: rule_of(type(layer))(layer, proportions, seed=seeds.derived(seed, path), **options)
+        layer: _divided(rule_of(type(layer)), layer, frozen, proportions, seeds.derived(seed, path), options)
         for path, layer in found.layers.items()
     }
     if defaults is None:
@@ -100,13 +115,39 @@ def partition(
         # Of tied layers one drew the weight that they share.
         usual = {weight for weights in redrawn.values() for weight, is_usual in weights.items() if is_usual}
         _warn_of_lost([path for path, weights in redrawn.items() if weights.keys() - usual])
-    _share_tied(model, new, found.broadcasting.values())
-    for module in found.broadcasting.values():
-        broadcast.divide(module, len(proportions))
+    own = {
+        module: _divided(
+            _class_for(module).from_ordinary, module, frozen, proportions, seeds.derived(seed, path), options
+        )
+        for path, module in found.owning.items()
+    }
+    _share_tied(model, new | own, frozen)
+    for module, divided in own.items():  # others may hold the module itself, and it stays
+        module.__class__ = type(divided)
+        module.__dict__.update(divided.__dict__)
     model = replace_modules(model, new)
     if not isinstance(model, PartitionedLayer):  # which look after themselves
         state_dict.guard(model)
     return model
+
+
+def _divided(
+    rule: Rule, layer: nn.Module, frozen: bool, proportions: Sequence[float], seed: int, options: dict[str, Any]
+) -> nn.Module:
+    """What a rule makes of a layer; with `frozen`, of parameters that require no gradient as of the others."""
+    still = [name for name, parameter in layer.named_parameters() if frozen and not parameter.requires_grad]
+    parameters = dict(layer.named_parameters())
+    try:
+        for name in still:
+            parameters[name].requires_grad_(True)
+        new = rule(layer, proportions, seed=seed, **options)
+    finally:
+        for name in still:
+            parameters[name].requires_grad_(False)
+    for name, parameter in new.named_parameters():
+        if name in still:
+            parameter.requires_grad_(False)
+    return new
 
 
 def _redrawn(layer: nn.Module, new: nn.Module) -> Iterator[tuple[nn.Parameter, bool]]:
@@ -139,12 +180,30 @@ def _warn_of_lost(paths: list[str]) -> None:
 
 
 def replace_modules(model: nn.Module, new: dict[nn.Module, nn.Module]) -> nn.Module:
-    """The model with each module of `new` replaced, under every path that it has, also inside of what replaces one."""
+    """The model with each module of `new` replaced, under every path that it has, also inside of what replaces one.
+
+    So are those that a module keeps in a plain list, tuple or dict beside its attributes, as forward may go through it.
+    """
     for root in (model, *new.values()):
         for module in list(root.modules()):
             for name, child in module._modules.items():
                 module._modules[name] = new.get(child, child)
+            for name, value in list(vars(module).items()):
+                if name not in ("_modules", "_parameters", "_buffers") and isinstance(value, list | tuple | dict):
+                    vars(module)[name] = _replaced(value, new)
     return new.get(model, model)
+
+
+def _replaced(kept: list | tuple | dict, new: dict[nn.Module, nn.Module]) -> list | tuple | dict:
+    """A container with modules replaced; a list or a dict in place, for others may hold it too."""
+    pairs = list(kept.items() if isinstance(kept, dict) else enumerate(kept))
+    found = {key: new[value] for key, value in pairs if isinstance(value, nn.Module) and value in new}
+    if found and isinstance(kept, tuple):
+        make = getattr(type(kept), "_make", type(kept))  # a namedtuple's
+        return make(found.get(key, value) for key, value in pairs)
+    for key, value in found.items():
+        kept[key] = value
+    return kept
 
 
 def _skipped(model: nn.Module, skip: Iterable[str | nn.Module]) -> set[nn.Module]:
@@ -160,25 +219,35 @@ def _skipped(model: nn.Module, skip: Iterable[str | nn.Module]) -> set[nn.Module
     return skipped
 
 
-def without_rule(model: nn.Module, *, skip: Iterable[str | nn.Module] = ()) -> dict[str, str]:
+def without_rule(model: nn.Module, *, skip: Iterable[str | nn.Module] = (), frozen: bool = False) -> dict[str, str]:
     """The path of each module that `partition` cannot divide and would raise for, and why.
 
     Args:
-        model, skip: as in `partition`.
+        model, skip, frozen: as in `partition`.
 
     Example:
-        >>> import torch
-        >>> class Scaled(nn.Module):
-        ...     def __init__(self):
-        ...         super().__init__()
-        ...         self.matrix = nn.Parameter(torch.eye(4))
-        >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), Scaled())
+        >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.LazyLinear(3))
         >>> without_rule(model)
-        {'1': 'a Scaled without a rule, and with parameters that are not broadcast: matrix [4, 4]'}
+        {'1': 'a LazyLinear whose parameters are made by its first call; call it first'}
         >>> partition(model, (0.5, 0.5), skip=without_rule(model))[0].count
         2
     """
-    return find(model, _skipped(model, skip)).obstacles
+    obstacles = find(model, _skipped(model, skip), frozen).obstacles
+    return {path: f"a {kind} {what}; {cure}" for path, (kind, what, cure) in obstacles.items()}
+
+
+class Obstacle(NamedTuple):
+    """Why a module cannot be divided, and what helps.
+
+    Attributes:
+        kind: the name of its class.
+        what: what of it is in the way, in words that follow "a {kind}".
+        cure: what to do.
+    """
+
+    kind: str
+    what: str
+    cure: str
 
 
 class Found(NamedTuple):
@@ -186,78 +255,171 @@ class Found(NamedTuple):
 
     Attributes:
         layers: those that rules replace.
-        broadcasting: modules without a rule, whose own parameters are taken for shifts.
+        owning: modules without a rule that have parameters of their own, and layers whose parents read theirs.
         obstacles: why each of the other modules that have something to divide cannot be divided.
     """
 
     layers: dict[str, nn.Module]
-    broadcasting: dict[str, nn.Module]
-    obstacles: dict[str, str]
+    owning: dict[str, nn.Module]
+    obstacles: dict[str, Obstacle]
 
 
-def find(model: nn.Module, skipped: Collection[nn.Module] = ()) -> Found:
-    """What `partition` would do with each module of a model, except those that are skipped."""
-    layers, broadcasting, obstacles = {}, {}, {}
-    seen = set()
+def find(model: nn.Module, skipped: Collection[nn.Module] = (), frozen: bool = False) -> Found:
+    """What `partition` would do with each module of a model, except those that are skipped, or frozen without `frozen`.
+
+    A frozen module is one with parameters, of its own or inside, none of which requires a gradient.
+    """
+    layers, owning, obstacles = {}, {}, {}
+    seen, read = set(), set()
+    for module in model.modules():
+        if module not in skipped and not isinstance(module, Hyperparameter) and rule_of(type(module)) is None:
+            read |= read_by(module)
+
+    def left_alone(module: nn.Module) -> bool:
+        return not frozen and is_frozen(module)
 
     def visit(path: str, module: nn.Module) -> None:
-        if module in skipped or module in seen or isinstance(module, Hyperparameter):
+        if module in skipped or module in seen or isinstance(module, Hyperparameter) or left_alone(module):
             return
         seen.add(module)
-        own = {name: parameter for name, parameter in module._parameters.items() if parameter is not None}
         kind = type(module).__name__
         if isinstance(module, Partitioned):
-            obstacles[path] = f"a {kind} that is partitioned already"
+            obstacles[path] = Obstacle(kind, "that is partitioned already", "merge the model first")
             return
-        if rule_of(type(module)) is not None:
+        if rule_of(type(module)) is not None and module not in read:
             if any(child in skipped for child in module.modules()):
-                obstacles[path] = f"a {kind} of which a part is skipped; skip all of it"
+                obstacles[path] = Obstacle(kind, "of which a part is skipped", "skip all of it")
             layers[path] = module
             return
-        if isinstance(module, nn.TransformerEncoderLayer) and module.self_attn in skipped:
-            obstacles[path] = (
-                f"a {kind}, which reads its children's weights if its self_attn is skipped; skip all of it"
-            )
-        elif isinstance(module, _NormBase) and module.running_mean is not None:
-            obstacles[path] = f"a {kind} whose running statistics would carry data between chunks"
-        elif any(isinstance(parameter, UninitializedParameter) for parameter in own.values()):
-            obstacles[path] = f"a {kind} whose parameters are made by its first call; call it first"
-        elif not all(broadcast.is_broadcast(parameter) for parameter in own.values()):
-            listed = ", ".join(f"{name} {[*p.shape]}" for name, p in own.items() if not broadcast.is_broadcast(p))
-            obstacles[path] = f"a {kind} without a rule, and with parameters that are not broadcast: {listed}"
-        elif own:
-            broadcasting[path] = module
+        obstacle = _obstacle(module, {*skipped, *read}, frozen)
+        if obstacle is not None:
+            obstacles[path] = obstacle
+        elif _owned(module, frozen):
+            owning[path] = module
         for name, child in module.named_children():
             visit(f"{path}.{name}" if path else name, child)
 
     visit("", model)
-    return Found(layers, broadcasting, obstacles)
+    return Found(layers, owning, obstacles)
 
 
-def _found(model: nn.Module, skipped: set[nn.Module]) -> Found:
-    """What `find` finds; raises for all that need a rule and have none."""
-    found = find(model, skipped)
-    if found.obstacles:
-        listed = "\n".join(f"  {path or 'the model itself'}: {what}" for path, what in found.obstacles.items())
-        raise ValueError(
-            f"this model cannot be partitioned as it is:\n{listed}\nLeave them out with"
-            f" skip={[*found.obstacles]!r} and freeze them (parameters without gradients, evaluation mode), or give"
-            " their type a rule with partnets.register."
+def _owned(module: nn.Module, frozen: bool) -> dict[str, nn.Parameter]:
+    """The parameters that a module keeps for itself; none if all of them are frozen, without `frozen`."""
+    own = {name: parameter for name, parameter in module._parameters.items() if parameter is not None}
+    return own if frozen or any(parameter.requires_grad for parameter in own.values()) else {}
+
+
+def _obstacle(module: nn.Module, without_rules: Collection[nn.Module], frozen: bool) -> Obstacle | None:
+    """Why the parameters that a module keeps for itself cannot be divided; None if they can be, or there are none.
+
+    Args:
+        module: without a rule.
+        without_rules: modules whose rules do not count.
+        frozen: whether parameters that require no gradient count.
+    """
+    kind = type(module).__name__
+    own = _owned(module, frozen)
+    if isinstance(module, nn.TransformerEncoderLayer):
+        attention = module.self_attn
+        left_alone = not frozen and is_frozen(attention)
+        if attention in without_rules or left_alone or rule_of(type(attention)) is None:
+            what = "which reads its children's weights unless a rule replaces its self_attn"
+            return Obstacle(kind, what, "skip or freeze all of it")
+    if isinstance(module, _SpectralNorm):
+        what = "whose power iteration would carry data between chunks"
+        return Obstacle(kind, what, "remove the spectral normalisation first")
+    running = [name for name, buffer in module._buffers.items() if name.startswith("running_") and buffer is not None]
+    if running and (own or isinstance(module, _NormBase)):
+        what = "whose running statistics would carry data between chunks"
+        what += ", and whose parameters its parent reads" if module in without_rules else ""
+        return Obstacle(kind, what, "replace it by one that keeps none, as GroupNorm, or has a rule, as BatchNorm2d")
+    if any(isinstance(parameter, UninitializedParameter) for parameter in own.values()):
+        return Obstacle(kind, "whose parameters are made by its first call", "call it first")
+    others = [name for name, value in vars(module).items() if name != "_parameters" and _holds(value, own.values())]
+    if others:
+        return Obstacle(kind, f"without a rule, which keeps its parameters in {', '.join(others)} too", RULE)
+    if len(set(own.values())) < len(own):
+        return Obstacle(kind, f"without a rule, with one parameter under several names of {', '.join(own)}", RULE)
+    if own and (taken := _taken_names(module)):
+        return Obstacle(
+            kind, f"without a rule, whose {', '.join(taken)} is partnets' own name", f"rename it, or {RULE}"
         )
-    if not found.layers and not found.broadcasting:
+    whole = [f"{name} of {p.dtype}" for name, p in own.items() if not (is_broadcast(p) or p.is_floating_point())]
+    if whole:
+        return Obstacle(kind, f"without a rule, with parameters that are no real numbers: {', '.join(whole)}", RULE)
+    return None
+
+
+def _holds(value: object, parameters: Collection[nn.Parameter]) -> bool:
+    """Whether a value is one of these parameters, or a container with one in it."""
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+    return any(isinstance(one, Tensor) and any(one is parameter for parameter in parameters) for one in values)
+
+
+def _taken_names(module: nn.Module) -> list[str]:
+    """The names of a module's attributes, methods and children that OwnParameters hides, or that hide its."""
+    theirs = {name for cls in _above(nn.Module, type(module)) for name in vars(cls)}
+    theirs |= {*vars(module), *module._modules, *module._parameters, *module._buffers}
+    classes = _above(nn.Module, OwnParameters)
+    ours = {name for cls in classes for name in (*vars(cls), *inspect.get_annotations(cls))}
+    ours -= vars(nn.Module).keys() | SHARED
+    return sorted(name for name in theirs & ours if not name.startswith("__"))
+
+
+def _above(base: type, cls: type) -> list[type]:
+    """A class and its bases, but for those that `base` has as well."""
+    return [one for one in cls.__mro__ if not issubclass(base, one)]
+
+
+def _class_for(module: nn.Module) -> type[OwnParameters]:
+    own = {name: parameter for name, parameter in module._parameters.items() if parameter is not None}
+    shifts = tuple(name for name in module._parameters if name not in own or is_broadcast(own[name]))
+    weights = tuple(name for name in own if name not in shifts)
+    caches = tuple(name for name, value in vars(module).items() if "cache" in name and type(value) is dict)
+    return own_parameters_class(type(module), weights, shifts, caches)
+
+
+def _found(model: nn.Module, skipped: set[nn.Module], frozen: bool) -> Found:
+    """What `find` finds; raises for all that need a rule and have none."""
+    found = find(model, skipped, frozen)
+    if found.obstacles:
+        raise ValueError(_refusal(found.obstacles))
+    if not found.layers and not found.owning and is_frozen(model) and not frozen:
+        raise ValueError(
+            f"no parameter of this {type(model).__name__} requires a gradient, so that none is partitioned; unfreeze"
+            " what is to learn, or pass frozen=True to partition all of it."
+        )
+    if not found.layers and not found.owning:
         names = ", ".join(layer_type.__name__ for layer_type in known())
         raise ValueError(f"this {type(model).__name__} has no layer to partition; known are {names}.")
     return found
 
 
-def _share_tied(model: nn.Module, new: dict[nn.Module, nn.Module], broadcasting: Collection[nn.Module]) -> None:
+def _refusal(obstacles: dict[str, Obstacle]) -> str:
+    """Each type once, with how many there are, where the first is, and what helps."""
+    alike: dict[Obstacle, list[str]] = defaultdict(list)
+    for path, obstacle in obstacles.items():
+        alike[obstacle].append(path or "the model itself")
+    lines = [
+        f"  {len(paths)} {kind} ({paths[0]}{', ...' if len(paths) > 1 else ''}) {what}; {cure}."
+        for (kind, what, cure), paths in alike.items()
+    ]
+    return (
+        "this model cannot be partitioned as it is:\n" + "\n".join(lines) + "\nOr leave them out, with"
+        " skip=partnets.without_rule(model), and freeze them (parameters without gradients, evaluation mode)."
+    )
+
+
+def _share_tied(model: nn.Module, new: dict[nn.Module, nn.Module], frozen: bool) -> None:
     """Gives new layers whose ordinary ones share a parameter one parameter and one partition; raises if it can't."""
     owners: dict[nn.Parameter, list[tuple[str, nn.Module, str]]] = {}
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             owners.setdefault(parameter, []).append((f"{path}.{name}" if path else name, module, name))
-    for tied in owners.values():
-        if len(tied) == 1 or not any(module in new or module in broadcasting for _, module, _ in tied):
+    for parameter, tied in owners.items():
+        if not frozen and not parameter.requires_grad:
+            continue  # every layer has kept it
+        if len(tied) == 1 or not any(module in new for _, module, _ in tied):
             continue
         layers = [(new.get(module), name) for _, module, name in tied]
         first, first_name = layers[0]

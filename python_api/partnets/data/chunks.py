@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+import hashlib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,7 +14,13 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from partkernels.defaults import check_seed
 from partkernels.partition import sizes
+from partnets.data.examples import Collate, Indices, as_dataset, below_subsets, collated
+from partnets.data.fetching import Request, batches, fetch, fetched
+from partnets.data.splitting import codes, given, grouped, stratified
 from partnets.utils.checks import check_at_least
+
+# How many examples tell one data set from another.
+DIGESTED = 64
 
 
 class Chunks:
@@ -23,7 +32,7 @@ class Chunks:
         dataset: all of the data, D_1:C.
         sizes: the number of examples of each chunk.
         collate: makes a batch of a list of examples: torch's default_collate, unless another was given to
-            partnets.chunk. The tensors of a TensorDataset are indexed without it.
+            partnets.chunk. The tensors of a TensorDataset are indexed without the default one.
 
     Raises:
         IndexError: a chunk's number is not in 1..C.
@@ -35,7 +44,7 @@ class Chunks:
     """
 
     def __init__(
-        self, dataset: Dataset, order: Tensor, sizes: Sequence[int], collate: Callable[[list], Any] = default_collate
+        self, dataset: Dataset, order: Tensor, sizes: Sequence[int], collate: Collate = default_collate
     ) -> None:
         self.dataset = dataset
         self.collate = collate
@@ -58,6 +67,35 @@ class Chunks:
         """u_1..u_C (Appendix I.1): each chunk's actual share of the examples."""
         return tuple(size / len(self.order) for size in self.sizes)
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """Tells these chunks from others: hexadecimal digits of the split, a hyphen, and those of up to 64 examples.
+
+        It is the same in every process and on every machine. Examples count where the data are tensors; of a Dataset
+        that may transform what it gives there are no digits after the hyphen. See is_of.
+
+        Example:
+            >>> x = torch.arange(10)
+            >>> first, again, other = (chunk((x,), (0.8, 0.2), seed=seed).fingerprint for seed in (0, 0, 1))
+            >>> first == again, first == other
+            (True, False)
+        """
+        found = hashlib.blake2b(self.order.contiguous().numpy(), digest_size=16)
+        found.update(repr((self.sizes, len(self.dataset))).encode())
+        return f"{found.hexdigest()}-{digest(self) or ''}"
+
+    def is_of(self, fingerprint: str) -> bool:
+        """Whether a fingerprint may be of these chunks: it has the same split, and where both know it the same data.
+
+        Example:
+            >>> x = torch.arange(10)
+            >>> chunks, listed = chunk((x,), (0.8, 0.2)), chunk([(i,) for i in x], (0.8, 0.2))
+            >>> listed.is_of(chunks.fingerprint), listed.fingerprint == chunks.fingerprint
+            (True, False)
+        """
+        (split, _, data), (their_split, _, theirs) = self.fingerprint.partition("-"), fingerprint.partition("-")
+        return split == their_split and (data == theirs or not (data and theirs))
+
     def indices(self, k: int) -> Tensor:
         """The indices of D_k's examples in the dataset, int64 [sizes[k - 1]]."""
         self._check(k)
@@ -66,7 +104,7 @@ class Chunks:
     def upto(self, k: int) -> Subset:
         """D_1:k."""
         self._check(k)
-        return Subset(self.dataset, self.order[: self._ends[k]].tolist())
+        return Subset(self.dataset, Indices(self.order[: self._ends[k]]))
 
     def sample(self, k: int, batch_size: int, generator: Generator | None = None):
         """A batch from D_k, uniformly with replacement (Appendix I.1, hyperparameters).
@@ -84,13 +122,33 @@ class Chunks:
             >>> [part.shape for part in chunks.sample(2, batch_size=5)]
             [torch.Size([5]), torch.Size([5])]
         """
-        self._check(k)
-        return self._sample(self._ends[k - 1], self._ends[k], batch_size, generator)
+        return self.fetch(self.draw(k, batch_size, generator))
 
     def sample_upto(self, k: int, batch_size: int, generator: Generator | None = None):
         """A batch from D_1:k, uniformly with replacement (Appendix I.1, parameters). Arguments as for sample."""
+        return self.fetch(self.draw_upto(k, batch_size, generator))
+
+    def draw(self, k: int, batch_size: int, generator: Generator | None = None) -> Tensor:
+        """Which examples sample would give, for fetch: int64 [batch_size]. Arguments as for sample."""
         self._check(k)
-        return self._sample(0, self._ends[k], batch_size, generator)
+        return self._drawn(self._ends[k - 1], self._ends[k], batch_size, generator)
+
+    def draw_upto(self, k: int, batch_size: int, generator: Generator | None = None) -> Tensor:
+        """Which examples sample_upto would give, for fetch: int64 [batch_size]. Arguments as for sample."""
+        self._check(k)
+        return self._drawn(0, self._ends[k], batch_size, generator)
+
+    def fetch(self, drawn: Tensor):
+        """The batch of what draw or draw_upto gave."""
+        return collated(self._examples, drawn, self.collate)
+
+    def fetch_as_asked(self, wanted: Request, loading: Mapping[str, Any]):
+        """The batch of a request, in this process, as worker processes with these options would give it."""
+        return fetch(self._examples, self.collate, wanted, loading)
+
+    def fetched(self, requests: Iterator[Request], loading: Mapping[str, Any]) -> Iterator:
+        """The batches of requests, by a DataLoader with these options. Close it, so that no process stays."""
+        return fetched(self._examples, self.collate, requests, loading)
 
     def batches(self, k: int, batch_size: int) -> Iterator:
         """D_k in batches, each example once, in a fixed order; the last batch may be smaller.
@@ -106,7 +164,7 @@ class Chunks:
         return self.count
 
     def __getitem__(self, k: int) -> Subset:
-        return Subset(self.dataset, self.indices(k).tolist())
+        return Subset(self.dataset, Indices(self.indices(k)))
 
     def __iter__(self) -> Iterator[Subset]:
         return (self[k] for k in range(1, self.count + 1))
@@ -118,97 +176,112 @@ class Chunks:
         if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self.count:
             raise IndexError(f"chunk {k!r}, but there are {self.count} chunks; pass an int in 1..{self.count}.")
 
-    def _sample(self, start: int, end: int, batch_size: int, generator: Generator | None):
+    def _drawn(self, start: int, end: int, batch_size: int, generator: Generator | None) -> Tensor:
         check_at_least(1, batch_size=batch_size)
-        places = self._places[start + self._draws(end - start, batch_size, generator)]
-        return _collated(self._examples, places, self.collate)
+        return self._places[start + self._draws(end - start, batch_size, generator)]
 
     def _draws(self, count: int, batch_size: int, generator: Generator | None) -> Tensor:
         return torch.randint(count, (batch_size,), generator=generator, device="cpu")
 
 
-def batches(
-    dataset: Dataset, batch_size: int, indices: Tensor | None = None, collate: Callable[[list], Any] = default_collate
-) -> Iterator:
-    """The examples at these indices, or all, in batches and in this order; the last may be smaller."""
-    check_at_least(1, batch_size=batch_size)
-    indices = torch.arange(len(dataset), device="cpu") if indices is None else indices
-    dataset, indices = below_subsets(dataset, indices)
-    return (_collated(dataset, part, collate) for part in indices.split(batch_size))
-
-
-def below_subsets(dataset: Dataset, indices: Tensor) -> tuple[Dataset, Tensor]:
-    """The dataset below Subsets, and where these examples are in it."""
-    # A subclass may do more in __getitem__, as to transform an example; the same goes for TensorDataset below.
-    while type(dataset) is Subset:
-        dataset, indices = dataset.dataset, torch.as_tensor(dataset.indices, device="cpu")[indices]
-    return dataset, indices
-
-
-def _collated(dataset: Dataset, indices: Tensor, collate: Callable[[list], Any]):
-    """The examples of a dataset at these indices as a batch."""
-    if type(dataset) is TensorDataset:
-        return tuple(tensor[indices] for tensor in dataset.tensors)
-    return collate([dataset[i] for i in indices.tolist()])
-
-
-def as_dataset(data: Dataset | Sequence[Tensor]) -> Dataset:
-    """A map-style dataset with a length: data itself, or the TensorDataset of tensors of equal length.
-
-    Raises:
-        TypeError: data is neither.
-        ValueError: tensors differ in length.
-    """
-    if isinstance(data, tuple | list):
-        if not data or not all(isinstance(tensor, Tensor) and tensor.dim() > 0 for tensor in data):
-            raise TypeError("data must be tensors with at least one dimension, as in (x, y), or a Dataset.")
-        lengths = [len(tensor) for tensor in data]
-        if len(set(lengths)) > 1:
-            raise ValueError(f"the tensors have {lengths} examples; pass tensors of equal length.")
-        return TensorDataset(*data)
-    array = hasattr(data, "__array__") or isinstance(data, Mapping)
-    if array or not isinstance(data, Sized) or not hasattr(data, "__getitem__"):
-        raise TypeError(
-            f"data are a {type(data).__name__}; pass a Dataset with __len__ and __getitem__, or tensors (x, y)."
-        )
-    return data
+def digest(chunks: Chunks) -> str | None:
+    """Of a few examples, to know data in another order by; None for data sets that may transform what they give."""
+    last = len(chunks.order) - 1
+    # In float32, as older checkpoints have it; above 2^24 the last one is rounded up to what is not there.
+    few = chunks.order[torch.linspace(0, last, DIGESTED, device="cpu").long().clamp(max=last)]
+    dataset, places = below_subsets(chunks.dataset, few)
+    if type(dataset) is not TensorDataset:
+        return None
+    digest = hashlib.blake2b(digest_size=16)
+    for part in dataset[places]:
+        digest.update(part.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def chunk(
-    dataset: Dataset | Sequence[Tensor],
-    proportions: Sequence[float],
+    dataset: Dataset | Sequence,
+    proportions: Sequence[float] | None = None,
     *,
     seed: int = 0,
-    collate: Callable[[list], Any] = default_collate,
+    groups: Any = None,
+    stratify: Any = None,
+    indices: Sequence | None = None,
+    collate: Collate = default_collate,
 ) -> Chunks:
-    """Splits a dataset at random into C disjoint chunks.
+    """Splits a dataset into C disjoint chunks: at random, unless `indices` says how.
+
+    Each example takes 8 bytes, whatever the dataset is, and none is read.
 
     Args:
-        dataset: a map-style torch Dataset with a length, or a tuple or list of tensors whose first dimension is the
-            example's, which becomes a TensorDataset and is indexed without collating.
+        dataset: a map-style torch Dataset with a length, also one that gives dicts, as Hugging Face's; a list of
+            examples, each a tuple or a dict; or a tuple or list of tensors whose first dimension is the example's,
+            which becomes a TensorDataset and is indexed without collating.
         proportions: C numbers that sum to 1; sizes follow by largest remainder.
         seed: an int in [0, 2**63) that decides the split.
+        groups: a label for each example, as the patient or the video that it is of: examples of one group are in one
+            chunk. Sizes are near the proportions, and every chunk has some of the large groups and some of the small.
+        stratify: a label for each example, as its class: each chunk has of each class its share, rounded down or up;
+            together with groups, as near to it as whole groups come.
+        indices: C sequences of the examples' indices, disjoint, instead of proportions: a split of your own, as one
+            by time. Examples that are in none of them are left out.
         collate: makes a batch of a list of examples, as a DataLoader's collate_fn does: for padding, for instance.
 
     Raises:
-        TypeError: dataset is neither.
-        ValueError: tensors differ in length, the proportions or the seed are invalid, or a chunk would be empty.
+        TypeError: dataset, labels or indices are nothing of the above.
+        ValueError: tensors differ in length, the proportions or the seed are invalid, a chunk would be empty, there
+            are fewer groups than chunks, labels are not one for each example, or indices overlap or are out of range.
+
+    Warns:
+        UserWarning: groups leave a chunk's size more than a tenth away from what its proportion asks for.
 
     Example:
         >>> chunk((torch.zeros(1000, 3), torch.zeros(1000)), (0.8, 0.1, 0.1))
         Chunks(sizes=[800, 100, 100])
+        >>> patients = [i // 5 for i in range(100)]
+        >>> split = chunk((torch.arange(100),), (0.8, 0.2), groups=patients)
+        >>> split, {patients[i] for i in split.indices(1)} & {patients[i] for i in split.indices(2)}
+        (Chunks(sizes=[80, 20]), set())
     """
     dataset = as_dataset(dataset)
     check_seed("seed", seed)
+    if indices is not None:
+        if any(each is not None for each in (proportions, groups, stratify)):
+            raise ValueError("indices are the whole split; leave proportions, groups and stratify out.")
+        parts = given(indices, len(dataset))
+        return Chunks(dataset, torch.cat(parts), [len(part) for part in parts], collate)
+    if proportions is None:
+        raise ValueError("there are neither proportions nor indices; pass proportions, as (0.8, 0.1, 0.1).")
     total = len(dataset)
-    split = sizes(total, proportions)
+    wanted = sizes(total, proportions)
+    _check_none_empty(wanted, proportions)
+    generator = Generator().manual_seed(seed)
+    order = torch.randperm(total, generator=generator, device="cpu")
+    classes = None if stratify is None else codes("stratify", stratify, total)
+    if groups is not None:
+        numbers = codes("groups", groups, total)
+        found = grouped(numbers, classes, proportions, generator)
+    elif classes is not None:
+        found = stratified(classes, proportions, generator)
+    else:
+        return Chunks(dataset, order, wanted, collate)
+    split = found.bincount(minlength=len(wanted)).tolist()
+    _check_none_empty(split, proportions)
+    off = max(abs(size - share) - max(share / 10, 1) for size, share in zip(split, wanted, strict=True))
+    if groups is not None and off > 0:
+        warnings.warn(
+            f"the chunks have {split} examples where the proportions ask for {wanted}: groups stay whole, and the"
+            f" largest has {int(numbers.bincount().max())}. Pass other proportions, or smaller groups.",
+            stacklevel=2,
+        )
+    return Chunks(dataset, order[found[order].argsort(stable=True)], split, collate)
+
+
+def _check_none_empty(split: list[int], proportions: Sequence[float]) -> None:
     if 0 in split:
         raise ValueError(
-            f"chunk {split.index(0) + 1} of {total} examples in proportions {tuple(proportions)} would be empty; give"
-            " each chunk at least one example."
+            f"chunk {split.index(0) + 1} of {sum(split)} examples in proportions {tuple(proportions)} would be empty;"
+            " give each chunk at least one example."
         )
-    order = torch.randperm(total, generator=Generator().manual_seed(seed), device="cpu")
-    return Chunks(dataset, order, split, collate)
 
 
 def draw_k(u: Sequence[float], generator: Generator, *, start: int = 1) -> int:

@@ -9,7 +9,8 @@ import torch
 from torch import Generator, Tensor
 
 from partkernels.defaults import check_seed
-from partnets.hyper.affine import GENERATORS, warp
+from partnets.hyper.affine import GENERATORS
+from partnets.hyper.warp import warp
 
 # Images converted to floats at once: some 50 MB for 3x64x64.
 BATCH = 1000

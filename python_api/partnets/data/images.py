@@ -186,7 +186,7 @@ def _torchvision(module: str):
     try:
         return import_module(f"torchvision.{module}")
     except (ImportError, RuntimeError) as error:  # the latter where it was built for another PyTorch
-        cure = f"pip install partkernels[data], with the torchvision that belongs to PyTorch {torch.__version__}"
+        cure = f"pip install the torchvision that belongs to PyTorch {torch.__version__}"
         raise ImportError(f"torchvision, which reads these files, cannot be imported ({error}); {cure}.") from error
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from torch import Generator
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from partkernels.defaults import check_seed
 from partnets.data.chunks import Chunks, check_unseen, draw_k
+from partnets.data.examples import Collate
+from partnets.data.fetching import check_options
+from partnets.utils import random_state
 from partnets.utils.checks import check_at_least
 from partnets.utils.seeds import derived
 
@@ -45,13 +49,15 @@ class Loader(DataLoader):
         steps: the draws of an epoch, len(loader).
         hyper_batch_size: examples in a step of ψ; None for steps of w alone.
         seed: an int in [0, 2**63).
-        **options: of torch's DataLoader, such as num_workers and pin_memory.
+        collate_fn: makes each of the two batches of a list of its examples; the chunks' collate if None.
+        **options: of torch's DataLoader, such as num_workers, pin_memory and persistent_workers.
 
     Attributes:
         chunks, hyper_batch_size: as they were given.
 
     Raises:
         ValueError: a number is out of range, or there is no chunk for ψ to learn from.
+        TypeError: an option says which examples a batch has, as sampler and shuffle do.
 
     Example:
         >>> import partnets, torch
@@ -70,13 +76,18 @@ class Loader(DataLoader):
         steps: int,
         hyper_batch_size: int | None = None,
         seed: int = 0,
+        collate_fn: Collate | None = None,
         **options,
     ) -> None:
         check_at_least(1, batch_size=batch_size, steps=steps)
+        check_options(options, "Loader", also=["persistent_workers"])
         if hyper_batch_size is not None:
             check_at_least(1, hyper_batch_size=hyper_batch_size)
             check_unseen(chunks)
         check_seed("seed", seed)
+        if collate_fn is not None:
+            chunks = copy.copy(chunks)
+            chunks.collate = collate_fn
         draws = _Draws(chunks, batch_size, hyper_batch_size, seed)
         # A draw is a batch of one, as loops that resume skip whole batches; and without a generator of its own, an
         # iteration would take a number from torch's global one, which the model's noise comes from.
@@ -93,12 +104,24 @@ class Loader(DataLoader):
             self.sampler.done += 1
             yield draw
 
-    def state_dict(self) -> dict[str, int]:
-        """How many draws have been given."""
-        return {"done": self.sampler.done}
+    def state_dict(self) -> dict[str, Any]:
+        """How many draws have been given, and of what."""
+        return {"done": self.sampler.done, "of": self.dataset.identity()}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """The next iteration goes on after so many draws."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next iteration goes on after so many draws.
+
+        Raises:
+            ValueError: they were draws of other chunks, of another seed or of other batch sizes.
+        """
+        own = self.dataset.identity()
+        saved = state.get("of", own)  # older states have none
+        if different := [name for name, value in own.items() if saved.get(name) != value]:
+            told = ", ".join(f"{name} {saved.get(name)!r} (here {own[name]!r})" for name in different)
+            raise ValueError(
+                f"these draws were of {told}: partitions would learn from what are later chunks here, or from the same"
+                " examples twice. Make chunks and Loader as they were, from the same data in the same order."
+            )
         self.sampler.done = state["done"]
 
 
@@ -108,7 +131,14 @@ class _Draws(Dataset):
     def __init__(self, chunks: Chunks, batch_size: int, hyper_batch_size: int | None, seed: int) -> None:
         self.chunks, self.batch_size, self.hyper_batch_size, self.seed = chunks, batch_size, hyper_batch_size, seed
 
+    def identity(self) -> dict[str, Any]:
+        """What decides the draws."""
+        sizes = {"batch_size": self.batch_size, "hyper_batch_size": self.hyper_batch_size}
+        return {"chunks": self.chunks.fingerprint, "seed": self.seed, **sizes}
+
     def __getitem__(self, n: int) -> Draw:
+        if get_worker_info() is not None:  # otherwise what is random about the examples would depend on the worker
+            random_state.seed(derived(self.seed, f"examples of {n}"))
         generator = Generator().manual_seed(derived(self.seed, str(n)))
         u = self.chunks.proportions
         k = draw_k(u, generator)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+from partnets.hyper.tracing import traced
 
 
 class ToFloat(nn.Module):
@@ -30,6 +33,10 @@ class ToFloat(nn.Module):
         if x.dtype != torch.uint8:
             raise TypeError(f"x is {x.dtype}; pass images as uint8, or as floats in [0, 1].")
         return x.float() / 255
+
+    def to_ordinary(self) -> nn.Module:
+        """The same of torch alone; AssertionError for x of another dtype."""
+        return traced(BytesToFloat())
 
 
 class Normalise(nn.Module):
@@ -67,6 +74,31 @@ class Normalise(nn.Module):
         channels = (-1, *(1,) * (x.dim() - 2))
         return (x - self.mean.view(channels)) / self.std.view(channels)
 
+    def to_ordinary(self) -> nn.Module:
+        """The same of torch alone, as a frozen batch normalisation."""
+        return traced(Standardise(self.mean, self.std))
+
     def extra_repr(self) -> str:
         mean, std = (tuple(round(value, 4) for value in buffer.tolist()) for buffer in (self.mean, self.std))
         return f"mean={mean}, std={std}"
+
+
+class BytesToFloat(nn.Module):
+    """ToFloat without a branch, which torch.fx would not trace."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        is_bytes = x.dtype == torch.uint8
+        torch._assert(is_bytes | x.is_floating_point(), "pass images as uint8, or as floats in [0, 1]")
+        return x / (1 + 254 * is_bytes)
+
+
+class Standardise(nn.Module):
+    """Normalise without checks, which torch.fx would not trace; F.batch_norm has some of its own."""
+
+    def __init__(self, mean: Tensor, std: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean, persistent=False)
+        self.register_buffer("variance", std.square(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.batch_norm(x, self.mean, self.variance, eps=0.0)

@@ -10,6 +10,7 @@ import torch.distributed.checkpoint as dcp
 import partnets
 from partnets.distributed.collectives import gathered, on_rank_0, own_rank
 from partnets.distributed.optimizer_state import OptimizerState
+from partnets.evaluation.same_chunks import remember_chunks
 from partnets.training import checkpoint
 from partnets.training.best_model import Best, copies
 
@@ -63,6 +64,8 @@ def load(trainer: partnets.Trainer, folder: str | PathLike) -> None:
     checkpoint.load(trainer, Path(folder) / REST, own_rank())
     large = _large(trainer)
     dcp.load(large, checkpoint_id=folder)
+    if trainer.steps:
+        remember_chunks(trainer.model, trainer.chunks)  # of which dcp reads what a new model has, and that has none
     if trainer.best is not None:
         trainer.best = Best(**large["best"])
         if not trainer.best.step:

@@ -6,7 +6,7 @@ from os import PathLike
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 import partnets
@@ -16,6 +16,7 @@ from partnets.distributed.consistency import check_agreement
 from partnets.distributed.ddp import DDP
 from partnets.distributed.shared_chunks import share
 from partnets.training import checkpoint
+from partnets.training.start import check_finite
 
 
 class Trainer(partnets.Trainer):
@@ -60,8 +61,13 @@ class Trainer(partnets.Trainer):
         both = [loss, 0.0 if hyper_loss is None else hyper_loss]
         losses = torch.tensor(both, dtype=torch.float64, device=self.device)
         dist.all_reduce(losses)
+        for value in losses:  # on every rank, or the others would wait for one that has raised
+            check_finite(value, f"step {self.steps + 1}")
         loss, mean = (losses / dist.get_world_size()).tolist()
         return k, loss, hyper_k, None if hyper_loss is None else mean
+
+    def _backward(self, loss: Tensor) -> None:
+        loss.backward()
 
     def save(self, path: str | PathLike) -> None:
         """As partnets.Trainer.save, by rank 0; all ranks must call it.

@@ -2,5 +2,6 @@
 
 from partnets.evaluation.metrics import accuracy, loss_matrix, mean_loss, per_subnetwork
 from partnets.evaluation.out_of_chunk import lml
+from partnets.evaluation.running_statistics import estimate_statistics
 
-__all__ = ["accuracy", "lml", "loss_matrix", "mean_loss", "per_subnetwork"]
+__all__ = ["accuracy", "estimate_statistics", "lml", "loss_matrix", "mean_loss", "per_subnetwork"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -10,7 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
-from partnets.data.chunks import Chunks, as_dataset, batches
+from partnets.data.batch import IGNORED, OWN_RULE, Forward, Loss, call, scores, total
+from partnets.data.chunks import Chunks
+from partnets.data.examples import Collate, as_dataset
+from partnets.data.fetching import batches, check_options
+from partnets.evaluation.running_statistics import fresh_statistics
+from partnets.evaluation.same_chunks import check_same_chunks
+from partnets.nn.batch_norm import warn_of_stale
 from partnets.nn.live import subnetwork
 from partnets.nn.partitioned import count
 from partnets.utils.modules import device_of, evaluating, to_device
@@ -18,57 +25,98 @@ from partnets.utils.modules import device_of, evaluating, to_device
 
 def mean_loss(
     model: nn.Module,
-    data: Dataset | Sequence[Tensor],
-    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+    data: Dataset | Sequence,
+    loss: Loss = F.cross_entropy,
     *,
     batch_size: int = 256,
-    collate: Callable[[list], Any] = default_collate,
+    collate: Collate = default_collate,
+    forward: Forward = call,
+    **loading,
 ) -> float:
-    """The mean of loss(model(x), y) over examples, in evaluation mode and without gradients.
+    """The mean of a loss over examples, or over what of them counts, in evaluation mode and without gradients.
 
     Args:
         model: any; the live subnetwork of a partitioned one.
-        data: a Dataset of (x, y), or tensors (x, y); batches go to the model's device.
-        loss: loss(output, y), a mean over the examples of a batch, as torch's criteria return it.
+        data: a Dataset of pairs (x, y) or of dicts with labels, or tensors (x, y); batches go to the model's device.
+        loss: loss(output, y), the mean of a batch as torch's criteria return it, or the losses themselves. A mean over
+            tokens or pixels, of which y has a class each, counts once for each whose class is not -100; another one
+            once for each example. Losses that have a dimension, as with reduction="none", all count once.
         batch_size: the examples at once.
         collate: makes a batch of a list of examples, as for partnets.chunk.
+        forward: forward(model, batch), which returns output and y; see partnets.data.batch.call for the usual one.
+        **loading: num_workers, pin_memory and others of a DataLoader's options.
 
     Raises:
-        ValueError: there is no example.
+        ValueError: there is no example, or none that counts.
+        TypeError: data is nothing of that, or an option is not of those.
 
     Example:
         >>> mean_loss(nn.Flatten(), (torch.zeros(3, 2), torch.tensor([0, 1, 1])))  # log 2
         0.6931...
     """
+    how = {"batch_size": batch_size, "collate": collate, "forward": forward}
+    found, count = total_loss(model, data, loss, loading=check_options(loading, "mean_loss"), **how)
+    return found / count
+
+
+def total_loss(
+    model: nn.Module,
+    data: Dataset | Sequence,
+    loss: Loss,
+    *,
+    batch_size: int,
+    collate: Collate,
+    forward: Forward,
+    loading: Mapping[str, Any],
+) -> tuple[float, int]:
+    """The sum whose mean mean_loss gives, and of how many it is; its arguments."""
     dataset = as_dataset(data)
-    if not len(dataset):
+    left = len(dataset)
+    if not left:
         raise ValueError("the data have no example; pass at least one.")
+    warn_of_stale(model)
     device = device_of(model)
-    total = 0.0
-    with torch.no_grad(), evaluating(model):
-        for x, y in batches(dataset, batch_size, collate=collate):
-            total += len(y) * loss(model(to_device(x, device)), to_device(y, device)).item()
-    return total / len(dataset)
+    found, count = 0.0, 0
+    fetched = closing(batches(dataset, batch_size, collate=collate, loading=loading))
+    with torch.no_grad(), evaluating(model), fetched as parts:
+        for batch in parts:
+            examples = min(batch_size, left)
+            left -= examples
+            value, counted = total(loss, *forward(model, to_device(batch, device)), examples)
+            found, count = found + value, count + counted
+    if not count:
+        raise ValueError(f"no target of these {len(dataset)} examples counts: all are {IGNORED}; pass labelled ones.")
+    return found, count
 
 
 def accuracy(
     model: nn.Module,
-    data: Dataset | Sequence[Tensor],
+    data: Dataset | Sequence,
     *,
     batch_size: int = 256,
-    collate: Callable[[list], Any] = default_collate,
+    collate: Collate = default_collate,
+    forward: Forward = call,
+    **loading,
 ) -> float:
-    """The share of examples whose greatest logit is the label's; arguments and errors as of mean_loss.
+    """The share of labels that have the greatest logit, but for those that are -100; the rest as of mean_loss.
+
+    Logits are [batch, classes, ...] and labels [batch, ...], as torch's cross_entropy has them.
 
     Example:
         >>> accuracy(nn.Flatten(), (torch.eye(4), torch.tensor([0, 1, 2, 0])))
         0.75
     """
 
-    def share(logits: Tensor, y: Tensor) -> Tensor:
-        return (logits.argmax(1) == y).float().mean()
+    def right(output: Any, y: Tensor) -> Tensor:
+        found = scores(output).argmax(1)
+        if found.shape != y.shape:
+            raise ValueError(
+                f"the logits are {list(scores(output).shape)} and the labels {list(y.shape)}; they must be [batch,"
+                f" classes, ...] and [batch, ...]: transpose them, {OWN_RULE}."
+            )
+        return (found == y)[y != IGNORED].float()
 
-    return mean_loss(model, data, share, batch_size=batch_size, collate=collate)
+    return mean_loss(model, data, right, batch_size=batch_size, collate=collate, forward=forward, **loading)
 
 
 def per_subnetwork(model: nn.Module, metric: Callable[[nn.Module], float]) -> list[float]:
@@ -91,23 +139,26 @@ def per_subnetwork(model: nn.Module, metric: Callable[[nn.Module], float]) -> li
 def loss_matrix(
     model: nn.Module,
     chunks: Chunks,
-    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+    loss: Loss = F.cross_entropy,
     *,
     batch_size: int = 256,
+    other_chunks: bool = False,
+    forward: Forward = call,
+    **loading,
 ) -> Tensor:
-    """The mean loss of each subnetwork on each chunk, in nats per example.
+    """The mean loss of each subnetwork on each chunk, in nats per example, or per token where mean_loss counts these.
 
     Subnetwork k has learned from chunks 1..k: what stands to the right of the diagonal is loss on data that it has not
-    seen. The entries (k - 1, k), times the chunks' sizes, add up to -L_ML (Eq. 2).
+    seen. The entries (k - 1, k), times the chunks' sizes (in tokens, if it is these), add up to -L_ML (Eq. 2).
 
     Args:
-        model, chunks, loss, batch_size: as in partnets.lml.
+        model, chunks, loss, batch_size, other_chunks, forward, **loading: as in partnets.lml.
 
     Returns:
         [C, C] float64, row k - 1 for subnetwork k, column j - 1 for chunk j.
 
     Raises:
-        ValueError: the model and the chunks differ in C.
+        ValueError: the model and the chunks differ in C, or it has learned from other chunks.
 
     Example:
         >>> import partnets
@@ -117,8 +168,12 @@ def loss_matrix(
         torch.Size([2, 2])
     """
     check_counts(model, chunks)
-    how = {"batch_size": batch_size, "collate": chunks.collate}
-    rows = per_subnetwork(model, lambda model: [mean_loss(model, chunk, loss, **how) for chunk in chunks])
+    if not other_chunks:
+        check_same_chunks(model, chunks)
+    how = {"batch_size": batch_size, "forward": forward, **loading}
+    with fresh_statistics(model, chunks, **how):
+        how["collate"] = chunks.collate
+        rows = per_subnetwork(model, lambda model: [mean_loss(model, chunk, loss, **how) for chunk in chunks])
     return torch.tensor(rows, dtype=torch.float64)
 
 

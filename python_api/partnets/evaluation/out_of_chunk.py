@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import warnings
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
+from partnets.data.batch import Forward, Loss, call
 from partnets.data.chunks import Chunks, check_unseen
-from partnets.evaluation.metrics import check_counts, mean_loss
+from partnets.data.fetching import check_options
+from partnets.evaluation.likelihood import check_loss
+from partnets.evaluation.metrics import check_counts, total_loss
+from partnets.evaluation.running_statistics import fresh_statistics
+from partnets.evaluation.same_chunks import check_same_chunks
 from partnets.nn.live import subnetwork
 from partnets.utils.modules import device_of
 from partnets.utils.random_state import preserved
@@ -18,25 +24,40 @@ from partnets.utils.random_state import preserved
 def lml(
     model: nn.Module,
     chunks: Chunks,
-    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+    loss: Loss = F.cross_entropy,
     *,
     batch_size: int = 256,
     seed: int | None = None,
+    other_chunks: bool = False,
+    forward: Forward = call,
+    **loading,
 ) -> float:
     """L_ML = sum over k = 2..C of log p(D_k | w_s^(k-1)), in nats: Eq. 2 without its first term.
 
     An approximation of the conditional marginal likelihood log p(D_2:C | D_1) (Section 3). Runs without gradients and
-    in evaluation mode, and leaves the model's modes and the random states as they were.
+    in evaluation mode, and leaves the model's modes and the random states as they were. Running statistics of
+    BatchNorm layers are estimated for it first (see partnets.estimate_statistics), and are afterwards as before.
 
     Args:
         model: with partitioned layers, as many partitions as there are chunks.
-        chunks: of (x, y) examples; batches go to the model's device.
-        loss: loss(output, y), the mean negative log-likelihood per example in nats, as torch's criteria return it.
+        chunks: of examples (x, y), or of dicts with labels; batches go to the model's device.
+        loss: loss(output, y), the mean negative log-likelihood in nats, as torch's criteria return it, or those of
+            each example or token. The sum is over examples, and over tokens, but for those whose label is -100, where
+            y has a class for each: see mean_loss.
         batch_size: the examples at once.
         seed: of torch's random state during the evaluation, for models with noise; None goes on from the present one.
+        other_chunks: whether the model may have learned from other chunks than these. Trainers tell the model, and its
+            state_dict, which it learns from; what is new to it in others, only you know.
+        forward: forward(model, batch), which returns output and y; see partnets.data.batch.call for the usual one.
+        **loading: num_workers, pin_memory and others of a DataLoader's options.
+
+    Warns:
+        UserWarning: the loss is no log-likelihood, as a squared error; or it is NaN.
 
     Raises:
-        ValueError: the model and the chunks differ in C, C is below 2, or batch_size is below 1.
+        ValueError: the model and the chunks differ in C, C is below 2, the loss is a sum over the batch, the model has
+            learned from other chunks, or batch_size is below 1.
+        TypeError: an option is not of a DataLoader's, or not of those that are free here.
 
     Example:
         >>> import partnets
@@ -47,14 +68,21 @@ def lml(
         -6.93
     """
     check_counts(model, chunks)
+    check_loss(loss)
+    if not other_chunks:
+        check_same_chunks(model, chunks)
     check_unseen(chunks)
+    how = {"batch_size": batch_size, "collate": chunks.collate, "forward": forward}
+    how["loading"] = check_options(loading, "lml")
     total = 0.0
-    with preserved(device_of(model)):
+    batched = {"batch_size": batch_size, "forward": forward, **loading}
+    with fresh_statistics(model, chunks, **batched), preserved(device_of(model)):
         if seed is not None:
             torch.manual_seed(seed)
         for k in range(2, chunks.count + 1):
             with subnetwork(model, active=k - 1):
-                total -= chunks.sizes[k - 1] * mean_loss(
-                    model, chunks[k], loss, batch_size=batch_size, collate=chunks.collate
-                )
+                found = total_loss(model, chunks[k], loss, **how)[0]
+            if math.isnan(found) and not math.isnan(total):
+                warnings.warn(f"the loss of subnetwork {k - 1} on chunk {k} is nan, and so is L_ML.", stacklevel=2)
+            total -= found
     return total

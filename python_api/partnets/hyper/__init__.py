@@ -12,6 +12,7 @@ from partnets.hyper.concrete_dropout import ConcreteDropout
 from partnets.hyper.hyperparameter import Hyperparameter, hyperparameters
 from partnets.hyper.input_mask import InputMask
 from partnets.hyper.learned import Learned
+from partnets.hyper.observation_noise import Gaussian, ObservationNoise, gaussian_nll
 from partnets.hyper.ranges import Range, clamped, interval, positive, probability, real
 from partnets.hyper.schwobel_affine import SchwobelAffine
 from partnets.hyper.submodule import Submodule
@@ -21,14 +22,17 @@ __all__ = [
     "Averaged",
     "ColourJitter",
     "ConcreteDropout",
+    "Gaussian",
     "Hyperparameter",
     "ImmerAffine",
     "InputMask",
     "Learned",
+    "ObservationNoise",
     "Range",
     "SchwobelAffine",
     "Submodule",
     "clamped",
+    "gaussian_nll",
     "hyperparameters",
     "interval",
     "positive",

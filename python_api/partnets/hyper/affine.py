@@ -7,10 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from partnets.hyper.augmentation import Augmentation
 from partnets.hyper.learned import Learned
 from partnets.hyper.ranges import clamped, positive, real
-from partnets.hyper.warp import warp
+from partnets.hyper.warp import Warp, exponential
 
 # Benton et al. (2020, Appendix A) have the first six, Immer et al. (2022) scale_x and scale_y for scale and stretch.
 # In the coordinates of warp.
@@ -31,7 +30,7 @@ UNITS = dict.fromkeys(GENERATORS, 1.0) | {"translate_x": 2.0, "translate_y": 2.0
 HALVES = dict.fromkeys(GENERATORS, 0.5) | {"translate_x": 0.05, "translate_y": 0.05}
 
 
-class _Exponential(Augmentation):
+class _Exponential(Warp):
     """Each image moves by exp(sum_i t_i G_i), t_i ~ U[-1, 1] times the i-th half-width."""
 
     def __init__(self, widths: dict[str, float | None]) -> None:
@@ -39,8 +38,8 @@ class _Exponential(Augmentation):
         generators = torch.tensor([GENERATORS[name] for name in self.names], dtype=torch.get_default_dtype())
         self.register_buffer("generators", generators, persistent=False)
 
-    def transform(self, x: Tensor, draws: Tensor) -> Tensor:
-        """forward with given draws in [-1, 1], [batch, n]: t_i is draws_i times the i-th half-width.
+    def matrices(self, draws: Tensor) -> Tensor:
+        """For draws in [-1, 1], [batch, n]: t_i is draws_i times the i-th half-width.
 
         Example:
             >>> quarter_turn = torch.tensor([[0.0, 0.0, 1.0, 0.0, 0.0, 0.0]])
@@ -49,7 +48,7 @@ class _Exponential(Augmentation):
             tensor([[[[1., 3.],
                       [0., 2.]]]])
         """
-        return warp(x, torch.einsum("bn,nij->bij", draws * self.half_widths(), self.generators))
+        return exponential(torch.einsum("bn,nij->bij", draws * self.half_widths(), self.generators))
 
 
 class Affine(_Exponential):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from partnets.hyper.hyperparameter import Hyperparameter
 
@@ -50,3 +50,39 @@ class Augmentation(Hyperparameter):
     def transform(self, x: Tensor, draws: Tensor) -> Tensor:
         """forward with given draws in [-1, 1], [batch, n]."""
         raise NotImplementedError(f"{type(self).__name__} has no transform(x, draws); define it.")
+
+    def to_ordinary(self) -> nn.Module:
+        """Nothing: what is deployed sees each example as it is."""
+        return nn.Identity()
+
+    def fixed(self, draws: Tensor) -> FixedDraws:
+        """This augmentation at S given draws in [-1, 1], [S, n], the same at each call."""
+        return FixedDraws(self, draws)
+
+
+class FixedDraws(nn.Module):
+    """An augmentation of S * batch copies, as hyper.Averaged makes them, by the same S draws for each example.
+
+    Args:
+        augmentation: with transform(x, numbers).
+        numbers: [S, ...], what it gets for each draw.
+
+    Example:
+        >>> from partnets import hyper
+        >>> fixed = hyper.Affine().fixed(torch.zeros(2, 6))
+        >>> x = torch.rand(4, 1, 8, 8)
+        >>> torch.allclose(fixed(x), x, atol=1e-6), torch.equal(fixed(x), fixed(x))
+        (True, True)
+    """
+
+    def __init__(self, augmentation: nn.Module, numbers: Tensor) -> None:
+        super().__init__()
+        self.augmentation = augmentation
+        self.register_buffer("numbers", numbers.contiguous())  # torch.export warns of a part of a larger tensor
+
+    def forward(self, copies: Tensor) -> Tensor:
+        examples = copies.shape[0] // self.numbers.shape[0]
+        # Not repeat_interleave, which torch.onnx fixes to the batch size that it was shown.
+        numbers = self.numbers.unsqueeze(1).expand(-1, examples, *self.numbers.shape[1:]).flatten(0, 1)
+        with torch.autocast(copies.device.type, enabled=False):
+            return self.augmentation.transform(copies, numbers)

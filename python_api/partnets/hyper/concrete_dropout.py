@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from partnets.hyper.concrete import check_temperature, concrete
 from partnets.hyper.hyperparameter import Hyperparameter
@@ -57,6 +57,15 @@ class ConcreteDropout(Hyperparameter):
         rate = self.rate().clamp(limits.tiny, 1 - limits.eps)
         kept = concrete(-rate.logit(), x.shape, self.temperature)
         return x * (kept / (1 - rate)).to(x.dtype)
+
+    def to_ordinary(self) -> nn.Dropout:
+        """torch's dropout at the rate that was learned.
+
+        Example:
+            >>> ConcreteDropout(0.25).to_ordinary()
+            Dropout(p=0.25, inplace=False)
+        """
+        return nn.Dropout(self.values()["rate"])
 
     def extra_repr(self) -> str:
         return f"temperature={self.temperature}"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from partnets.hyper.learned import Learned
+from partnets.hyper.tracing import traced
 
 
 class Hyperparameter(nn.Module):
@@ -48,6 +49,24 @@ class Hyperparameter(nn.Module):
                 " return a dict of floats, for progress and History."
             )
         return values
+
+    def to_ordinary(self) -> nn.Module:
+        """A module of torch alone that computes the same in evaluation mode, for partnets.finalize(model, "deploy").
+
+        By default what torch.fx traces of forward, with the present values as constants. A module without forward, of
+        which others read the numbers, becomes an nn.Module that holds those.
+
+        Raises:
+            ValueError: forward draws random numbers in evaluation, or torch.fx cannot trace it: define this method.
+        """
+        if type(self).forward is not nn.Module.forward:
+            return traced(self)
+        new = nn.Module()
+        for name, parameter in self.named_parameters(recurse=False):
+            new.register_buffer(name, parameter.detach().clone())
+        for name, child in self.named_children():
+            new.add_module(name, traced(child) if isinstance(child, Learned) else child)
+        return new
 
 
 def hyperparameters(model: nn.Module) -> list[nn.Parameter]:

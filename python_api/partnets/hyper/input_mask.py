@@ -8,6 +8,7 @@ from partnets.hyper import ranges
 from partnets.hyper.concrete import check_temperature, concrete
 from partnets.hyper.hyperparameter import Hyperparameter
 from partnets.hyper.learned import Learned
+from partnets.hyper.tracing import traced
 
 
 class InputMask(Hyperparameter):
@@ -61,5 +62,20 @@ class InputMask(Hyperparameter):
         mask = concrete(self.logits, x.shape, self.temperature) if self.training else self.probability()
         return x * mask.to(x.dtype)
 
+    def to_ordinary(self) -> nn.Module:
+        """A multiplication by the mean mask, as in evaluation; in training as well."""
+        return traced(MeanMask(self.probability))
+
     def extra_repr(self) -> str:
         return f"temperature={self.temperature}"
+
+
+class MeanMask(nn.Module):
+    """InputMask in evaluation, in operations that torch.fx traces."""
+
+    def __init__(self, probability: Learned) -> None:
+        super().__init__()
+        self.probability = probability
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.probability().expand_as(x).type_as(x)  # expand_as raises for another number of features

@@ -7,10 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from partnets.hyper.augmentation import Augmentation
 from partnets.hyper.learned import Learned
 from partnets.hyper.ranges import real
-from partnets.hyper.warp import resample
+from partnets.hyper.warp import Warp
 
 # What one of the user's units is in the matrix: degrees, fractions of the image's width.
 UNITS = {"rotation": math.pi / 180, "translate_x": 2.0, "translate_y": 2.0}
@@ -20,7 +19,7 @@ IDENTITY = {"scale_x": 1.0, "scale_y": 1.0}
 Pair = tuple[float, float]
 
 
-class SchwobelAffine(Augmentation):
+class SchwobelAffine(Warp):
     """Moves each image by a random affine transformation between minima and maxima that are learned separately.
 
     The parametrisation of Schwöbel et al. (2021, last-layer marginal likelihood), which the partitioned networks' paper
@@ -90,8 +89,8 @@ class SchwobelAffine(Augmentation):
             for side, suffix in enumerate(("min", "max"))
         )
 
-    def transform(self, x: Tensor, draws: Tensor) -> Tensor:
-        """forward with given draws, [batch, n]: -1 gives the minimum, 1 the maximum.
+    def matrices(self, draws: Tensor) -> Tensor:
+        """For draws in [-1, 1], [batch, n]: -1 gives the minimum, 1 the maximum.
 
         Example:
             >>> others = ("scale_x", "scale_y", "shear_x", "shear_y", "translate_x", "translate_y")
@@ -116,7 +115,7 @@ class SchwobelAffine(Augmentation):
         scales = _matrix((get("scale_x"), zero), (zero, get("scale_y")))
         linear = rotation @ shears @ scales
         translation = torch.stack((get("translate_x"), get("translate_y")), 1)[..., None]
-        return resample(x, torch.cat((linear, -linear @ translation), 2))
+        return torch.cat((linear, -linear @ translation), 2)
 
 
 def _matrix(*rows: tuple[Tensor, ...]) -> Tensor:

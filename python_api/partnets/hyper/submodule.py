@@ -54,6 +54,10 @@ class Submodule(Hyperparameter):
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
 
+    def to_ordinary(self) -> nn.Module:
+        """The module itself."""
+        return self.module
+
     def values(self) -> dict[str, float]:
         """The root mean square of all parameters."""
         parameters = [parameter.detach() for parameter in self.parameters()]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+
+from partnets.hyper.augmentation import Augmentation, FixedDraws
 
 
 def resample(x: Tensor, matrix: Tensor) -> Tensor:
@@ -54,4 +56,31 @@ def warp(x: Tensor, exponent: Tensor) -> Tensor:
         tensor([[[[3., 2.],
                   [1., 0.]]]])
     """
-    return resample(x, torch.linalg.matrix_exp(-exponent)[:, :2])
+    return resample(x, exponential(exponent))
+
+
+def exponential(exponent: Tensor) -> Tensor:
+    """What `resample` takes, [batch, 2, 3], to move the content by exp(exponent), [batch, 3, 3]."""
+    return torch.linalg.matrix_exp(-exponent)[:, :2]
+
+
+class Warp(Augmentation):
+    """An augmentation that moves each image by an affine map, which depends on the draws alone."""
+
+    def matrices(self, draws: Tensor) -> Tensor:
+        """What `resample` takes, [batch, 2, 3], for draws [batch, n]."""
+        raise NotImplementedError(f"{type(self).__name__} has no matrices(draws); define it.")
+
+    def transform(self, x: Tensor, draws: Tensor) -> Tensor:
+        """forward with given draws in [-1, 1], [batch, n]."""
+        return resample(x, self.matrices(draws))
+
+    def fixed(self, draws: Tensor) -> FixedDraws:
+        """As of any augmentation; matrices are computed once, and ONNX has no matrix exponential."""
+        with torch.no_grad():
+            return FixedDraws(_Resample(), self.matrices(draws))
+
+
+class _Resample(nn.Module):
+    def transform(self, x: Tensor, matrices: Tensor) -> Tensor:
+        return resample(x, matrices)

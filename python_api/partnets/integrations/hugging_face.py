@@ -17,6 +17,8 @@ from partnets.convert import merge
 from partnets.data.chunks import Chunks
 from partnets.data.loader import Draw, Loader
 from partnets.evaluation.metrics import check_counts
+from partnets.evaluation.running_statistics import estimate_statistics
+from partnets.evaluation.same_chunks import check_same_chunks, remember_chunks
 from partnets.hyper.hyperparameter import Hyperparameter, hyperparameters, values_by_path
 from partnets.nn.live import subnetwork
 from partnets.optim import AdamW, PartitionedOptimizer
@@ -31,11 +33,16 @@ try:
     import transformers
 except ImportError as error:
     raise ImportError(
-        "partnets.integrations.hugging_face needs transformers; pip install 'partkernels[transformers]'."
+        "partnets.integrations.hugging_face needs transformers; pip install 'transformers>=5' accelerate, or"
+        " partkernels' extra 'transformers'."
     ) from error
 
 # Safetensors hold tensors alone, and a layer's partition is more than that.
 PARTITIONED = "partitioned.pt"
+
+
+# For BatchNorm's statistics a model computes on batches as transformers makes them.
+HOW = {"forward": lambda model, batch: (model(**batch), None)}
 
 
 class _StepsOnePartition:
@@ -83,8 +90,9 @@ class PartitionedTrainerMixin:
     def ordinary_model(self) -> nn.Module:
         """What is saved for from_pretrained: torch's layers, of the whole network.
 
-        Modules of partnets.hyper are still inside, and from_pretrained knows nothing of them. Override this to put what
-        was learned where the architecture has a place for it, as a dropout rate into the configuration.
+        Modules of partnets.hyper are still inside, and from_pretrained knows nothing of them. Override this to return
+        partnets.finalize(self.model, "deploy"), and to put what was learned where the architecture has a place for it,
+        as a dropout rate into the configuration.
         """
         return merge(self.model)
 
@@ -111,14 +119,24 @@ class PartitionedTrainerMixin:
 
     def get_train_dataloader(self):
         """Draws of chunks; an epoch has as many as it takes to see as many examples as there are."""
-        chunks, size = copy.copy(self.train_dataset), self.args.train_batch_size
-        if chunks.collate is default_collate:  # otherwise partnets.chunk was told how
-            chunks.collate = self._get_collator_with_removed_columns(self.data_collator, "training")
+        chunks, size = self._collated(self.train_dataset), self.args.train_batch_size
+        check_same_chunks(self.model, chunks)
+        remember_chunks(self.model, chunks)
         options = {"num_workers": self.args.dataloader_num_workers, "pin_memory": self.args.dataloader_pin_memory}
+        if self.args.dataloader_num_workers:
+            options["persistent_workers"] = self.args.dataloader_persistent_workers
+            options["prefetch_factor"] = self.args.dataloader_prefetch_factor
         steps = math.ceil(len(chunks.order) / size)
         hyper_size = None if self.hyper_optimizer is None else size
         loader = Loader(chunks, size, steps=steps, hyper_batch_size=hyper_size, seed=self.args.seed, **options)
         return self.accelerator.prepare(loader)
+
+    def _collated(self, chunks: Chunks) -> Chunks:
+        """The same chunks, whose batches are what transformers makes of examples."""
+        chunks = copy.copy(chunks)
+        if chunks.collate is default_collate:  # otherwise partnets.chunk was told how
+            chunks.collate = self._get_collator_with_removed_columns(self.data_collator, "training")
+        return chunks
 
     def training_step(self, model: nn.Module, inputs: Draw, num_items_in_batch=None) -> Tensor:
         """A step of ψ, and the gradient of w_k, which transformers' loop clips and steps."""
@@ -162,6 +180,7 @@ class PartitionedTrainerMixin:
         if not isinstance(data, Chunks):
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix, **options)
         lml = 0.0
+        check_same_chunks(self.model, data)
         with preserved(device_of(self.model)):
             for k in range(2, data.count + 1):
                 torch.manual_seed(self.args.seed)  # the same noise each time
@@ -173,8 +192,14 @@ class PartitionedTrainerMixin:
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
+    def evaluation_loop(self, *args, **options):
+        """As transformers', which evaluate and predict call, with BatchNorm's statistics of the present weights."""
+        estimate_statistics(self.model, self._collated(self.train_dataset), **HOW)
+        return super().evaluation_loop(*args, **options)
+
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         """An ordinary model for from_pretrained, and beside it the partitioned one, to go on with."""
+        estimate_statistics(self.model, self._collated(self.train_dataset), **HOW)
         partitioned, self.model = self.model, self.ordinary_model()
         try:
             super()._save(output_dir)

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from partnets.data.loader import Draw, Loader
 from partnets.evaluation.metrics import check_counts
+from partnets.evaluation.running_statistics import estimate_statistics
+from partnets.evaluation.same_chunks import check_same_chunks, remember_chunks
 from partnets.optim import PartitionedOptimizer
 from partnets.training.step import step_hyper, step_weights
 from partnets.utils import random_state
@@ -15,7 +17,9 @@ from partnets.utils import random_state
 try:
     from lightning.pytorch import LightningModule
 except ImportError as error:
-    raise ImportError("partnets.lightning needs Lightning; pip install 'partkernels[lightning]'.") from error
+    raise ImportError(
+        "partnets.lightning needs Lightning; pip install lightning, or partkernels' extra 'lightning'."
+    ) from error
 
 
 class PartitionedModule(LightningModule):
@@ -76,8 +80,31 @@ class PartitionedModule(LightningModule):
     def on_train_start(self) -> None:
         """Checks what is to be trained, and sets the random states of the checkpoint that training resumes from."""
         self._check(self.trainer.train_dataloader, self.trainer.optimizers)
+        check_same_chunks(self, self.trainer.train_dataloader.chunks)
+        remember_chunks(self, self.trainer.train_dataloader.chunks)
         if self.trainer.ckpt_path is not None:
             random_state.set_state(self._noise, self.device)
+
+    def estimate_statistics(self) -> None:
+        """partnets.estimate_statistics, of what the training's Loader draws from."""
+
+        def compute(model: PartitionedModule, batch: Any) -> tuple[Tensor, None]:
+            return model.training_loss(batch), None
+
+        self.log = lambda *_, **__: None  # nothing is being trained
+        try:
+            estimate_statistics(self, self.trainer.train_dataloader.chunks, forward=compute)
+        finally:
+            del self.log
+
+    def on_validation_start(self) -> None:
+        """Gives BatchNorm the statistics of the present weights, as on_train_end does."""
+        if isinstance(self.trainer.train_dataloader, Loader):
+            self.estimate_statistics()
+
+    def on_train_end(self) -> None:
+        """Gives BatchNorm the statistics of the present weights, for partnets.merge."""
+        self.estimate_statistics()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the random states."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._autograd import _top_saved_tensors_default_hooks
 
-from partnets.nn.live import Live
+from partnets.nn.live import live
 from partnets.nn.partitioned import Partitioned, partitioned_layers
 
 
@@ -45,15 +45,14 @@ class _Again(AbstractContextManager):
     """Inside, as often as it is entered, the subnetwork of this moment is live."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.layers = [layer for _, layer in partitioned_layers(model)]
-        self.then = Live(self.layers)
+        self.then = {layer: layer.current_subnetwork() for _, layer in partitioned_layers(model)}
 
     def __enter__(self) -> None:
-        self.before = Live(self.layers)
-        self.then.restore()
+        self.inside = live(self.then)
+        self.inside.__enter__()
 
-    def __exit__(self, *_) -> None:
-        self.before.restore()
+    def __exit__(self, *raised) -> None:
+        self.inside.__exit__(*raised)
 
 
 def same_subnetwork(layer: Partitioned, y: Tensor) -> Tensor:
@@ -61,7 +60,7 @@ def same_subnetwork(layer: Partitioned, y: Tensor) -> Tensor:
     # Only with such hooks can anything be recomputed. In a compiled graph active and update are constants.
     if not y.requires_grad or torch.compiler.is_compiling() or _top_saved_tensors_default_hooks(False) is None:
         return y
-    return _SameSubnetwork.apply(y, layer.active, layer.update)
+    return _SameSubnetwork.apply(y, *layer.current_subnetwork())
 
 
 class _SameSubnetwork(torch.autograd.Function):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from partnets.nn.activation_checkpoint import same_subnetwork
-from partnets.nn.broadcast import Broadcast
 from partnets.nn.layer import PartitionedLayer
+from partnets.nn.own_parameters import OwnParameters
 from partnets.nn.partitioned import partitioned_layers
+
+# What a state_dict calls the number of batches at which statistics were estimated.
+ESTIMATED_AT = "estimated_at"
 
 
 class _BatchNorm(PartitionedLayer):
@@ -18,6 +23,9 @@ class _BatchNorm(PartitionedLayer):
     Each subnetwork has running statistics of its own. Shared ones would carry what a later chunk looks like into
     earlier subnetworks, and fit none of them. Those of the live subnetwork follow the batches that it trains on; where
     nothing learns (update is None) a batch is normalised by its own statistics, in training mode, and leaves none.
+
+    As one subnetwork learns, all others change too, and their statistics go stale. Trainer and lml estimate them anew
+    where they are needed; in a loop of your own, partnets.estimate_statistics does.
 
     Args:
         num_features, eps, momentum, affine, track_running_stats, device, dtype: as in torch.nn.BatchNorm.
@@ -30,6 +38,7 @@ class _BatchNorm(PartitionedLayer):
         running_mean, running_var: [C, num_features], a row for each subnetwork; [num_features] if C is 1, and None
             without track_running_stats.
         num_batches_tracked: [C], or [] if C is 1.
+        is_stale: whether something has learned since the running statistics were estimated, or given.
         count, active, update: see Partitioned.
 
     Raises:
@@ -38,12 +47,32 @@ class _BatchNorm(PartitionedLayer):
 
     shifts = ("bias",)
     scales = ("weight",)
+    notes = (*PartitionedLayer.notes, ESTIMATED_AT)
+    # The batches of all subnetworks when the statistics were estimated; None where nobody knows.
+    _estimated_at: int | None = None
+    # And when it was divided: a state_dict says nothing of those.
+    _given_at: int | None = None
 
     def divide(self, proportions, **options):
         super().divide(proportions, **options)
         if self.count > 1:
             for name, buffer in self._statistics():
                 self._buffers[name] = buffer.expand(self.count, *buffer.shape).clone()
+        self.hold_statistics()
+        self._given_at = self._estimated_at
+
+    @property
+    def is_stale(self) -> bool:
+        # The only subnetwork of C = 1 learns in every step.
+        return self.running_mean is not None and self.count > 1 and self._batches() != self._estimated_at
+
+    def hold_statistics(self) -> None:
+        """Takes the present running statistics for those of the present weights."""
+        self._estimated_at = self._batches()
+
+    def _batches(self) -> int | None:
+        batches = self.num_batches_tracked
+        return None if batches is None or batches.is_meta else int(batches.sum())
 
     def to_ordinary(self, active):
         new = super().to_ordinary(active)
@@ -53,6 +82,18 @@ class _BatchNorm(PartitionedLayer):
 
     def _statistics(self) -> list[tuple[str, Tensor]]:
         return [(name, buffer) for name, buffer in self._buffers.items() if buffer is not None]
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.count > 1 and self._estimated_at not in (None, self._given_at):
+            destination[prefix + ESTIMATED_AT] = self._estimated_at
+
+    def _load_from_state_dict(self, state_dict, prefix, *rest):
+        before = self._batches()
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        if self.count > 1 and prefix + "num_batches_tracked" in state_dict:
+            unchanged = self._estimated_at if self._batches() == before else None
+            self._estimated_at = state_dict.get(prefix + ESTIMATED_AT, unchanged)
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
@@ -124,6 +165,36 @@ class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
     ordinary = nn.BatchNorm3d
 
 
+def stale_norms(model: nn.Module) -> dict[str, _BatchNorm]:
+    """The partitioned BatchNorm layers whose running statistics are older than the weights, by their paths."""
+    return {
+        path: layer for path, layer in partitioned_layers(model) if isinstance(layer, _BatchNorm) and layer.is_stale
+    }
+
+
+def outdate_statistics(model: nn.Module) -> None:
+    """Says that what comes before the norms has changed, though none of them has learned."""
+    for _, layer in partitioned_layers(model):
+        if isinstance(layer, _BatchNorm) and layer.training:
+            layer._estimated_at = None
+
+
+def warn_of_stale(model: nn.Module) -> None:
+    """Warns the caller's caller that what a model computes in evaluation mode is not what it learned."""
+    if stale := list(stale_norms(model)):
+        warnings.warn(
+            f"the running statistics of {len(stale)} BatchNorm layers ({stale[0] or 'the model itself'} is the first)"
+            " are older than the weights: every step changes several subnetworks, but only the statistics of one. Call"
+            " partnets.estimate_statistics(model, chunks) first, as Trainer.fit does at its end.",
+            stacklevel=3,
+        )
+
+
+def heedless_norms(model: nn.Module) -> list[nn.Module]:
+    """The modules whose running statistics follow every batch in training mode, whether anything learns or not."""
+    return [module for each in running_norms(model) for module in each if not isinstance(module, _BatchNorm)]
+
+
 def running_norms(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
     """The modules with running statistics: those in partitioned layers, and those that partnets.partition left out.
 
@@ -136,8 +207,8 @@ def running_norms(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
         >>> len(inside), outside == [model[0]]
         (1, True)
     """
-    # Of a module with broadcast parameters its partitions own those, and nothing else that is inside.
-    layers = [layer for _, layer in partitioned_layers(model) if not isinstance(layer, Broadcast)]
+    # Of a module with own parameters its partitions own those, and nothing else that is inside.
+    layers = [layer for _, layer in partitioned_layers(model) if not isinstance(layer, OwnParameters)]
     owned = {module for layer in layers for module in layer.modules()}
     norms = [module for module in model.modules() if isinstance(module, _NormBase)]
     return [module for module in norms if module in owned], [module for module in norms if module not in owned]

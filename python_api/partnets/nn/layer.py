@@ -27,6 +27,9 @@ SHIFT_STREAM = 1
 
 SCHEMES = ("weight", "node")
 
+# What a state_dict calls the fingerprint of the chunks.
+LEARNED_FROM = "learned_from"
+
 
 class PartitionedLayer(Partitioned):
     """A mixin for torch's layers, whose parameters are of three kinds.
@@ -59,6 +62,8 @@ class PartitionedLayer(Partitioned):
     weights: Sequence[str] = ()
     shifts: Sequence[str] = ()
     scales: Sequence[str] = ()
+    # What a state_dict has of this layer beside tensors and partitions, where it is known.
+    notes: Sequence[str] = (LEARNED_FROM,)
     seed_defaults: Defaults | Callable[..., Defaults] | None = None
     partitions: dict[str, Partition]
 
@@ -101,7 +106,8 @@ class PartitionedLayer(Partitioned):
         """Partitions this layer, which is still an ordinary one inside (Appendix C).
 
         A weight starts at its defaults, except with 'zero', 'stored' or Zeros(), where it stays as it is. With 'seed'
-        the shifts are drawn anew as well, unless the layer has `seed_defaults` (see partnets.partition).
+        the shifts are drawn anew as well, unless the layer has `seed_defaults` (see partnets.partition). A parameter
+        that requires no gradient stays as it is, in every subnetwork: all of such a weight belongs to partition 1.
         """
         check_parameters(self, *self.weights, *self.shifts, *self.scales)
         sizes(0, proportions)
@@ -110,13 +116,18 @@ class PartitionedLayer(Partitioned):
         count, seed = len(proportions), seeds.random() if seed is None else seed
         changed, partitions = {}, {}
         for name, parameter in self._present(self.weights):
+            if not parameter.requires_grad:
+                whole = self.divided(name, parameter, (1.0,) + (0.0,) * (count - 1), seed, "weight")
+                partitions[name] = whole.to(parameter.device)
+                continue
             partition = self.divided(name, parameter, proportions, seed, scheme).to(parameter.device)
             resolved = self._resolve(name, parameter, defaults, self.seed_of(name, seed))
             partitions[name] = dataclasses.replace(partition, defaults=resolved.map_tensors(self.oriented))
             if defaults == "seed" or not (isinstance(resolved, Zeros) or defaults == "stored"):
                 changed[name] = self._started(parameter, partitions[name].defaults)
         for name, parameter in self._present(self.shifts):
-            value = self._redrawn(name, parameter, seed) if defaults == "seed" else parameter
+            drawn = defaults == "seed" and parameter.requires_grad
+            value = self._redrawn(name, parameter, seed) if drawn else parameter
             changed[name] = with_rows(value, count, neutral=0.0)
         for name, parameter in self._present(self.scales):
             changed[name] = with_rows(parameter, count, neutral=1.0)
@@ -271,10 +282,11 @@ class PartitionedLayer(Partitioned):
             weight, bias = parameters["weight"], parameters["bias"]
         else:
             weight, bias = self.own("weight"), self.own("bias")
-        if self.update is None:  # where nothing learns, what is detached has no gradient computed for its sake
+        active, update = self.current_subnetwork()
+        if update is None:  # where nothing learns, what is detached has no gradient computed for its sake
             weight, bias = weight.detach(), None if bias is None else bias.detach()
         weight = self.oriented(weight)
-        y = kernel(x, weight, self.partitions["weight"], self.active, update=self.update, bias=bias, **geometry)
+        y = kernel(x, weight, self.partitions["weight"], active, update=update, bias=bias, **geometry)
         return same_subnetwork(self, y)
 
     def live(self, name: str) -> Tensor | None:
@@ -285,7 +297,7 @@ class PartitionedLayer(Partitioned):
         parameter = self.own(name)
         if parameter is None:
             return None
-        return same_subnetwork(self, self._value(name, parameter, self.active, self.update))
+        return same_subnetwork(self, self._value(name, parameter, *self.current_subnetwork()))
 
     def _value(self, name: str, parameter: Tensor, active: int, update: int | None) -> Tensor:
         if name in self.partitions:
@@ -334,6 +346,8 @@ class PartitionedLayer(Partitioned):
         if self.count > 1:
             for name, partition in self.partitions.items():
                 destination[prefix + _key(name)] = partition_format.to_plain(partition)
+            if self.learned_from is not None:
+                destination[prefix + LEARNED_FROM] = self.learned_from
 
     def unfit(self, state_dict, prefix):
         return [*self._saved_partitions(state_dict, prefix)[1], *unfit_tensors(self, state_dict, prefix)]
@@ -362,7 +376,7 @@ class PartitionedLayer(Partitioned):
         keys = [prefix + _key(name) for name in self.partitions]
         theirs = []  # torch does not expect partitions
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing_keys, theirs, error_msgs)
-        unexpected_keys += [key for key in theirs if key not in keys]
+        unexpected_keys += [key for key in theirs if key not in (*keys, *(prefix + note for note in self.notes))]
         if self.count > 1:
             missing_keys += [key for key in keys if key not in state_dict]
         if len(error_msgs) > errors:
@@ -371,6 +385,8 @@ class PartitionedLayer(Partitioned):
             weight = self._parameters[name]
             copied = partition.map_tensors(lambda tensor, to=weight.device: tensor.to(to, copy=True))
             self.partitions[name] = copied.to(dtype=weight.dtype)
+        if any(prefix + name in state_dict for name in self._parameters):
+            self.learned_from = state_dict.get(prefix + LEARNED_FROM)
 
 
 def _key(weight: str) -> str:

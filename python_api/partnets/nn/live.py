@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import torch
 from torch import nn
 
 from partkernels.operators.checks import check_live
-from partnets.nn.partitioned import Partitioned, count, partitioned_layers
+from partnets.hyper import hyperparameters
+from partnets.nn.partitioned import HANDED_ON, Partitioned, count, partitioned_layers
+from partnets.utils.modules import frozen
 
 
 @contextmanager
-def subnetwork(model: nn.Module, active: int, update: int | None = None) -> Iterator[None]:
+def subnetwork(model: nn.Module, active: int, update: int | None = None, *, hyper: bool = False) -> Iterator[None]:
     """Inside, the model is its subnetwork w_s^(active), and gradients reach partition `update` only (Eq. 3).
 
-    With update=None no parameter of a partitioned layer receives a gradient, and none is computed (Eq. 4). The backward
+    With update=None no parameter of a partitioned layer receives a gradient, and none is computed (Eq. 4). With a
+    partition to learn, ψ receives none: the training loss would drive it to what fits the training data. The backward
     pass may run inside or outside; outside, activation checkpoints need partnets.checkpoint_contexts. On leaving, also
     by an exception, every layer is as before.
+
+    It holds in the thread that enters it, and in the backward passes that this thread starts: others can compute other
+    subnetworks of the model meanwhile, and a thread that is started inside begins outside. Copies of the model, by
+    copy.deepcopy, pickle or torch.save, are in no subnetwork. Don't await or yield inside: tasks of one thread would
+    share it, which raises on leaving.
 
     Under torch.compile each pair of active and update is a compilation of its own, C (C + 3) / 2 in all. Past
     torch._dynamo.config.recompile_limit, 8, torch runs the rest uncompiled and warns, or raises with fullgraph=True:
@@ -27,9 +36,11 @@ def subnetwork(model: nn.Module, active: int, update: int | None = None) -> Iter
         model: with partitioned layers, all of C partitions; or such a layer.
         active: k, 1..C.
         update: 1..active, or None.
+        hyper: whether ψ, the parameters of partnets.hyper's modules, receive gradients also where a partition learns.
 
     Raises:
         ValueError: active or update is out of range, or the model has no partitioned layers; nothing has changed then.
+        RuntimeError: on leaving, another one was entered in this thread meanwhile and is not left.
 
     Example:
         >>> import torch, partnets
@@ -43,21 +54,37 @@ def subnetwork(model: nn.Module, active: int, update: int | None = None) -> Iter
     count(model)
     layers = [layer for _, layer in partitioned_layers(model)]
     check_live(layers[0], active, update)  # of a partition it reads the count alone
-    before = Live(layers)
-    try:
-        for layer in layers:
-            layer.active, layer.update = active, update
+    withheld = hyperparameters(model) if update is not None and not hyper else ()
+    with live(dict.fromkeys(layers, (active, update))), frozen(withheld):
         yield
+
+
+@contextmanager
+def live(subnetworks: Mapping[Partitioned, tuple[int, int | None]]) -> Iterator[None]:
+    """Inside, in this thread, each of these layers has these `active` and `update`."""
+    handed_on = torch._C._get_obj_in_tls(HANDED_ON) if torch._C._is_key_in_tls(HANDED_ON) else {}
+    before = {layer: layer._live.now for layer in subnetworks}
+    try:
+        torch._C._stash_obj_in_tls(HANDED_ON, {**handed_on, **subnetworks})
+        for layer, state in subnetworks.items():
+            layer._live.now = state
+            if state is not None and state[1] is not None:
+                layer._live.learned.add(state[1])
+        yield
+        if _is_mixed(subnetworks):
+            raise RuntimeError(
+                "another partnets.subnetwork was entered here in the same thread and not left, as where an await or a"
+                " yield comes between: what was computed since may be of either. Compute in a thread of its own, or"
+                " without waiting inside."
+            )
     finally:
-        before.restore()
+        # Whoever is mixed up leaves all outside: what was before may be another's that has left.
+        mixed = _is_mixed(subnetworks)
+        for layer, state in before.items():
+            layer._live.now = None if mixed else state
+        torch._C._stash_obj_in_tls(HANDED_ON, {} if mixed else handed_on)
 
 
-class Live:
-    """What `active` and `update` of some layers are at this moment."""
-
-    def __init__(self, layers: Iterable[Partitioned]) -> None:
-        self.states = [(layer, layer.active, layer.update) for layer in layers]
-
-    def restore(self) -> None:
-        for layer, active, update in self.states:
-            layer.active, layer.update = active, update
+def _is_mixed(subnetworks: Mapping[Partitioned, tuple[int, int | None]]) -> bool:
+    """Whether another context has made other subnetworks live and is not left."""
+    return any(layer._live.now is not state for layer, state in subnetworks.items())

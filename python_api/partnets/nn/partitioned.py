@@ -3,12 +3,41 @@
 from __future__ import annotations
 
 import copy
+import threading
+import weakref
 from collections.abc import Iterator, Mapping
 
+import torch
 from torch import Tensor, nn
 
 from partkernels import Partition
 from partnets.nn.initial_values import reinitialise
+
+# What `subnetwork` leaves with torch, {layer: (active, update)}, which hands it on to threads that run backward passes.
+HANDED_ON = "partnets.subnetwork"
+
+# The fingerprint of chunks that nobody has told.
+UNKNOWN = ""
+
+# All partitioned modules that there are: how a parameter is known for one of theirs.
+EXISTING: weakref.WeakSet[Partitioned] = weakref.WeakSet()
+
+
+class _Live(threading.local):
+    """What the present thread does with a layer.
+
+    Attributes:
+        now: its `active` and `update`; None outside of any partnets.subnetwork.
+        learned: the partitions that have been `update` since their last step, for the optimisers.
+    """
+
+    now: tuple[int, int | None] | None = None
+
+    def __init__(self) -> None:
+        self.learned: set[int] = set()
+
+    def __reduce__(self):
+        return _Live, ()
 
 
 class Partitioned(nn.Module):
@@ -21,7 +50,9 @@ class Partitioned(nn.Module):
         count: C, the number of partitions.
         active: k, 1..C, the live subnetwork. Starts at C.
         update: the partition that receives gradients, 1..active, or None. Starts at C: data of an unknown chunk may
-            reach the last partition only. Set both with partnets.subnetwork.
+            reach the last partition only. Set both with partnets.subnetwork; each thread has its own, and starts at C,
+            as copies and saved layers do.
+        learned_from: the fingerprint of the partnets.Chunks that it has learned from; None before the first step.
 
     Example:
         >>> import torch, partnets
@@ -49,8 +80,53 @@ class Partitioned(nn.Module):
     """
 
     count: int
-    active: int
-    update: int | None
+    # The fingerprint of the chunks that it has learned from; UNKNOWN after steps in a loop that has not told them.
+    learned_from: str | None = None
+
+    @property
+    def active(self) -> int:
+        return self.current_subnetwork()[0]
+
+    @active.setter
+    def active(self, active: int) -> None:
+        self._assign(active, self.current_subnetwork()[1] if "_live" in self.__dict__ else active)
+
+    @property
+    def update(self) -> int | None:
+        return self.current_subnetwork()[1]
+
+    @update.setter
+    def update(self, update: int | None) -> None:
+        self._assign(self.current_subnetwork()[0] if "_live" in self.__dict__ else self.count, update)
+
+    def current_subnetwork(self) -> tuple[int, int | None]:
+        """`active` and `update`, in one look."""
+        now = self._live.now
+        if now is None and not torch.compiler.is_compiling() and torch._C._is_key_in_tls(HANDED_ON):
+            now = torch._C._get_obj_in_tls(HANDED_ON).get(self)
+        return self._outside if now is None else now
+
+    def _assign(self, active: int, update: int | None) -> None:
+        if "_live" not in self.__dict__:
+            self._live, self._outside = _Live(), (active, update)
+            EXISTING.add(self)
+        elif self._live.now is None:
+            self._outside = active, update
+        else:
+            self._live.now = active, update
+
+    def __setstate__(self, state: dict) -> None:
+        # Version 0.2 kept the subnetwork that was live as plain attributes.
+        state = {name: value for name, value in state.items() if name not in ("active", "update")}
+        self.__dict__.update({"_outside": (state["count"], state["count"])} | state | {"_live": _Live()})
+        super().__setstate__(self.__dict__)
+        EXISTING.add(self)
+
+    def _replicate_for_data_parallel(self) -> Partitioned:
+        """A replica computes in another thread, and there the subnetwork that is live here."""
+        replica = super()._replicate_for_data_parallel()
+        replica._live, replica._outside = _Live(), self.current_subnetwork()
+        return replica
 
     def owned(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The name and the parameter, for each parameter that is divided among the partitions."""
@@ -119,7 +195,7 @@ def as_class(layer: nn.Module, cls: type[nn.Module]) -> nn.Module:
     for own in ("_parameters", "_buffers", "_modules"):
         new.__dict__[own] = copy.copy(layer.__dict__[own])
     if not issubclass(cls, Partitioned):
-        for name in ("partitions", "count", "active", "update"):
+        for name in ("partitions", "count", "learned_from", "_live", "_outside"):
             new.__dict__.pop(name, None)
     return new
 

@@ -13,7 +13,12 @@ from torch import nn
 Rule = Callable[..., nn.Module]
 
 # Layers of other libraries, and the module of ours that registers each; it is imported when such a layer is met.
-FOREIGN = {"transformers.pytorch_utils.Conv1D": "partnets.nn.gpt2"}
+FOREIGN = {
+    "transformers.pytorch_utils.Conv1D": "partnets.nn.gpt2",
+    "timm.layers.conv2d_same.Conv2dSame": "partnets.nn.timm_layers",
+    "timm.layers.linear.Linear": "partnets.nn.timm_layers",
+    "timm.layers.norm_act.BatchNormAct2d": "partnets.nn.timm_layers",
+}
 
 # By exact type: a subclass may read its weight in a way of its own.
 _rules: dict[type[nn.Module], Rule] = {}

@@ -44,7 +44,7 @@ def refuse_unfit(module: nn.Module, state_dict: Mapping, prefix: str, *_) -> Non
     unfit = []
     for path, inner in module.named_modules(remove_duplicate=False):
         inside = f"{prefix}{path}." if path else prefix
-        if _loads_as_torch(inner):
+        if loads_as_torch(inner, type(inner)):
             unfit += unfit_tensors(inner, state_dict, inside)
         elif isinstance(inner, Partitioned):
             unfit += inner.unfit(state_dict, inside)
@@ -53,9 +53,9 @@ def refuse_unfit(module: nn.Module, state_dict: Mapping, prefix: str, *_) -> Non
         raise RuntimeError(f"this state_dict does not fit the {type(module).__name__}, which stays as it is:\n{listed}")
 
 
-def _loads_as_torch(module: nn.Module) -> bool:
-    """Whether nothing renames or converts what a module is given before torch compares it."""
-    usual = type(module)._load_from_state_dict is nn.Module._load_from_state_dict
+def loads_as_torch(module: nn.Module, cls: type[nn.Module]) -> bool:
+    """Whether nothing renames or converts what a module of a class is given before torch compares it."""
+    usual = cls._load_from_state_dict is nn.Module._load_from_state_dict
     return usual and all(_is_ours(hook) for hook in module._load_state_dict_pre_hooks.values())
 
 

@@ -12,7 +12,7 @@ from partkernels import Partition
 from partkernels.operators.optimizers import check_not_negative
 from partnets.hyper import hyperparameters
 from partnets.nn.local_shard import local_entries
-from partnets.nn.partitioned import Partitioned, count, partitioned_layers
+from partnets.nn.partitioned import UNKNOWN, Partitioned, count, partitioned_layers
 
 
 class PartitionedOptimizer(torch.optim.Optimizer):
@@ -26,6 +26,11 @@ class PartitionedOptimizer(torch.optim.Optimizer):
     counts = False
 
     def __init__(self, model: nn.Module, groups: Iterable[dict], **defaults) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                f"{self.kind} got a {type(model).__name__}; pass the model itself, not its parameters: it knows which"
+                " entries are whose."
+            )
         self.count = count(model)
         self._owners = _owners(model)
         defaults = self._with_decays(defaults)
@@ -78,7 +83,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
     @torch.no_grad()
-    def step(self, update: int, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
+    def step(self, update: int | None = None, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
         """Updates the entries of one partition; parameters without a gradient are left out.
 
         Args:
@@ -90,6 +95,8 @@ class PartitionedOptimizer(torch.optim.Optimizer):
 
         Raises:
             ValueError: update is out of range.
+            RuntimeError: the partition has no gradient, as after a backward pass outside of partnets.subnetwork, or of
+                another partition; nothing has changed then.
         """
         if isinstance(update, bool) or not isinstance(update, int) or not 1 <= update <= self.count:
             raise ValueError(
@@ -97,6 +104,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
             )
         with torch.enable_grad():
             loss = None if closure is None else closure()
+        self._check_gradient(update)
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is None:
@@ -108,6 +116,38 @@ class PartitionedOptimizer(torch.optim.Optimizer):
                 if found is not None:
                     self.step_entries(found[0], state, found[1], update, group)
         return loss
+
+    def _check_gradient(self, update: int) -> None:
+        """Raises RuntimeError unless the partition has a gradient.
+
+        Gradients are looked into only where partnets.subnetwork has not let this partition learn since its last step.
+        """
+        layers = {layer: layer._live.learned for layer, _ in self._owners.values()}
+        expected = any(update in learned for learned in layers.values())
+        for layer, learned in layers.items():
+            learned.discard(update)
+            if layer.learned_from is None:
+                layer.learned_from = UNKNOWN
+        given = [parameter for parameter in self.parameters() if parameter.grad is not None]
+        if not given and self._owners:
+            what = "no parameter of this optimiser has a gradient"
+        elif expected or any(self._has_gradient(parameter, update) for parameter in given):
+            return
+        else:
+            what = f"the gradient of partition {update} is 0 everywhere"
+        raise RuntimeError(
+            f"{what}, so that a step would do nothing: compute the loss and its backward pass inside of"
+            f" partnets.subnetwork(model, active={update}, update={update}), by the model that this optimiser was made"
+            " for; or call partnets.step_weights."
+        )
+
+    def _has_gradient(self, parameter: nn.Parameter, update: int) -> bool:
+        layer, name = self._owners[parameter]
+        found = local_entries(layer, name, [parameter.grad], update)
+        if found is None:
+            return False
+        (grad,), partition = found
+        return bool((grad if partition is None or partition.count == 1 else grad[partition.mask(update)]).any())
 
     def fill_state(self) -> None:
         """Gives each parameter the state that its first step would, all 0: what a saved one can be loaded into."""

@@ -156,7 +156,7 @@ class AdamW(Adam):
         >>> import torch, partnets
         >>> model = partnets.Linear(4, 3, bias=False, proportions=(0.5, 0.5), seed=0)
         >>> before = model.weight.detach().clone()
-        >>> model.weight.grad = torch.zeros(3, 4)
+        >>> model.weight.grad = torch.full((3, 4), 1e-20)
         >>> AdamW(model, lr=0.1, weight_decay=(0.0, 5.0)).step(update=2)
         >>> torch.allclose(model.weight, torch.where(model.partition.mask(2), before / 2, before))
         True

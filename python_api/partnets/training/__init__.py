@@ -1,17 +1,20 @@
 """Training: a step of w_k and a step of ψ, the Trainer that alternates them, and what it records and saves."""
 
 from partnets.training import callbacks, loggers
+from partnets.training.choices import Sweep, sweep
 from partnets.training.history import History
 from partnets.training.step import hyper_learning, step_hyper, step_weights, weights_learning
 from partnets.training.trainer import Trainer
 
 __all__ = [
     "History",
+    "Sweep",
     "Trainer",
     "callbacks",
     "hyper_learning",
     "loggers",
     "step_hyper",
     "step_weights",
+    "sweep",
     "weights_learning",
 ]

@@ -39,7 +39,7 @@ def every(steps: int, callback: Callback) -> Callback:
 
 def record_loss_matrix(trainer: TrainingState) -> None:
     """Appends the mean loss of each subnetwork on each chunk to the trainer's history."""
-    matrix = loss_matrix(trainer.model, trainer.chunks, trainer.loss, batch_size=trainer.batch_size)
+    matrix = loss_matrix(trainer.model, trainer.chunks, trainer.hyper_loss, **trainer.evaluating)
     trainer.history.add_matrix(trainer.steps, matrix.tolist())
 
 
@@ -57,6 +57,7 @@ def subnetwork_metrics(name: str, metric: Callable[[nn.Module], float]) -> Callb
     """
 
     def callback(trainer: TrainingState) -> dict[str, float]:
+        trainer.estimate_statistics()
         values = per_subnetwork(trainer.model, metric)
         return {f"{name}, subnetwork {k}": value for k, value in enumerate(values, start=1)}
 

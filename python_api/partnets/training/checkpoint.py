@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import reprlib
 from collections.abc import Collection
 from os import PathLike
@@ -11,9 +10,8 @@ from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
-from partnets.data.chunks import Chunks, below_subsets
+from partnets.data.chunks import digest
 from partnets.nn.partitioned import partitioned_layers
 from partnets.training.best_model import Best
 from partnets.training.history import History
@@ -22,8 +20,6 @@ from partnets.utils import random_state as random_states
 from partnets.utils.files import replacing
 
 FORMAT = 4
-# How many examples tell one data set from another.
-DIGESTED = 64
 
 
 def save(trainer: TrainingState, path: str | PathLike, noises: list[dict], without: Collection[str] = ()) -> None:
@@ -98,18 +94,6 @@ def _read(path: str | PathLike) -> dict:
     return saved
 
 
-def digest(chunks: Chunks) -> str | None:
-    """Of a few examples, to know data in another order by; None for data sets that may transform what they give."""
-    few = chunks.order[torch.linspace(0, len(chunks.order) - 1, DIGESTED, device="cpu").long()]
-    dataset, places = below_subsets(chunks.dataset, few)
-    if type(dataset) is not TensorDataset:
-        return None
-    digest = hashlib.blake2b(digest_size=16)
-    for part in dataset[places]:
-        digest.update(part.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
 def _state(trainer: TrainingState) -> dict:
     return {
         "order": trainer.chunks.order,
@@ -150,7 +134,9 @@ def configuration(trainer: TrainingState) -> dict:
     return {
         "chunk sizes": trainer.chunks.sizes,
         "partitions": {path: layer.count for path, layer in partitioned_layers(trainer.model)},
-        "parameters": {name: _kind(value) for name, value in trainer.model.state_dict().items()},
+        "parameters": {
+            name: _kind(value) for name, value in trainer.model.state_dict().items() if not isinstance(value, str | int)
+        },
         "hyper": list(trainer.hyper),
         "optimizer": trainer.optimizer.kind,
         "hyper_optimizer": type(trainer.hyper_optimizer).__name__,

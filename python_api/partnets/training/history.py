@@ -40,7 +40,9 @@ class History(Records):
         try:
             import pandas
         except ImportError as error:
-            raise ImportError("History.frame needs pandas; pip install partkernels[plot].") from error
+            raise ImportError(
+                "History.frame needs pandas; pip install pandas, or partkernels' extra 'plot'."
+            ) from error
         frame = pandas.DataFrame(self.columns())
         return frame.astype({name: "int64" if name in ("step", "k") else "float64" for name in frame})
 

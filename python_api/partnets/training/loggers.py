@@ -107,7 +107,9 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise ImportError("loggers.TensorBoard needs tensorboard; pip install partkernels[tensorboard].") from error
+            raise ImportError(
+                "loggers.TensorBoard needs tensorboard; pip install tensorboard, or partkernels' extra 'tensorboard'."
+            ) from error
         self.folder = Path(folder)
         self._new_writer = SummaryWriter
         self._history: Records | None = None  # whose rows the writer writes

@@ -49,7 +49,9 @@ def new_figure(columns: int = 1, rows: int = 1) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("plots of a History need matplotlib; pip install partkernels[plot].") from error
+        raise ImportError(
+            "plots of a History need matplotlib; pip install matplotlib, or partkernels' extra 'plot'."
+        ) from error
     return Figure(figsize=(PANEL_SIZE[0] * columns, PANEL_SIZE[1] * rows), layout="constrained")
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from partnets.data.batch import Forward, Loss
 from partnets.data.chunks import Chunks
+from partnets.evaluation import estimate_statistics
 from partnets.hyper.hyperparameter import Hyperparameter, values_by_path
 from partnets.optim import PartitionedOptimizer
 from partnets.training.best_model import Best
@@ -20,7 +22,8 @@ class TrainingState:
     """What a Trainer trains, with what, and how far it is.
 
     Attributes:
-        model, chunks, loss, optimizer, hyper_optimizer, scheduler, hyper_scheduler: as of Trainer.
+        model, chunks, loss, hyper_loss, forward, optimizer, hyper_optimizer, scheduler, hyper_scheduler: as of Trainer.
+        loading: a DataLoader's options, empty where batches are fetched as they are needed.
         hyper: the path and the module of each hyperparameter that is trained.
         history: the History of all steps.
         generator: of the draws of chunks and batches.
@@ -31,7 +34,10 @@ class TrainingState:
 
     model: nn.Module
     chunks: Chunks
-    loss: Callable[[Tensor, Tensor], Tensor]
+    loss: Loss
+    hyper_loss: Loss
+    forward: Forward
+    loading: dict[str, Any]
     optimizer: PartitionedOptimizer
     hyper_optimizer: torch.optim.Optimizer | None
     scheduler: LRScheduler | None
@@ -71,6 +77,18 @@ class TrainingState:
     def values(self) -> dict[str, float]:
         """The present value of each hyperparameter that is trained, in its units, under its module's path."""
         return values_by_path(self.hyper)
+
+    @property
+    def evaluating(self) -> dict[str, Any]:
+        """How this training evaluates: the arguments of partnets.lml and loss_matrix for its batches."""
+        return {"batch_size": self.batch_size, "forward": self.forward, **self.loading}
+
+    def estimate_statistics(self) -> None:
+        """partnets.estimate_statistics of the model: training goes on to the same bits, with them or without.
+
+        Call it in a callback before anything that judges a model with BatchNorm.
+        """
+        estimate_statistics(self.model, self.chunks, **self.evaluating)
 
     def restore_best(self) -> float:
         """Sets the model, ψ included, to where L_ML was highest, and returns that L_ML, in nats.

@@ -5,6 +5,7 @@ A loop that has optimiser steps of its own takes weights_learning and hyper_lear
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -12,12 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from partnets.hyper import hyperparameters
-from partnets.nn.batch_norm import running_norms
+from partnets.nn.batch_norm import heedless_norms, outdate_statistics, running_norms
 from partnets.nn.live import subnetwork
 from partnets.nn.partitioned import count
 from partnets.optim.base import PartitionedOptimizer, check_partitioned
-from partnets.utils.modules import evaluating, frozen
+from partnets.utils.modules import evaluating
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def weights_learning(model: nn.Module, k: int) -> Iterator[None]:
         model: with partitioned layers.
         k: 1..C.
     """
-    with subnetwork(model, active=k, update=k), frozen(hyperparameters(model)), evaluating(*running_norms(model)[1]):
+    with subnetwork(model, active=k, update=k), evaluating(*running_norms(model)[1]):
         yield
 
 
@@ -39,7 +39,8 @@ def weights_learning(model: nn.Module, k: int) -> Iterator[None]:
 def hyper_learning(model: nn.Module, k: int) -> Iterator[None]:
     """Inside, subnetwork k - 1 computes and ψ alone learns, from a batch of D_k, which it has not seen (Eq. 4).
 
-    Normalisation layers use the running statistics of that subnetwork and leave none.
+    Normalisation layers in training mode normalise by the batch, as they do where w_k learns, and leave no running
+    statistics.
 
     Args:
         model: with partitioned layers.
@@ -49,8 +50,7 @@ def hyper_learning(model: nn.Module, k: int) -> Iterator[None]:
         ValueError: k is out of range: no subnetwork comes before the first.
     """
     _check_k(model, k, least=2)
-    inside, outside = running_norms(model)
-    with subnetwork(model, active=k - 1, update=None), evaluating(*inside, *outside):
+    with subnetwork(model, active=k - 1, update=None), evaluating(*heedless_norms(model)):
         yield
 
 
@@ -91,7 +91,8 @@ def step_weights(
         The loss, detached.
 
     Raises:
-        ValueError: k is out of range; nothing has changed then.
+        ValueError: k or clip is out of range; nothing has changed then.
+        RuntimeError: the loss gives w_k no gradient, as where it is that of another model; w_k has not been stepped.
 
     Example:
         >>> import partnets
@@ -108,6 +109,7 @@ def step_weights(
     """
     check_partitioned(optimizer)
     _check_k(model, k, least=1)
+    check_clip(clip)
     optimizer.zero_grad()
     with weights_learning(model, k):
         value = loss(batch)
@@ -173,6 +175,7 @@ def step_hyper(
         values.append(value.detach())
     check_reached(model, optimizer)
     optimizer.step()
+    outdate_statistics(model)
     return sum(values)
 
 
@@ -187,6 +190,12 @@ def _check_k(model: nn.Module, *ks: int, least: int) -> None:
 def _kind(value: Any) -> str:
     """What a wrong argument is, without all of its numbers."""
     return repr(value) if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"
+
+
+def check_clip(clip: float | None) -> None:
+    """Raises ValueError unless this is a norm that gradients can be clipped to, or None."""
+    if clip is not None and not 0 < clip < math.inf:
+        raise ValueError(f"clip={clip}; pass the greatest norm of a gradient, above 0, or None.")
 
 
 def clip_gradient(optimizer: torch.optim.Optimizer, clip: float | None) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
 from os import PathLike
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,19 +16,25 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from partkernels.defaults import check_seed
 from partnets import optim
+from partnets.data.batch import Forward, Loss, call, mean
 from partnets.data.chunks import Chunks, check_unseen, draw_k
+from partnets.data.fetching import check_options
+from partnets.evaluation.likelihood import check_loss, plain
 from partnets.evaluation.metrics import check_counts
 from partnets.evaluation.out_of_chunk import lml
+from partnets.evaluation.same_chunks import check_same_chunks, remember_chunks
 from partnets.hyper import Hyperparameter, hyperparameters
 from partnets.nn.partitioned import partitioned_layers
 from partnets.optim.base import check_partitioned
 from partnets.training import checkpoint
+from partnets.training.ahead import Ahead
 from partnets.training.best_model import Best
 from partnets.training.callbacks import Callback
 from partnets.training.history import History
 from partnets.training.progress import Progress
+from partnets.training.start import check_finite, check_start, warn_of_proportions
 from partnets.training.state import TrainingState
-from partnets.training.step import step_hyper, step_weights, still_modules
+from partnets.training.step import check_clip, step_hyper, step_weights, still_modules
 from partnets.utils.checks import check_at_least
 from partnets.utils.modules import to_device
 from partnets.utils.random_state import preserved
@@ -38,13 +47,18 @@ class Trainer(TrainingState):
     batch of D_k with k ~ Cat(u_2..u_C), u being the chunks' proportions. Loops of your own take the same two.
 
     While one of the two is updated, the other requires no gradient and none is computed. Batches go to the model's
-    device. Chunks and batches are drawn by a generator of the trainer's own; the model's noise comes from torch's.
+    device. Before the first step a batch of D_2 is tried, of which nothing stays but a warning or an error. Chunks and
+    batches are drawn by a generator of the trainer's own; the model's noise comes from torch's.
 
     Args:
         model: partitioned, with as many partitions as there are chunks.
-        chunks: of (x, y) examples.
+        chunks: of examples (x, y), or of dicts with labels.
         hyper: ψ: a module of partnets.hyper, or several, inside the model; None for steps of w alone.
-        loss: loss(output, y), the mean negative log-likelihood per example in nats, as torch's criteria return it.
+        loss: loss(output, y), the mean negative log-likelihood in nats, as torch's criteria return it, per example or
+            per token; or the losses themselves, whose mean is taken. For L_ML see partnets.lml.
+        hyper_loss: the loss of ψ's steps and of L_ML, without what only regularises the weights. If None, the negative
+            log-likelihood in `loss` where it is known, as torch's cross-entropy without its label smoothing, and `loss`
+            itself where it is not.
         optimizer: of partnets.optim, of this model; Adam with a learning rate of 1e-3 if None.
         hyper_optimizer: of torch.optim, of the parameters of hyper; Adam with a learning rate of 1e-3 if None.
         scheduler, hyper_scheduler: of torch.optim.lr_scheduler, of these two optimisers; stepped after each step of w
@@ -61,13 +75,25 @@ class Trainer(TrainingState):
         patience: fit ends where so many evaluations of L_ML in a row brought none higher; None never ends early.
         callbacks: called after each step, in this order, as callback(trainer); see partnets.callbacks and loggers.
         seed: an int in [0, 2**63) of the trainer's generator.
+        other_chunks: whether the model may have learned from other chunks than these; see partnets.lml.
+        forward: forward(model, batch), which returns output and y; see partnets.data.batch.call for the usual one.
+        **loading: num_workers, pin_memory, prefetch_factor and others of a DataLoader's options: fit and the evaluation
+            of L_ML fetch batches ahead by them. The draws are the same, and so is every bit unless the data set draws
+            at random; then it is the same for any number of workers from 1 on.
+
+    Warns:
+        UserWarning: the loss is no log-likelihood, as a squared error; the partitions' shares of the weights are far
+            from the chunks'; or, at the first step, the weights seem to have learned from later chunks already.
 
     Attributes:
         history, generator, best, noise: see TrainingState, which is what callbacks are given.
 
     Raises:
         ValueError: the model and the chunks differ in C, hyper is not inside the model, an optimiser belongs to other
-            parameters, a scheduler to another optimiser, or a number is out of range.
+            parameters, a scheduler to another optimiser, a loss is a sum over the batch, the model has learned from
+            other chunks, or a number is out of range. At the first step: ψ reaches the loss only.
+        FloatingPointError: in a step whose loss is not finite, before anything is stepped by it.
+        TypeError: an option is none of these, nor of a DataLoader's, or one that says which examples a batch has.
 
     Example:
         >>> import partnets
@@ -90,7 +116,8 @@ class Trainer(TrainingState):
         chunks: Chunks,
         *,
         hyper: Hyperparameter | Sequence[Hyperparameter] | None = None,
-        loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+        loss: Loss = F.cross_entropy,
+        hyper_loss: Loss | None = None,
         optimizer: optim.PartitionedOptimizer | None = None,
         hyper_optimizer: torch.optim.Optimizer | None = None,
         scheduler: LRScheduler | None = None,
@@ -107,15 +134,20 @@ class Trainer(TrainingState):
         patience: int | None = None,
         callbacks: Iterable[Callback] = (),
         seed: int = 0,
+        other_chunks: bool = False,
+        forward: Forward = call,
+        **loading,
     ) -> None:
         check_counts(model, chunks)
+        if not other_chunks:
+            check_same_chunks(model, chunks)
+        self.loading = check_options(loading, type(self).__name__)
         hyper_batch_size = batch_size if hyper_batch_size is None else hyper_batch_size
         optional = {"lml_every": lml_every, "patience": patience}
         given = {name: number for name, number in optional.items() if number is not None}
         check_at_least(1, batch_size=batch_size, hyper_batch_size=hyper_batch_size, hyper_every=hyper_every, **given)
         check_at_least(0, hyper_after=hyper_after)
-        if clip is not None and not 0 < clip < math.inf:
-            raise ValueError(f"clip={clip}; pass the greatest norm of a gradient, above 0, or None.")
+        check_clip(clip)
         check_seed("seed", seed)
         if hyper_chunks not in ("one", "all"):
             raise ValueError(f"hyper_chunks={hyper_chunks!r}; pass 'one' or 'all'.")
@@ -126,7 +158,13 @@ class Trainer(TrainingState):
             check_unseen(chunks)
         psi = list(dict.fromkeys(parameter for module in self.hyper.values() for parameter in module.parameters()))
 
-        self.model, self.chunks, self.loss = model, chunks, loss
+        self.hyper_loss = plain(loss) if hyper_loss is None else hyper_loss
+        self._judges = chunks.count > 1 and self.needs_unseen and bool(self.hyper or lml_every)
+        if self._judges:
+            check_loss(self.hyper_loss)
+            warn_of_proportions(model, chunks)
+        self.model, self.chunks, self.loss, self.forward = model, chunks, loss, forward
+        self._ahead = Ahead(chunks, self.loading) if self.loading else None
         self._forward: nn.Module = model
         self.optimizer = optim.Adam(model) if optimizer is None else optimizer
         self.hyper_optimizer = hyper_optimizer
@@ -142,6 +180,7 @@ class Trainer(TrainingState):
         self.clip, self.seed, self.generator = clip, seed, torch.Generator().manual_seed(seed)
         self.noise: dict | None = None
         self._still = still_modules(model)
+        self._started = False
         self.history = History()
 
     def fit(self, steps: int) -> History:
@@ -153,12 +192,14 @@ class Trainer(TrainingState):
             ValueError: steps is negative.
         """
         check_at_least(0, steps=steps)
-        with Progress(self.steps, steps, shown=self.shows_progress) as progress:
+        fetching = self._ahead.fetching(partial(self._plan, steps), self.generator) if self._ahead else nullcontext()
+        with fetching, Progress(self.steps, steps, shown=self.shows_progress) as progress:
             for _ in range(steps):
                 if self.exhausted:
                     break
                 self.step()
                 progress.update(self.history)
+            self.estimate_statistics()
         return self.history
 
     def step(self) -> None:
@@ -171,11 +212,14 @@ class Trainer(TrainingState):
         self.model.train()
         for module in self._still:
             module.eval()
+        if not self._started:
+            self._start()
         done = self.steps + 1
         self.history.add(done, *self.iterate(), self.values())
         if self.lml_every and done % self.lml_every == 0:
+            self.estimate_statistics()
             # The same noise each time: a maximum over evaluations should not be that of the luckiest one.
-            found = lml(self.model, self.chunks, self.loss, batch_size=self.batch_size, seed=self.seed)
+            found = lml(self.model, self.chunks, self.hyper_loss, seed=self.seed, **self.evaluating)
             self.history.add_lml(done, found)
             if self.best is not None:
                 self.best.offer(self.model, done, found)
@@ -188,36 +232,64 @@ class Trainer(TrainingState):
                 finally:
                     self.noise = None
 
+    def _start(self) -> None:
+        if self._judges:
+            check_start(self)
+        remember_chunks(self.model, self.chunks)
+        self._started = True
+
     def iterate(self) -> tuple[int, float, int | None, float | None]:
         """One iteration of Appendix I.1; returns k and loss of the step of w, and of the step of ψ if one is due."""
         k, loss = self.step_weights()
-        late = self.steps + 1 - self.hyper_after
-        if not self.hyper or late < 1 or late % self.hyper_every:
+        if not self._hyper_learns(self.steps + 1):
             return k, loss, None, None
         return k, loss, *self.step_hyper()
+
+    @property
+    def _source(self) -> Chunks | Ahead:
+        """Where batches come from."""
+        return self._ahead or self.chunks
+
+    def _hyper_learns(self, step: int) -> bool:
+        late = step - self.hyper_after
+        return bool(self.hyper) and late >= 1 and late % self.hyper_every == 0
 
     def step_weights(self) -> tuple[int, float]:
         """Updates w_k on a batch from D_1:k, with k ~ Cat(sampling); returns k and the loss."""
         k = draw_k(self.sampling, self.generator)
-        batch = self.chunks.sample_upto(k, self.batch_size, self.generator)
-        loss = step_weights(self.model, self.optimizer, k, batch, self._loss, clip=self.clip)
+        batch = self._source.sample_upto(k, self.batch_size, self.generator)
+        options = {"clip": self.clip, "backward": self._backward}
+        loss = step_weights(self.model, self.optimizer, k, batch, partial(self._loss, self.loss), **options)
         if self.scheduler is not None:
             self.scheduler.step()
         return k, loss.item()
 
     def step_hyper(self) -> tuple[int | None, float]:
         """Updates ψ on chunks that the subnetworks have not seen; returns k, None for all chunks, and the loss."""
-        u = self.chunks.proportions
-        k = draw_k(u, self.generator, start=2) if self.hyper_chunks == "one" else None
-        weights = {k: 1.0} if k else {j: share / sum(u[1:]) for j, share in enumerate(u[1:], start=2)}
+        k, weights = self._draw_unseen(self.generator)
 
         def loss_on(j: int) -> Tensor:  # so that one batch is in memory at a time
-            return self._loss(self.chunks.sample(j, self.hyper_batch_size, self.generator))
+            return self._loss(self.hyper_loss, self._source.sample(j, self.hyper_batch_size, self.generator))
 
-        loss = step_hyper(self.model, self.hyper_optimizer, {j: j for j in weights}, loss_on, weights=weights)
+        options = {"weights": weights, "backward": self._backward}
+        loss = step_hyper(self.model, self.hyper_optimizer, {j: j for j in weights}, loss_on, **options)
         if self.hyper_scheduler is not None:
             self.hyper_scheduler.step()
         return k, loss.item()
+
+    def _draw_unseen(self, generator: torch.Generator) -> tuple[int | None, dict[int, float]]:
+        """The chunk of a step of ψ, None for all of them, and the weight of each."""
+        u = self.chunks.proportions
+        k = draw_k(u, generator, start=2) if self.hyper_chunks == "one" else None
+        return k, {k: 1.0} if k else {j: share / sum(u[1:]) for j, share in enumerate(u[1:], start=2)}
+
+    def _plan(self, steps: int, generator: torch.Generator) -> Iterator[tuple[str, int, int]]:
+        """What step_weights and step_hyper will draw in so many steps, in their order: see Ahead."""
+        for step in range(self.steps + 1, self.steps + 1 + steps):
+            yield "draw_upto", draw_k(self.sampling, generator), self.batch_size
+            if self._hyper_learns(step):
+                for j in self._draw_unseen(generator)[1]:
+                    yield "draw", j, self.hyper_batch_size
 
     def save(self, path: str | PathLike) -> None:
         """Writes a checkpoint, from which `load` resumes with the same bits; whole or not at all.
@@ -242,11 +314,12 @@ class Trainer(TrainingState):
         """
         checkpoint.load(self, path)
 
-    def _loss(self, batch: Sequence[Tensor]) -> Tensor:
-        if len(batch) != 2:
-            raise ValueError(f"an example has {len(batch)} parts; pass chunks of (x, y).")
-        x, y = (to_device(part, self.device) for part in batch)
-        return self.loss(self._forward(x), y)
+    def _backward(self, loss: Tensor) -> None:
+        check_finite(loss, f"step {self.steps + 1}")
+        loss.backward()
+
+    def _loss(self, loss: Loss, batch: Any) -> Tensor:
+        return mean(loss, *self.forward(self._forward, to_device(batch, self.device)))
 
 
 def _find_hyper(model: nn.Module, hyper) -> dict[str, Hyperparameter]:

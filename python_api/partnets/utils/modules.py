@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map
 
 
 @contextmanager
@@ -33,6 +33,17 @@ def frozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
+def is_frozen(module: nn.Module) -> bool:
+    """Whether a module has parameters, of its own or inside, and none that requires a gradient.
+
+    Example:
+        >>> is_frozen(nn.Linear(2, 1).requires_grad_(False)), is_frozen(nn.Linear(2, 1)), is_frozen(nn.ReLU())
+        (True, False, False)
+    """
+    parameters = list(module.parameters())
+    return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
+
+
 @contextmanager
 def evaluating(*modules: nn.Module) -> Iterator[None]:
     """Inside, these modules and all in them are in evaluation mode; afterwards each is as it was."""
@@ -52,12 +63,24 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """A tensor, or each tensor in tuples, lists and dicts, on a device; all else as it is.
+    """All tensors in tuples, lists, dicts and other mappings on a device, and what has a method `to` of its own.
+
+    Copies of pinned memory do not wait. All else stays as it is.
 
     Example:
         >>> to_device({"ids": torch.zeros(2), "length": 2}, torch.device("cpu"))
         {'ids': tensor([0., 0.]), 'length': 2}
     """
-    if isinstance(value, Tensor):
-        return value.to(device)
-    return tree_map_only(Tensor, lambda tensor: tensor.to(device), value)
+
+    def moved(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf.to(device, non_blocking=leaf.is_pinned())
+        if _has_to(leaf):  # transformers' BatchEncoding, a PackedSequence, a graph
+            return leaf.to(device)
+        return {name: to_device(part, device) for name, part in leaf.items()} if isinstance(leaf, Mapping) else leaf
+
+    return tree_map(moved, value, is_leaf=_has_to)
+
+
+def _has_to(value: Any) -> bool:
+    return not isinstance(value, type) and callable(getattr(value, "to", None))

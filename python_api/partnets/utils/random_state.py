@@ -49,6 +49,23 @@ def set_state(state: dict, device: torch.device) -> None:
         numpy.random.set_state((name, keys.numpy().astype("uint32"), *rest))
 
 
+def seed(number: int) -> None:
+    """Seeds those of the CPU with an int in [0, 2**63).
+
+    Example:
+        >>> with preserved(torch.device("cpu")):
+        ...     seed(3)
+        ...     first = torch.rand(()), random.random()
+        ...     seed(3)
+        ...     (torch.rand(()), random.random()) == first
+        True
+    """
+    torch.default_generator.manual_seed(number)
+    random.seed(number)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(number % 2**32)
+
+
 @contextmanager
 def preserved(device: torch.device) -> Iterator[dict]:
     """Afterwards all states are as they were; gives what they were."""

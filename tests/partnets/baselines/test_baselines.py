@@ -98,7 +98,7 @@ def test_psi_alone_gets_a_gradient_where_the_live_network_is_not_updated(active,
     model, mask = ensemble()
     model.eval()
     x, y = examples(16)
-    with partnets.subnetwork(model, active=active, update=update):
+    with partnets.subnetwork(model, active=active, update=update, hyper=True):
         F.cross_entropy(model(x), y).backward()
     assert all(weight.grad is None for network in model.networks for weight in weights(network))
     logits = torch.zeros(4, requires_grad=True)

@@ -74,7 +74,7 @@ def test_it_computes_what_the_whole_network_computes():
 def test_any_loop_trains_it(mode):
     ordinary = partnets.finalize(trained(), mode)
     found = ordinary.augmentation.values()
-    optimizer = torch.optim.SGD(ordinary.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.AdamW(ordinary.parameters(), lr=0.01, weight_decay=0.1)
     x, y = images()
     losses = []
     for _ in range(40):
@@ -273,7 +273,7 @@ def test_the_transformers_embeddings_start_small():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (("fine-tune",), ValueError, "mode='fine-tune'; pass one of 'finetune', 'retrain'"),
+        (("fine-tune",), ValueError, "mode='fine-tune'; pass one of 'finetune', 'retrain', 'deploy'"),
         ((None,), ValueError, "mode=None"),
         (("retrain", -1), ValueError, "seed=-1"),
         (("retrain", 0.5), TypeError, "seed=0.5"),
@@ -289,3 +289,33 @@ def test_wrong_arguments_raise(arguments, error, message):
 def test_a_model_without_partitions_raises(mode):
     with pytest.raises(ValueError, match="has no partitioned layer"):
         partnets.finalize(nn.Linear(4, 2), mode)
+
+
+class LowRank(nn.Linear):
+    """A frozen layer and what is learned beside it, in one module, which resets what learns if it is asked to."""
+
+    def __init__(self, *sizes, resets=True):
+        super().__init__(*sizes)
+        self.requires_grad_(False)
+        self.resets = resets
+        self.down, self.up = nn.Parameter(torch.randn(sizes[0], 2)), nn.Parameter(torch.randn(2, sizes[1]))
+
+    def reset_parameters(self):
+        super().reset_parameters()
+        if hasattr(self, "resets") and self.resets:
+            nn.init.normal_(self.down, std=0.1)
+            nn.init.zeros_(self.up)
+
+    def forward(self, x):
+        return super().forward(x) + x @ self.down @ self.up
+
+
+def test_a_frozen_base_in_a_module_of_ones_own_keeps_its_values():
+    model = partnets.partition(nn.Sequential(LowRank(6, 5), nn.Linear(5, 3)), PROPORTIONS)
+    base = model[0]._parameters["weight"].clone()
+    fresh = partnets.finalize(model, "retrain")
+    assert torch.equal(fresh[0].weight, base) and not fresh[0].weight.requires_grad
+    assert not fresh[0].up.any() and fresh[0].down.std() < 0.5
+    model = partnets.partition(nn.Sequential(LowRank(6, 5, resets=False)), PROPORTIONS)
+    with pytest.raises(ValueError, match=r"its reset_parameters\(\) leaves down as it is, which has learned"):
+        partnets.finalize(model, "retrain")

@@ -114,37 +114,91 @@ def test_a_skip_that_is_not_in_the_model_raises(skip):
     unchanged(model, lambda: partnets.partition(model, PROPORTIONS, skip=skip), "not in this model")
 
 
-class Matrix(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.matrix = nn.Parameter(torch.eye(4))
-
-
-def test_all_modules_without_a_rule_are_named_at_once():
+def test_each_type_without_a_rule_is_named_once_with_its_count_and_cure():
     model = nn.Sequential(
         nn.Linear(4, 4),
         nn.ModuleDict({"norm": nn.InstanceNorm1d(4, affine=True, track_running_stats=True)}),
         nn.InstanceNorm1d(4),
-        nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
-        Matrix(),
+        nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)),
+        nn.InstanceNorm1d(4, track_running_stats=True),
     )
     unchanged(
         model,
         lambda: partnets.partition(model, PROPORTIONS),
-        r"(?s)1\.norm: .*statistics.*3\.parametrizations\.weight: .*original1 \[4, 4\].*4: .*matrix \[4, 4\]"
-        r".*skip=\['1\.norm', '3\.parametrizations\.weight', '4'\].*register",
+        r"as it is:\n  2 InstanceNorm1d \(1\.norm, \.\.\.\) whose running statistics .*; replace it by .*\.\n"
+        r"  1 _SpectralNorm \(3\.parametrizations\.weight\.0\) whose power iteration .*; remove .*\.\n"
+        r"Or leave them out, with skip=partnets\.without_rule\(model\)",
     )
 
 
-def test_a_lazy_layer_has_to_be_called_first():
-    with pytest.raises(ValueError, match=r"0: .*call it first"):
-        partnets.partition(nn.Sequential(nn.LazyLinear(4)), PROPORTIONS)
+class Kept(nn.Module):
+    def __init__(self, **parameters):
+        super().__init__()
+        for name, value in parameters.items():
+            setattr(self, name, nn.Parameter(value))
+
+
+class Flat(Kept):
+    def __init__(self):
+        super().__init__(weight=torch.ones(3, 3))
+        self.flat = [self.weight]
+
+
+class Twice(Kept):
+    def __init__(self):
+        super().__init__(weight=torch.ones(3, 3))
+        self.again = self.weight
+
+
+class Recurrent(nn.LSTM):
+    pass
+
+
+class Attention(nn.MultiheadAttention):
+    pass
+
+
+def encoder():
+    layer = nn.TransformerEncoderLayer(4, 1)
+    layer.self_attn = Attention(4, 1)
+    return layer
+
+
+class Folded(nn.Module):
+    """It computes with its norm's parameters by itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x):
+        return x * self.norm.weight + self.norm.bias
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (Flat, "1 Flat .* keeps its parameters in flat too; give its type a rule with partnets.register"),
+        (Twice, "1 Twice .* one parameter under several names of weight, again"),
+        (encoder, "1 TransformerEncoderLayer .* unless a rule replaces its self_attn; skip or freeze all of it"),
+        (Folded, "1 BatchNorm1d .* and whose parameters its parent reads; replace it"),
+        (lambda: Recurrent(3, 3), "1 Recurrent .* keeps its parameters in _flat_weights too"),
+        (
+            lambda: Kept(active=torch.ones(3), update=torch.ones(3)),
+            "whose active, update is partnets' own name; rename",
+        ),
+        (lambda: Kept(weight=torch.ones(3, 3) * 1j), "no real numbers: weight of torch.complex64"),
+    ],
+)
+def test_a_module_that_its_attributes_do_not_describe_raises(make, message):
+    model = nn.Sequential(nn.Linear(3, 3), make())
+    unchanged(model, lambda: partnets.partition(model, PROPORTIONS), message)
 
 
 def test_skipping_what_has_no_rule_leaves_the_rest_to_be_partitioned():
-    model = nn.Sequential(nn.Conv2d(1, 4, 3), Matrix(), nn.Flatten(), nn.Linear(16, 3))
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.SyncBatchNorm(4), nn.Flatten(), nn.Linear(16, 3))
     obstacles = partnets.without_rule(model)
-    assert list(obstacles) == ["1"] and "matrix [4, 4]" in obstacles["1"]
+    assert list(obstacles) == ["1"] and "a SyncBatchNorm whose running statistics" in obstacles["1"]
     partnets.partition(model, (0.5, 0.5), skip=obstacles)
     assert [type(layer) for layer in model[::3]] == [partnets.Conv2d, partnets.Linear]
     assert partnets.without_rule(model, skip=obstacles).keys() == {"0", "3"}, "they are partitioned already"
@@ -165,12 +219,12 @@ def test_a_skipped_attention_stays():
 @pytest.mark.parametrize("skip", [["0.out_proj"], ["1.self_attn"]])
 def test_a_part_of_an_attention_cannot_be_skipped(skip):
     model = nn.ModuleList([nn.MultiheadAttention(4, 1), nn.TransformerEncoderLayer(4, 1)])
-    unchanged(model, lambda: partnets.partition(model, PROPORTIONS, skip=skip), "skip all of it")
+    unchanged(model, lambda: partnets.partition(model, PROPORTIONS, skip=skip), "skip (or freeze )?all of it")
 
 
 def test_a_second_partition_raises():
     model = partnets.partition(nested(), PROPORTIONS)
-    with pytest.raises(ValueError, match=r"1\.body\.0: .*already"):
+    with pytest.raises(ValueError, match=r"1\.body\.0, \.\.\.\) that is partitioned already"):
         partnets.partition(model, PROPORTIONS)
 
 
@@ -207,6 +261,20 @@ def test_a_registered_rule_is_used():
 def test_register_takes_types_only():
     with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
         partnets.register(nn.Linear(2, 2), print)
+
+
+@pytest.mark.parametrize("name", ["count", "update", "active", "entries"])
+def test_names_of_a_partitioned_module_are_not_taken_from_a_users(name):
+    class Moving(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.shift = nn.Parameter(torch.zeros(3))
+
+    module = Moving()
+    module.register_buffer(name, torch.zeros(()))
+    with pytest.raises(ValueError, match=f"1 Moving .* whose {name} is partnets' own name"):
+        partnets.partition(nn.Sequential(module, nn.Linear(3, 3)), (0.5, 0.5))
+    assert module.shift.shape == (3,) and isinstance(getattr(module, name), torch.Tensor)
 
 
 @pytest.mark.parametrize("active", [1, 2, 3, None])
@@ -286,7 +354,118 @@ def test_the_row_of_the_padding_is_no_sign_of_training(make):
 
 def test_a_frozen_weight_is_not_redrawn_without_a_word():
     with pytest.warns(UserWarning, match="the weights of the model itself anew"):
-        partnets.partition(nn.Linear(30, 20).requires_grad_(False), (0.5, 0.5))
+        partnets.partition(nn.Linear(30, 20).requires_grad_(False), (0.5, 0.5), frozen=True)
+
+
+class Listed(nn.Module):
+    """Keeps its layers under names, and goes through plain containers of them."""
+
+    def __init__(self, container):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.layers = container([self.first, self.second])
+
+    def forward(self, x):
+        for layer in self.layers.values() if isinstance(self.layers, dict) else self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("container", [list, tuple, lambda layers: dict(enumerate(layers))])
+def test_layers_that_a_plain_container_holds_too_are_the_partitioned_ones(container):
+    model = partnets.partition(Listed(container), (0.5, 0.5))
+    x = torch.randn(5, 4)
+    with partnets.subnetwork(model, 1, 1):
+        model(x).sum().backward()
+    assert model.first.bias.grad is not None and model.second.bias.grad is not None
+    merged = partnets.merge(model)
+    torch.testing.assert_close(merged(x), model(x))
+    assert all(type(module) in (Listed, nn.Linear) for module in merged.modules())
+    optimizer = torch.optim.SGD(merged.parameters(), lr=0.1)
+    merged(x).sum().backward()
+    optimizer.step()
+    assert not torch.equal(merged.first.weight, model.first.weight)
+    assert merged.first is (merged.layers[0])
+
+
+class LowRank(nn.Module):
+    """A frozen layer and what is learned beside it, of low rank."""
+
+    def __init__(self, base, rank=2):
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down, self.up = nn.Linear(base.in_features, rank, bias=False), nn.Linear(rank, base.out_features)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+
+@pytest.mark.parametrize("defaults", [None, "seed", "stored"])
+def test_what_is_frozen_stays_as_it_is_in_every_subnetwork(defaults):
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 9)).requires_grad_(
+        False
+    )
+    tuned = nn.Linear(7, 5)
+    tuned.weight.requires_grad_(False)
+    model = nn.Sequential(backbone.eval(), LowRank(changed(nn.Linear(9, 7))), tuned, nn.Linear(5, 3))
+    x = torch.randn(2, 1, 6, 6)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    features = backbone(x)
+    partnets.partition(model, PROPORTIONS, defaults=defaults)
+    assert type(model[0][0]) is nn.Conv2d and type(model[1].base) is nn.Linear
+    assert isinstance(model[1].down, partnets.Linear) and isinstance(model[3], partnets.Linear)
+    for k in (1, 2, 3):
+        with partnets.subnetwork(model, k):
+            assert torch.equal(model[0](x), features)
+            assert torch.equal(model[1].base.weight, before["1.base.weight"])
+            assert torch.equal(model[2].live("weight"), before["2.weight"])
+    assert tuned.weight is model[2].weight
+    optimizer = partnets.optim.Adam(model)
+    for k in (1, 2, 3):
+        partnets.step_weights(model, optimizer, k, x, lambda x: model(x).square().mean())
+    ordinary = partnets.merge(model).state_dict()
+    assert all(torch.equal(ordinary[name], before[name]) for name in before if name.startswith(("0.", "1.base")))
+    assert torch.equal(ordinary["2.weight"], before["2.weight"])
+    assert not torch.equal(ordinary["2.bias"], before["2.bias"])
+
+
+def test_a_frozen_layer_without_a_rule_is_no_obstacle():
+    model = nn.Sequential(nn.SyncBatchNorm(4).requires_grad_(False), nn.Linear(4, 3))
+    assert partnets.without_rule(model) == {}
+    assert list(partnets.without_rule(model, frozen=True)) == ["0"]
+    partnets.partition(model, (0.5, 0.5))
+    assert type(model[0]) is nn.SyncBatchNorm
+
+
+def test_own_parameters_that_are_frozen_stay_as_they_are():
+    class Projection(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.matrix, self.gain = nn.Parameter(torch.eye(4), requires_grad=False), nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            return self.gain * (x @ self.matrix)
+
+    for frozen in (False, True):
+        model = partnets.partition(nn.Sequential(Projection(), nn.Linear(4, 3)), (0.5, 0.5), frozen=frozen)
+        assert model[0].partitions["matrix"].sizes() == ([8, 8] if frozen else [16, 0])
+        assert not model[0]._parameters["matrix"].requires_grad and torch.equal(model[0].matrix, torch.eye(4))
+        assert torch.equal(partnets.merge(model)[0].matrix, torch.eye(4))
+
+
+def test_a_frozen_table_stays_tied():
+    model = nn.ModuleDict({"table": nn.Embedding(5, 4), "head": nn.Linear(4, 5)})
+    model["head"].weight = model["table"].weight
+    model["table"].weight.requires_grad_(False)
+    partnets.partition(model, (0.5, 0.5))
+    assert model["head"].weight is model["table"].weight and isinstance(model["head"], partnets.Linear)
+
+
+def test_a_model_that_is_frozen_as_a_whole_is_refused_with_the_cure():
+    with pytest.raises(ValueError, match="pass frozen=True"):
+        partnets.partition(nn.Sequential(nn.Linear(3, 3)).requires_grad_(False), (0.5, 0.5))
 
 
 def test_a_class_takes_no_rule_away_from_another():

@@ -1,11 +1,15 @@
 """Chunks are disjoint, complete and of the right sizes, and are sampled as Appendix I.1 says."""
 
+import tracemalloc
+
 import numpy
+import pandas
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import partnets
 
@@ -38,6 +42,16 @@ def test_chunks_are_disjoint_and_complete(dataset):
 def test_the_split_follows_the_seed():
     first, again, other = (partnets.chunk(data(), (0.5, 0.5), seed=seed).order for seed in (0, 0, 1))
     assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+def test_a_fingerprint_knows_the_split_and_the_examples():
+    def found(dataset, proportions=(0.5, 0.5), seed=0):
+        return partnets.chunk(dataset, proportions, seed=seed).fingerprint
+
+    flipped = tuple(part.flip(0) for part in data())
+    others = [found(data(), seed=1), found(data(), (0.6, 0.4)), found(flipped), found(data(24)), found(Squares())]
+    assert found(data()) == found(TensorDataset(*data())) and found(Squares()) == found(Squares())
+    assert len({found(data()), *others}) == 6
 
 
 @pytest.mark.parametrize("dataset", [data(), Squares()], ids=["tensors", "dataset"])
@@ -89,6 +103,9 @@ class Endless(IterableDataset):
     def __iter__(self):
         return iter(())
 
+    def __len__(self):  # as some have
+        return 9
+
 
 @pytest.mark.parametrize(
     ("dataset", "arguments", "error", "message"),
@@ -102,13 +119,97 @@ class Endless(IterableDataset):
         (torch.zeros(9), {}, TypeError, "Dataset"),
         (numpy.zeros((9, 2)), {}, TypeError, "Dataset"),
         ({"x": torch.zeros(9)}, {}, TypeError, "Dataset"),
-        (Endless(), {}, TypeError, "__len__"),
+        (Endless(), {}, TypeError, "data are a Endless; .*IterableDataset gives them in a row.* Dataset"),
         (7, {}, TypeError, "Dataset"),
+        (iter([1]), {}, TypeError, r"data are a list_iterator; .*list\(data\)"),
+        ("train.csv", {}, TypeError, "data are a str; a path"),
+        (DataLoader(Squares()), {}, TypeError, "data are a DataLoader; pass its data set"),
+        (pandas.DataFrame({"x": [1.0]}), {}, TypeError, "data are a DataFrame; take its columns"),
+        (partnets.chunk(data(), (0.5, 0.5)), {}, TypeError, "data are a Chunks; they are chunks already"),
+        ((numpy.zeros((9, 2)), numpy.zeros(9)), {}, TypeError, r"tuple of ndarray, .*torch\.as_tensor"),
+        ([[1.0], [2.0]], {}, TypeError, "list of list, .*A list of examples, each a tuple or a dict"),
     ],
 )
 def test_what_cannot_be_split_raises(dataset, arguments, error, message):
     with pytest.raises(error, match=message):
         partnets.chunk(dataset, **{"proportions": (0.5, 0.5)} | arguments)
+
+
+RAGGED = [(torch.zeros(1 + i % 2), 0) for i in range(8)]
+NO_BATCH = {
+    "lengths": (
+        RAGGED,
+        ValueError,
+        r"\(Tensor \[\d\], int\) make no batch: .*equal size.*pass collate=, .*pad_sequence",
+    ),
+    "lists": ([{"ids": [0] * (1 + i % 2)} for i in range(8)], ValueError, "make no batch: each element in list"),
+    "images": ([(Image.new("L", (2, 2)), 0)] * 8, TypeError, "Image, int.*make no batch: .*a transform makes them"),
+    "None": ([(torch.zeros(2), None)] * 8, TypeError, "NoneType.*make no batch"),
+    "names": ([{"a": 1}, {"b": 1}] * 4, ValueError, "make no batch"),
+}
+
+
+@pytest.mark.parametrize("name", NO_BATCH)
+def test_examples_that_make_no_batch_are_named(name):
+    examples, error, message = NO_BATCH[name]
+    chunks = partnets.chunk(examples, (0.5, 0.5))
+    with pytest.raises(error, match=f"(?i){message}"):
+        chunks.sample_upto(2, 40)
+
+
+def test_a_collate_function_of_ones_own_is_asked_for_tensors_too():
+    chunks = partnets.chunk(data(), (0.5, 0.5), collate=len)
+    assert chunks.sample(1, 5) == 5 and list(chunks.batches(2, 4)) == [4, 4, 3]
+
+
+class Huge(Dataset):
+    """Claims more examples than there is room for, and counts what it is asked for."""
+
+    asked = 0
+
+    def __init__(self, n):
+        self.n = n
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, i):
+        assert type(i) is int
+        self.asked += 1
+        return torch.full((4,), float(i % 7)), i % 2
+
+
+@pytest.mark.filterwarnings("ignore:the partitions have")
+@pytest.mark.parametrize("n", [10**6, pytest.param(10**8, marks=pytest.mark.full)])
+def test_a_data_set_takes_eight_bytes_an_example_and_is_read_as_it_is_needed(n):
+    huge, few = Huge(n), 500
+    model = partnets.partition(nn.Linear(4, 2), (0.8, 0.2))
+    partnets.Trainer(model, partnets.chunk(Huge(50), (0.8, 0.2))).fit(1)  # what torch imports late is not counted
+    tracemalloc.start()  # of Python's objects, as lists of ints
+    chunks = partnets.chunk(huge, (1 - few / n, few / n))
+    assert len(chunks[1]) == len(chunks.upto(1)) == n - few and chunks.order.nbytes == 8 * n
+    chunks[1][5], chunks.fingerprint, next(chunks.batches(1, 10))
+    assert huge.asked == 11
+    partnets.Trainer(model, chunks, batch_size=10, lml_every=2, other_chunks=True).fit(2)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert huge.asked == 41 + few and peak < 2e6
+
+
+def test_the_last_of_many_examples_is_found():
+    n = 2**24 + 4  # n - 1 is not a float32
+    assert len(partnets.Chunks(Huge(n), torch.arange(n), [n]).fingerprint) == 33
+
+
+def test_subsets_of_chunks_are_those_of_torch():
+    chunks = partnets.chunk(Squares(), (0.5, 0.5))
+    numbers = chunks.indices(1).tolist()
+    assert list(chunks[1].indices) == numbers and chunks[1].indices[2:4] == numbers[2:4]
+    loaded = DataLoader(chunks[1], batch_size=4, num_workers=1, multiprocessing_context="spawn")
+    assert torch.cat([y for _, y in loaded]).tolist() == [i * i for i in numbers]
+    assert partnets.chunk(Subset(chunks[1], [3, 1]), (0.5, 0.5)).sample_upto(2, 50)[1].unique().tolist() == sorted(
+        numbers[i] ** 2 for i in (3, 1)
+    )
 
 
 def classifier(proportions=(0.5, 0.3, 0.2)):

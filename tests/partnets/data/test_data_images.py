@@ -212,7 +212,7 @@ def test_damaged_images_are_named(root):
 def test_without_torchvision_the_cure_is_named(name, tmp_path, monkeypatch):
     for module in ("torchvision.datasets", "torchvision.datasets.mnist", "torchvision.datasets.folder"):
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=r"pip install partkernels\[data\]"):
+    with pytest.raises(ImportError, match="pip install the torchvision that belongs to PyTorch"):
         load(name, tmp_path)
 
 

@@ -93,6 +93,64 @@ def test_an_iteration_leaves_torchs_random_state():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("data", [(torch.arange(EXAMPLES),), [(i,) for i in range(EXAMPLES)]], ids=["tensors", "list"])
+def test_examples_are_collated_as_it_is_said(data):
+    def collate(examples):
+        return {"numbers": [int(number) for (number,) in examples]}
+
+    given = partnets.Loader(partnets.chunk(data, PROPORTIONS), 4, steps=3, hyper_batch_size=3, collate_fn=collate)
+    told = partnets.Loader(partnets.chunk(data, PROPORTIONS, collate=collate), 4, steps=3, hyper_batch_size=3)
+    for draw, other in zip(given, told, strict=True):
+        assert draw == other and len(draw.batch["numbers"]) == 4 and len(draw.hyper_batch["numbers"]) == 3
+    assert given.chunks.sizes == told.chunks.sizes
+
+
+@pytest.mark.parametrize(
+    "name", ["sampler", "batch_sampler", "shuffle", "drop_last", "generator", "in_order", "dataset"]
+)
+def test_options_that_would_change_the_draws_are_named(name):
+    with pytest.raises(TypeError, match=f"Loader takes no {name}: "):
+        loader(**{name: True})
+
+
+def test_an_option_that_is_none_is_named():
+    with pytest.raises(TypeError, match=r"Loader has no option 'workers'; .* num_workers, .*persistent_workers"):
+        loader(workers=2)
+
+
+class Random(torch.utils.data.Dataset):
+    def __len__(self):
+        return EXAMPLES
+
+    def __getitem__(self, i):
+        return torch.rand(())
+
+
+def test_what_examples_draw_does_not_depend_on_the_number_of_workers():
+    parts = partnets.chunk(Random(), PROPORTIONS)
+    found = [[batch.tolist() for _, batch, *_ in partnets.Loader(parts, 2, steps=6, num_workers=n)] for n in (1, 2)]
+    resumed = partnets.Loader(parts, 2, steps=6, num_workers=2)
+    resumed.load_state_dict({"done": 4})
+    assert found[0] == found[1] and [batch.tolist() for _, batch, *_ in resumed] == found[0][4:]
+
+
+OTHERS = {
+    "chunks": lambda: partnets.Loader(partnets.chunk((torch.ones(EXAMPLES),), PROPORTIONS), 4, steps=10, seed=5),
+    "seed": lambda: loader(seed=6, hyper_batch_size=None),
+    "batch_size": lambda: partnets.Loader(chunks(), 5, steps=10, seed=5),
+    "hyper_batch_size": lambda: loader(hyper_batch_size=2),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_state_of_other_draws_raises(name):
+    state, other = loader(hyper_batch_size=None).state_dict(), OTHERS[name]()
+    with pytest.raises(ValueError, match=f"these draws were of {name} .*Make chunks and Loader as they were"):
+        other.load_state_dict(state | {"done": 3})
+    assert other.state_dict()["done"] == 0
+    loader(steps=3, hyper_batch_size=None, num_workers=1).load_state_dict(state)
+
+
 @pytest.mark.parametrize("wrong", [{"steps": 0}, {"hyper_batch_size": 0}, {"seed": -1}])
 def test_numbers_out_of_range_raise(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):

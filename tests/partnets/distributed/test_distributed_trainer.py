@@ -16,7 +16,10 @@ def train(steps, options):
     return learned(one)
 
 
-@pytest.mark.parametrize("options", [{"hyper_every": 2}, {"hyper_chunks": "all", "hyper_batch_size": 6}])
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")
+@pytest.mark.parametrize(
+    "options", [{"hyper_every": 2, "pin_memory": True}, {"hyper_chunks": "all", "hyper_batch_size": 6}]
+)
 def test_two_ranks_learn_what_one_process_learns_from_the_same_batches(options, two_ranks):
     one = trainer(partnets.Trainer, **options)
     one.fit(20)

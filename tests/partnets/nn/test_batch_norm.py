@@ -63,12 +63,14 @@ def test_in_evaluation_a_subnetwork_is_normalised_by_its_own(name, active):
     assert all(map(torch.equal, before, statistics(layer)))
 
 
-def test_a_step_of_psi_computes_with_the_statistics_of_the_subnetwork_that_has_not_seen_the_chunk():
+def test_a_step_of_psi_normalises_by_its_batch_and_leaves_no_statistics():
     layer, x = made("BatchNorm1d")
     model, before = nn.Sequential(layer), statistics(layer)
     with hyper_learning(model.train(), 3):
+        torch.testing.assert_close(model(x), F.batch_norm(x, None, None, training=True))
+    assert all(map(torch.equal, before, statistics(layer)))
+    with hyper_learning(model.eval(), 3):  # as a frozen one is
         torch.testing.assert_close(model(x), (x - 2) / (3 + layer.eps) ** 0.5)
-    assert layer.training and all(map(torch.equal, before, statistics(layer)))
 
 
 def test_norms_that_partition_left_out_learn_from_no_chunk():

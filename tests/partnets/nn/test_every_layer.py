@@ -79,7 +79,7 @@ def test_dtype_mode_hooks_and_frozen_parameters_stay(name):
         parameter.requires_grad_(False)
     calls = []
     ordinary.register_forward_hook(lambda *_: calls.append(1))
-    layer = partnets.partition(nn.Sequential(ordinary), (0.5, 0.3, 0.2), defaults="seed")[0]
+    layer = partnets.partition(nn.Sequential(ordinary), (0.5, 0.3, 0.2), defaults="seed", frozen=True)[0]
     x = [x.detach().double() if x.is_floating_point() else x for x in CASES[name].arguments()]
     output = tree_leaves(layer(*x))[0]
     assert calls == [1] and output.dtype == torch.float64 and not output.requires_grad and not layer.training

@@ -1,0 +1,45 @@
+"""bars: what the kernels are held to, beside what runs of the suite measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from partbench.bars import cpu, gpu
+from partbench.bars.bar import Bar
+from partbench.figures import markdown
+from partbench.results import Results
+
+__all__ = ["Bar", "measured", "table"]
+
+
+def measured(run: Results) -> list[Bar]:
+    """The rows of the device that a run is of; a CPU's are those for which it has figures."""
+    return gpu.measured(run) if run.settings["device"] == "cuda" else cpu.measured(run.records)
+
+
+def table(runs: Sequence[Results]) -> str:
+    """Markdown: a row for each bar, columns for each run."""
+    found = [{bar.work: bar for bar in measured(run)} for run in runs]
+    head, rows = ["work", "at most"], []
+    for number in range(1, len(runs) + 1):
+        run = f"run {number}: " if len(runs) > 1 else ""
+        head += [f"{run}over dense", "faster than `where`", "GFLOP/s"]
+    for work, bar in {work: bar for bars in reversed(found) for work, bar in bars.items()}.items():
+        most = f"{bar.most:.2f}" + ("" if math.isnan(bar.least) else f", {bar.least:g}×")
+        rows.append([work, most, *(cell for bars in found for cell in _cells(bars.get(work)))])
+    order = list(dict.fromkeys(work for bars in found for work in bars))
+    rows.sort(key=lambda row: order.index(row[0]))
+    how = [f"Run {n}: `{run.command}`, commit {run.commit[:9]}, {run.date}." for n, run in enumerate(runs, 1)]
+    peaks = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in runs[0].rooflines.items())
+    threads = "" if runs[0].machine.get("gpu") else f", {runs[0].settings['threads']} threads"
+    return "\n".join([f"{runs[0].device}{threads}; in G/s, {peaks}.", *how, "", markdown(head, rows)])
+
+
+def _cells(bar: Bar | None) -> list[str]:
+    if bar is None:
+        return ["", "", ""]
+    ratio = ("no figure" if bar.ratio is None else f"{bar.ratio:.2f}") + (f", {bar.plan}" if bar.plan else "")
+    faster = "" if bar.faster is None else f"{bar.faster.value:.2f}×"
+    rate = "" if math.isnan(bar.rate) else f"{bar.rate / 1e9:.0f}"
+    return [ratio + ("" if bar.is_met else " **missed**"), faster, rate]

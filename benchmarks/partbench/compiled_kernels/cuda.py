@@ -1,0 +1,89 @@
+"""Every kernel of the CUDA backend that works on bfloat16, as the library's objects have it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+from partbench.compiled_kernels.code import Code, costs, dumped, functions, left_entries, multiply_adds, sass
+from partbench.compiled_kernels.kernels import Kernel
+
+ROOT = Path(__file__).parents[3]
+# Of every kernel that multiplies, the warps that do; on Hopper others fetch.
+WARPS = 8
+# Rows of x in a tile, of kernels whose products' left operand is x and not the weight.
+ROWS_OF_X = {"hopper_grad_input": 256, "mma_product": 128}
+ENUMERATORS = {
+    "DefaultKind": ("zeros", "uniform", "normal", "stored"),
+    "Work": ("forward", "grad_input"),
+}
+
+
+def objects() -> list[Path]:
+    """The object files that a build left, if they are of the sources as they are; else none."""
+    newest = max(path.stat().st_mtime for path in (ROOT / "csrc").rglob("*") if path.is_file())
+    folders = {path.parent for path in (ROOT / "build").glob("temp*/cuda/*.txt")}
+    for folder in sorted(folders):
+        reports = [path for path in folder.glob("*.txt") if (ROOT / "csrc" / "cuda" / f"{path.stem}.cu").exists()]
+        if len(reports) == len(list((ROOT / "csrc" / "cuda").glob("*.cu"))) and all(
+            report.stat().st_mtime > newest for report in reports
+        ):
+            return sorted(report.with_suffix(".o") for report in reports)
+    return []
+
+
+def build() -> list[Path]:
+    """The same, compiled where they are not; none without the CUDA compiler."""
+    if not objects() and shutil.which("nvcc"):
+        environment = {**os.environ, "PARTKERNELS_BUILD": "cuda"}
+        subprocess.run([sys.executable, "setup.py", "-q", "build_cuda"], cwd=ROOT, env=environment, check=True)
+    return objects()
+
+
+def compiler() -> str:
+    """The CUDA compiler's version."""
+    said = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=True).stdout
+    return re.search(r"release (\S+),", said)[1]
+
+
+def compiled(files: list[Path]) -> list[Kernel]:
+    return [kernel for file in files for kernel in _compiled(file)]
+
+
+def _compiled(file: Path) -> list[Kernel]:
+    found = functions(dumped(file, "--dump-sass"))
+    usage = {}
+    for image in dumped(file, "--dump-resource-usage").split("arch = ")[1:]:
+        for function in re.findall(r"Function (\S+):\s+REG:(\d+) STACK:(\d+)", image):
+            usage[image.split(None, 1)[0], function[0]] = [int(number) for number in function[1:]]
+    names = _demangled([name for _, name, _ in found])
+    kernels = []
+    for (architecture, mangled, code), (name, arguments) in zip(found, names, strict=True):
+        if "bfloat16" not in arguments:
+            continue
+        registers, stack = usage[architecture, mangled]
+        said = costs(sass(code), WARPS, partial(_rebuilt, name))
+        how = {"registers": registers, "spilled": stack, "warps": WARPS}
+        kernels.append(Kernel(architecture.removesuffix("a"), ", ".join(arguments), name=name, **how, **said))
+    return kernels
+
+
+def _demangled(names: list[str]) -> list[tuple[str, tuple[str, ...]]]:
+    """The name of each kernel and its template arguments."""
+    said = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True).stdout
+    found = []
+    for line in said.splitlines():
+        line = re.sub(r"\((?:\w+::)*(\w+)\)(\d+)", lambda of: ENUMERATORS[of[1]][int(of[2])], line)
+        line = re.sub(r"\(anonymous namespace\)::|(?:\w+::)+", "", line).removeprefix("void ")
+        name, _, rest = line.partition("<")
+        found.append((name.partition("(")[0], tuple(re.split(r",\s*", rest.partition(">(")[0])) if rest else ()))
+    return found
+
+
+def _rebuilt(name: str, loop: Code) -> float:
+    return multiply_adds(loop) / ROWS_OF_X[name] if name in ROWS_OF_X else left_entries(loop)

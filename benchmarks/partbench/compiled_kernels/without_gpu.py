@@ -1,0 +1,152 @@
+"""Operators called on tensors without memory, for a GPU that is not there: what they launch can be told without one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from partbench.peers.layer import Layer
+from partkernels.defaults import Normal, Stored, Uniform, Zeros
+from partkernels.formats import packed_map
+from partkernels.partition import Partition
+
+META = torch.device("meta")
+# C of a map of so many bits.
+COUNTS = {0: 1, 1: 2, 2: 3, 4: 16, 8: 32}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A GPU that Triton compiles for; shared_memory is a block's, in bytes."""
+
+    gpu: str
+    multiprocessors: int
+    shared_memory: int
+    backend: str
+    arch: int | str
+    warp_size: int = 32
+
+
+TARGETS = {
+    "sm_90": Target("H100", 132, 227 << 10, "cuda", 90),
+    "sm_80": Target("A100", 108, 163 << 10, "cuda", 80),
+    "gfx942": Target("MI300X", 304, 64 << 10, "hip", "gfx942", warp_size=64),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call of an operator.
+
+    Attributes:
+        operator: its name.
+        layer: what it works on; an embedding has as many ids as x has rows.
+        bits: of the map; 0 if an optimiser's step has none.
+        defaults: of what is not live.
+        tile: down, across, warps and stages of a plans.Config, for sm_90 instead of its default.
+    """
+
+    operator: str
+    layer: Layer
+    defaults: str = "uniform"
+    bits: int = 2
+    tile: tuple[int, int, int, int] | None = None
+
+    def __str__(self) -> str:
+        has_x = self.operator.startswith(self.layer.operator)
+        shape = self.layer.shape if has_x else "×".join(map(str, self.layer.weight))
+        parts = [self.operator, shape, str(self.layer.dtype).removeprefix("torch."), f"{self.bits}-bit map"]
+        if not self.operator.endswith(("grad_weight", "weight_grad", "step")):
+            parts.append(self.defaults)
+        return ", ".join(parts)
+
+
+def call(case: Case, plan: str = "fused") -> None:
+    from partkernels.backend.plan import use_plan
+    from partkernels.backend.triton import operators as backend
+    from partkernels.backend.triton.plans import Config
+
+    layer, count = case.layer, COUNTS[case.bits]
+    memory = torch.channels_last if layer.operator == "conv2d" else torch.contiguous_format
+    shapes = layer.x, layer.weight, layer.y
+    x, weight, grad = (torch.empty(shape, dtype=layer.dtype, device=META, memory_format=memory) for shape in shapes)
+    rows, cols = packed_map.matrix_shape(layer.weight)
+    map = None
+    if case.bits:
+        map = torch.empty(rows, packed_map.row_bytes(cols, case.bits), dtype=torch.uint8, device=META)
+    kinds = {"zeros": Zeros(), "uniform": Uniform(0.02, 0), "normal": Normal(0.02, 0), "stored": Stored(weight)}
+    active, update, owners = min(2, count - 1), 2, (map, count)
+    partition = () if map is None else Partition(layer.weight, count, map, kinds[case.defaults]).flat()
+    subnetwork = active, update, *partition
+    geometry = *((n, n) for n in (layer.stride, layer.padding, layer.dilation)), layer.groups
+    arguments = {
+        "linear": (x, weight, None, *subnetwork),
+        "linear_grad_input": (grad, weight, *subnetwork),
+        "linear_grad_weight": (grad, x, update, *owners),
+        "conv2d": (x, weight, None, *geometry, *subnetwork),
+        "conv2d_grad_input": (grad, weight, layer.x, *geometry, *subnetwork),
+        "conv2d_grad_weight": (grad, x, layer.weight[2:], *geometry, update, *owners),
+        "subnetwork_weight": (weight, active, *subnetwork[2:]),
+        "subnetwork_weight_grad": (weight, 1, active, *owners),
+        "embedding": (weight, torch.empty(layer.x[0], dtype=torch.int64, device=META), -1, *subnetwork),
+        "sgd_step": (weight, weight, weight, *owners, update, 0.1, 0.9, 0.01, False),
+        "adam_step": (weight, weight, weight, weight, *owners, update, 1, 0.1, 0.9, 0.999, 1e-8, 0.01, False),
+    }
+    with use_plan(plan if case.tile is None else Config(*case.tile)):
+        getattr(backend, case.operator)(*arguments[case.operator])
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Of a kernel: its grid, and its arguments and options by name."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The kernel's, with its module's."""
+        return f"{self.kernel.fn.__module__.rpartition('.')[2]}.{self.kernel.fn.__name__}"
+
+
+def launches(case: Case, plan: str = "fused") -> list[Launch]:
+    """What a call launches; nothing is."""
+    from triton.runtime.jit import KernelInterface
+
+    found = []
+
+    def record(kernel, grid):
+        def launch(*args, **kwargs):
+            named = dict(zip(kernel.arg_names, args, strict=False))
+            found.append(Launch(kernel, grid, named | kwargs))
+
+        return launch
+
+    with patch.object(KernelInterface, "__getitem__", record):
+        call(case, plan)
+    return found
+
+
+def pretend(target: Target) -> None:
+    """This process has the target for its GPU ever after."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    gpu = GPUTarget(target.backend, target.arch, target.warp_size)
+    driver = {"get_current_device": lambda: 0, "get_current_stream": lambda _: 0, "get_current_target": lambda: gpu}
+    triton.runtime.driver.set_active(SimpleNamespace(**driver))
+    # ptxas tells of spills and of products that wait only while it compiles.
+    triton.knobs.compilation.always_compile = True
+    triton.knobs.nvidia.dump_ptxas_log = True
+    # The backend asks for it when it is imported.
+    torch.version.hip = "7" if target.backend == "hip" else None
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+
+    from partkernels.backend.triton import launch
+
+    launch.gpu = lambda _: launch.Gpu(target.gpu, target.multiprocessors, target.shared_memory, target.arch == 90)

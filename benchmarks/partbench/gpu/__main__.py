@@ -1,0 +1,44 @@
+"""`python -m partbench.gpu`: every step in turn, and after each the page that says how far all is."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+
+from partbench.gpu import summary
+from partbench.gpu.steps import Outcome, run, steps
+
+# What an earlier run left. Its measurements of Triton's plans may stay.
+FILES = ("summary.md", "log.txt", "gpu-cuda.json", "gpu-triton.json", "gpu.html")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m partbench.gpu", description="Builds, tests, tunes and measures.")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="the folder of what is found")
+    out = parser.parse_args(arguments).out
+    if not (Path("setup.py").exists() and Path("tests/partkernels").exists()):
+        parser.error("it builds and tests a checkout, and here is none; run `make gpu` in the root of one.")
+    # Whoever ends this ends the step that runs.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    out.mkdir(parents=True, exist_ok=True)
+    for name in FILES:
+        (out / name).unlink(missing_ok=True)
+    planned, outcomes = steps(out), []
+
+    def write(outcomes: list[Outcome]) -> None:
+        summary.write(out / "summary.md", planned, outcomes, [out / "gpu-cuda.json", out / "gpu-triton.json"])
+
+    for step in planned:
+        write([*outcomes, Outcome(step, "running")])
+        print(f"{step.name} ...", end=" ", flush=True)
+        outcomes.append(run(step, out / "log.txt"))
+        print(f"{outcomes[-1].state}, {outcomes[-1].seconds:.0f} s", flush=True)
+        write(outcomes)
+    print((out / "summary.md").read_text())
+    return 0 if all(outcome.state == "ok" for outcome in outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""cases: small calls of every operator, each held against the reference on the CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+
+import partkernels as pk
+from partbench.peers.layer import CPU, Division, Layer, Tensors
+from partbench.peers.operators import WORKS, ours, under_plan
+from partkernels.testing import Yardstick, poisoned_memory
+
+BFLOAT16, FLOAT16, FLOAT32, FLOAT64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+# These copy entries and draw defaults, which have the same bits everywhere.
+EXACT = ("subnetwork_weight", "subnetwork_weight_grad", "embedding")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call.
+
+    Attributes:
+        work: one of operators.WORKS or of EXACT, or an optimiser's step, "sgd" or "adam".
+        layer: what it works on; of work without x, its weight.
+        defaults: of what is not live.
+        count: C.
+        gradient: "expanded", as that of a sum is, with strides of 0; or dense.
+    """
+
+    work: str
+    layer: Layer
+    defaults: str = "uniform"
+    count: int = 3
+    gradient: str = "dense"
+
+    def __str__(self) -> str:
+        has_x = self.work in WORKS
+        name = f"{self.layer.operator} {self.work}" if has_x else self.work
+        shape = self.layer.shape if has_x else "×".join(map(str, self.layer.weight))
+        parts = [f"{name} {shape}", str(self.layer.dtype).removeprefix("torch."), self.defaults, f"C = {self.count}"]
+        return ", ".join(parts if self.gradient == "dense" else [*parts, "stride 0"])
+
+    def error(self, backend: str, device: torch.device) -> float:
+        """The largest error of a backend, "triton fused" by that plan alone.
+
+        Raises:
+            AssertionError: the result is wrong.
+        """
+        backend, _, plan = backend.partition(" ")
+        with under_plan(plan), poisoned_memory():
+            got = self._result(backend, device, self.layer.dtype).to(CPU)
+        yardstick = Yardstick(lambda dtype: self._result("reference", CPU, dtype), self.layer.dtype)
+        yardstick.check(got)
+        if self.work in EXACT:
+            expected = self._result("reference", CPU, self.layer.dtype)
+            assert torch.equal(got, expected), f"{(got != expected).sum()} entries are not the reference's to the bit"
+        return (got.double() - yardstick.truth).abs().max().item()
+
+    def _result(self, backend: str, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """In a dtype, of operands that were rounded to the layer's; the same ones each time."""
+        division = Division((1 / self.count,) * self.count, self.defaults)
+        made = Tensors(replace(self.layer, device=CPU), division, seed=0)
+        x, grad, weight = (tensor.to(device, dtype) for tensor in (made.x, made.grad, made.weight))
+        if self.gradient == "expanded":
+            grad = grad[:1].expand_as(grad)
+        partition = made.partition.to(device, dtype)
+        with pk.use_backend(backend):
+            if self.work in WORKS:
+                tensors = SimpleNamespace(layer=self.layer, x=x, grad=grad, weight=weight, partition=partition)
+                return ours(tensors, self.work, self.count - 1, backend)()
+            return self._of_weight(x, weight, partition)
+
+    def _of_weight(self, x: Tensor, weight: Tensor, partition: pk.Partition) -> Tensor:
+        active = self.count - 1
+        if self.work == "embedding":
+            ids = torch.arange(x.shape[0], device=x.device) * 7 % weight.shape[0]
+            return pk.embedding(ids, weight, partition, active)
+        if self.work == "subnetwork_weight":
+            return pk.subnetwork_weight(weight, partition, active)
+        if self.work == "subnetwork_weight_grad":
+            leaf = weight.clone().requires_grad_()
+            return torch.autograd.grad(pk.subnetwork_weight(leaf, partition, active, update=active), leaf, weight)[0]
+        # Entries of weights and of moments, one below the other.
+        parameter, first, second = weight.clone(), weight.flip(0), weight.square() + 0.1
+        if self.work == "sgd":
+            pk.sgd_step(parameter, weight, first, partition, active, lr=0.1, momentum=0.9, weight_decay=0.1)
+        else:
+            pk.adam_step(parameter, weight, first, second, partition, active, step=3, lr=0.1)
+        return torch.cat([parameter, first, second])
+
+
+def _linear(rows: int, outputs: int, inputs: int, dtype: torch.dtype = BFLOAT16) -> Layer:
+    return Layer((rows, inputs), (outputs, inputs), dtype=dtype)
+
+
+ALIGNED = _linear(300, 520, 704)  # several tiles either way, none of them full
+ODD = _linear(37, 61, 53)  # rows that begin nowhere near a multiple of 16 bytes
+ONE_ROW, ONE_OUTPUT = _linear(1, 256, 512), _linear(64, 1, 256)
+CONVOLUTION = Layer((2, 64, 9, 9), (64, 64, 3, 3), padding=1, dtype=BFLOAT16)
+CASES = (
+    *(Case("forward", ALIGNED, kind) for kind in ("zeros", "uniform", "normal", "stored")),
+    *(Case("forward", _linear(130, 256, 320), count=count) for count in (2, 16, 40)),
+    *(Case("forward", layer) for layer in (ONE_ROW, _linear(16, 520, 1032), ONE_OUTPUT, ODD)),
+    *(Case("forward", _linear(128, 256, 256, dtype), "normal") for dtype in (FLOAT16, FLOAT32, FLOAT64)),
+    *(Case("grad_input", layer) for layer in (ALIGNED, ONE_ROW, ODD, _linear(128, 256, 256, FLOAT16))),
+    Case("grad_input", ALIGNED, gradient="expanded"),
+    *(Case("grad_weight", layer) for layer in (ALIGNED, ONE_OUTPUT, ODD, _linear(128, 256, 256, FLOAT32))),
+    Case("grad_weight", ALIGNED, gradient="expanded"),
+    *(Case(work, CONVOLUTION) for work in WORKS),
+    *(Case(work, ALIGNED, "normal") for work in EXACT),
+    *(Case(work, _linear(1, 300, 257, dtype)) for work in ("sgd", "adam") for dtype in (BFLOAT16, FLOAT32)),
+)

@@ -1,0 +1,136 @@
+"""steps: what runs on a machine with a GPU, in which order; each ended in time, what it says in one log of all."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+PRESET = "gpu"
+# For this GPU alone, which takes half the time. Where the CUDA backend does not compile, all others are built, and the
+# step has failed all the same.
+BUILD = """
+found=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | grep -Ex '[0-9.]+' | sort -u | xargs)
+export TORCH_CUDA_ARCH_LIST=${TORCH_CUDA_ARCH_LIST:-$found}
+PARTKERNELS_BUILD=cuda "$0" "$@" || { PARTKERNELS_BUILD= "$0" "$@"; exit 1; }
+"""
+# Of the files that there are.
+REPORT = """exec "$0" -m partbench report "$1"/gpu-*.json --out "$1"/gpu.html"""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command in the root of the checkout, the seconds that it may take, and how the lines begin that are shown."""
+
+    name: str
+    command: tuple[str, ...]
+    seconds: float
+    shown: str = ""
+
+
+def steps(out: Path) -> list[Step]:
+    """Correctness first, then speed; what one finds, none of the others needs. Together they take under ten minutes."""
+    python, triton, cuda = sys.executable, str(out / "gpu-triton.json"), str(out / "gpu-cuda.json")
+    measured = str(out / "measured")
+    workers = ("-n", "auto") if find_spec("xdist") else ()
+    # Another PyTorch warns of other things. Of the tests, those of a GPU's kernels; all others ran without one.
+    tests = (python, "-m", "pytest", "-v", "--tb=short", "-W", "default", *workers, "tests/partkernels")
+    tests += ("--ignore=tests/partkernels/test_cuda_library.py", "--ignore=tests/partkernels/test_cuda_stream.py", "-k")
+    # Without PyTorch's own cache of memory the tool sees where each tensor ends.
+    sanitizer = ("env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", "compute-sanitizer", "--error-exitcode", "1", "--tool")
+    smoke = (python, "-m", "partbench.gpu.smoke")
+    suites = ("env", "-u", "OMP_WAIT_POLICY", f"PARTKERNELS_CACHE={measured}")
+
+    def suite(name: str, backend: str, *options: str, minutes: float = 1.0) -> tuple[str, ...]:
+        options += ("--preset", PRESET, "--no-compiled", "--minutes", str(minutes), "--backends", backend, "--add")
+        environment = (f"PARTKERNELS_BACKEND={backend}",) if name == "optim" else ()
+        out = triton if backend == "triton" else cuda
+        return (*suites, *environment, python, "-m", "partbench", name, *options, "--out", out)
+
+    linear, convolutions = (
+        (f"--operator={operator}", "--works=forward,grad_input,grad_weight") for operator in ("linear", "conv2d")
+    )
+    return [
+        Step("build", ("sh", "-c", BUILD, python, "setup.py", "-q", "build_ext", "--inplace"), 85),
+        Step("explain", (python, "-m", "partkernels"), 15, shown="  "),
+        Step("smoke", smoke, 55, shown="|"),
+        Step("tests of cuda", (*tests, "[cuda or -cuda"), 30),  # the backend, not "reference on cuda"
+        Step("tests of triton", (*tests, "triton"), 40),
+        Step("memcheck", (*sanitizer, "memcheck", *smoke, "--limit=30", "cuda fused"), 30),
+        Step("racecheck", (*sanitizer, "racecheck", *smoke, "--limit=30", "cuda fused"), 25),
+        Step("tune", (python, "-m", "partbench.tune", f"--preset={PRESET}", "--out", measured, "--minutes=0.6"), 45),
+        Step("speed of cuda", suite("speed", "cuda", *linear, minutes=0.5), 40),
+        Step("speed of triton", suite("speed", "triton", *linear, minutes=0.5), 45),
+        Step("convolutions", suite("speed", "triton", *convolutions, minutes=0.3), 30),
+        Step("training", suite("step", "triton", minutes=0.3), 25),
+        Step("memory", suite("memory", "triton"), 25),
+        Step("optim of cuda", suite("optim", "cuda", minutes=0.1), 15),
+        Step("optim of triton", suite("optim", "triton", minutes=0.1), 15),
+        Step("bars", (python, "-m", "partbench", "bars", triton), 10, shown="|"),
+        Step("report", ("sh", "-c", REPORT, python, str(out)), 10),
+    ]
+
+
+# Of its seconds, for saying what it did before it is killed.
+FAREWELL = 4.0
+# Of what a step says, the first and the last bytes that are kept.
+KEPT = 200_000
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a step went: "ok", "failed", "out of time", or "running" as long as it does; its seconds; what it said."""
+
+    step: Step
+    state: str
+    seconds: float = 0.0
+    output: str = ""
+
+
+def run(step: Step, log: Path) -> Outcome:
+    """Runs a step to its end, or to the end of its time."""
+    start, clock = log.stat().st_size if log.exists() else 0, time.monotonic()
+    with log.open("ab") as file:
+        file.write(f"\n== {step.name}: {shlex.join(step.command)}\n".encode())
+        file.flush()
+        state = _state(step, file)
+        file.write(f"\n== {step.name}: {state}\n".encode())
+    content = log.read_bytes()
+    said = content[start:]
+    if len(said) > 2 * KEPT:
+        said = said[:KEPT] + b"\n... left out ...\n" + said[-KEPT:]
+        log.write_bytes(content[:start] + said)
+    return Outcome(step, state, time.monotonic() - clock, said.decode(errors="replace"))
+
+
+def _state(step: Step, file) -> str:
+    try:
+        # To a file, for a process that outlives its kill would keep a pipe open; in a group, to be killed with its own.
+        how = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT, "start_new_session": True}
+        process = subprocess.Popen(step.command, **how)
+    except OSError as error:
+        file.write(f"Error: {error}\n".encode())
+        return "failed"
+    try:
+        return "ok" if process.wait(step.seconds - FAREWELL) == 0 else "failed"
+    except subprocess.TimeoutExpired:
+        _signal(process, signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(FAREWELL)
+        return "out of time"
+    finally:
+        _signal(process, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):  # a process that waits for a GPU that hangs is not killed
+            process.wait(1)
+
+
+def _signal(process: subprocess.Popen, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)

@@ -1,0 +1,169 @@
+"""Peak memory of a training step, phase by phase: by PyTorch's allocator, and of a process of its own.
+
+The allocator knows tensors to the byte, but not what libraries and kernels take for themselves. The resident memory of
+a process knows that too, in pages. On a GPU the allocator has both.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import gc
+import os
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+import partkernels as pk
+from partbench.peers import models
+from partbench.peers.layer import THREE, Division
+from partbench.peers.operators import under_plan
+from partbench.peers.schemes import partitioned
+from partbench.peers.train_step import PHASES, TrainStep, seeded
+
+# With its own thresholds glibc keeps freed memory for later, and the resident size shows the history instead.
+TUNABLES = "glibc.malloc.mmap_threshold=65536:glibc.malloc.trim_threshold=65536"
+
+
+@dataclass(frozen=True)
+class Job:
+    """Whose peak is asked for: a model of partbench.peers.models under a scheme, on a backend of ours.
+
+    plan: of operators.PLANS, for a GPU's backend; empty for the one that it chooses.
+    """
+
+    model: str
+    scheme: str = "dense"
+    backend: str = "auto"
+    plan: str = ""
+    batch: int = 32
+    division: Division = THREE
+    active: int = 2
+    optimizer: str = ""
+    input: tuple[int, ...] | None = None
+    classes: int | None = None
+    device: str = "cpu"
+    threads: int = 1
+
+    def found(self) -> models.Model:
+        return models.find(self.model, self.input, self.classes)
+
+    def make(self, seed: int = 0) -> TrainStep:
+        """The step, after one that made the optimiser's state."""
+        found = self.found()
+        with seeded(seed):
+            model = partitioned(found.make().to(self.device), self.division, seed)
+            x = torch.randn(self.batch, *found.input).to(next(model.parameters()))
+            y = torch.randint(found.classes, (self.batch,)).to(self.device)
+        step = TrainStep(self.scheme, model, x, y, self.active, self.active, self.optimizer or found.optimizer)
+        step()
+        return step
+
+    @contextmanager
+    def using(self) -> Iterator[None]:
+        """Inside, the backend and its plan compute."""
+        with pk.use_backend(self.backend), under_plan(self.plan):
+            yield
+
+    def small(self) -> Job:
+        """At whose first step libraries take what they take for themselves."""
+        return dataclasses.replace(self, model="mnist-cnn", batch=2, optimizer=self.optimizer or self.found().optimizer)
+
+
+def by_allocator(job: Job) -> dict[str, int]:
+    """The most bytes of tensors in each phase, those that the step keeps included."""
+    with job.using():
+        if job.device != "cpu":
+            return _by_cuda_allocator(job)
+        step = job.make()
+        gc.collect()
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it would print when it starts and stops
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            for phase in PHASES:
+                with record_function(f"phase {phase}"):
+                    getattr(step, phase)()
+    events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    ends = {e.name().removeprefix("phase "): e.end_ns() for e in events if e.name().startswith("phase ")}
+    peaks, live, phases = dict.fromkeys(PHASES, 0), 0, iter(PHASES)
+    phase = next(phases)
+    for event in events:
+        if event.name() != "[memory]":
+            continue
+        while event.start_ns() > ends[phase] and phase != PHASES[-1]:
+            phase = next(phases)
+            peaks[phase] = live
+        live += event.nbytes()
+        peaks[phase] = max(peaks[phase], live)
+    kept = _kept(step)
+    return {phase: kept + peak for phase, peak in peaks.items()}
+
+
+def _kept(step: TrainStep) -> int:
+    """Bytes of all tensors that a step keeps between calls."""
+    tensors = [step.x, step.y, *step.model.buffers(), *(t for some in step.kept().values() for t in some)]
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values())
+
+
+def _by_cuda_allocator(job: Job) -> dict[str, int]:
+    # cuBLAS has its workspace, some 32 MiB a thread that calls it, from the same allocator.
+    dataclasses.replace(job.small(), scheme="dense").make()
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    step, peaks = job.make(), {}
+    for phase in PHASES:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        getattr(step, phase)()
+        torch.cuda.synchronize()
+        peaks[phase] = torch.cuda.max_memory_allocated() - before
+    return peaks
+
+
+def by_process(job: Job) -> dict[str, int]:
+    """The most resident bytes of a new process in each phase, beyond what it had before it made the model.
+
+    Raises:
+        RuntimeError: the process failed; the message says how.
+    """
+    try:
+        with patch.dict(os.environ, GLIBC_TUNABLES=TUNABLES), ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            return pool.submit(_in_this_process, job).result()
+    except Exception as error:
+        raise RuntimeError(f"measuring {job} failed: {error}") from error
+
+
+def _in_this_process(job: Job) -> dict[str, int]:
+    torch.set_num_threads(job.threads)
+    with job.using():
+        job.small().make()()
+        _trim()
+        before = _resident("VmRSS")
+        step = job.make()
+        _trim()
+        return {phase: _peak_of(getattr(step, phase)) - before for phase in PHASES}
+
+
+def _resident(field: str) -> int:
+    """A field of /proc/self/status, in bytes: VmRSS, now, or VmHWM, the most since `clear`."""
+    return 1024 * int(re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text()).group(1))
+
+
+def _peak_of(function: Callable[[], object]) -> int:
+    """The most resident bytes while a function runs."""
+    Path("/proc/self/clear_refs").write_text("5")
+    function()
+    return _resident("VmHWM")
+
+
+def _trim() -> None:
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)

@@ -1,0 +1,101 @@
+"""What a call of a small layer costs beyond torch's own: Python and dispatch; the arithmetic is a few microseconds.
+
+python -m partbench.overhead
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from statistics import median
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from partbench.figures import markdown
+from partbench.measuring.clock import WallClock
+from partbench.measuring.estimates import Estimate, passes
+from partbench.measuring.timing import Batch, Plan, Run, Workload, measure
+from partbench.peers import schemes
+from partbench.peers.layer import CPU, THREE, Layer, Tensors
+from partbench.results import Record
+
+LINEAR = Layer((1, 64), (64, 64))
+CONV2D = Layer((1, 16, 8, 8), (16, 16, 3, 3), padding=1)
+WORKS = ("without autograd", "forward", "forward and backward")
+PEERS = ("dense", "partkernels")
+PLAN = Plan(passes=6, rounds=40, sample=2e-3, seconds=1.0)
+HEAD = ("layer", "live", "work", "torch", "partnets", "beyond it", "least of torch", "of partnets", "beyond it")
+
+
+def workload(layer: Layer, active: int, work: str) -> Workload:
+    """torch's layer and ours with subnetwork and partition `active`; x needs no gradient, as of a first layer."""
+    case = {"layer": f"{layer.operator} {layer.shape}", "live": f"{active} of {THREE.count}", "work": work}
+    peers = {peer: partial(_run, peer, active, work) for peer in PEERS}
+    return Workload("overhead", case, partial(Tensors, layer, THREE), peers)
+
+
+def _run(peer: str, active: int, work: str, tensors: Tensors) -> Run:
+    module = schemes.under(peer, tensors.module, active, active)
+    expected = schemes.under("dense", tensors.module, active, active)(tensors.x)
+    return Run(_call(module, tensors, work), lambda: torch.testing.assert_close(module(tensors.x), expected))
+
+
+def _call(module: nn.Module, tensors: Tensors, work: str) -> Callable[[], object]:
+    x, grad, parameters = tensors.x, tensors.grad, list(module.parameters())
+
+    def without_autograd() -> Tensor:
+        with torch.no_grad():
+            return module(x)
+
+    def forward_and_backward() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(module(x), parameters, grad)
+
+    return dict(zip(WORKS, (without_autograd, partial(module, x), forward_and_backward), strict=True))[work]
+
+
+def overheads(layers: Sequence[Layer], plan: Plan = PLAN) -> pd.DataFrame:
+    """For each layer, each work with the second and with all partitions live; the latter draws no defaults.
+
+    Columns: `layer`, `live`, `work`; in microseconds `dense` and `ours`, medians; `beyond`, the median of ours - dense
+    of samples taken side by side, an Estimate; `least_dense` and `least_ours`, to which what else runs adds little.
+    """
+    cases = [workload(layer, active, work) for layer in layers for active in (2, THREE.count) for work in WORKS]
+    records = iter(measure([Batch(cases, WallClock(CPU, plan.sample), plan)]))
+    return pd.DataFrame([overhead(dense, ours) for dense, ours in zip(records, records, strict=True)])
+
+
+def overhead(dense: Record, ours: Record) -> dict:
+    """A row of overheads."""
+    for record in (dense, ours):
+        if record.problem:
+            raise RuntimeError(f"{record.label}: {record.refused or record.missing}")
+    sides = zip(dense.samples, ours.samples, strict=True)
+    beyond = Estimate.of([1e6 * median(b - a for a, b in zip(*rounds, strict=True)) for rounds in sides])
+    row = {**ours.case, "beyond": beyond}
+    for name, record in (("dense", dense), ("ours", ours)):
+        row |= {name: 1e6 * median(passes(record.samples)), f"least_{name}": 1e6 * min(map(min, record.samples))}
+    return row
+
+
+def table(found: pd.DataFrame) -> str:
+    """Markdown: a row for each; microseconds."""
+    found = found.assign(least=found.least_ours - found.least_dense)
+    shown = ["dense", "ours", "beyond", "least_dense", "least_ours", "least"]
+    rows = [[row.layer, row.live, row.work, *(f"{row[name]:.1f}" for name in shown)] for _, row in found.iterrows()]
+    return markdown(HEAD, rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m partbench.overhead", description=__doc__.partition("\n")[0])
+    parser.add_argument("--passes", type=int, default=PLAN.passes, help="over all cases")
+    given = parser.parse_args()
+    torch.set_num_threads(1)  # so small a layer wakes no other
+    print(table(overheads((LINEAR, CONV2D), replace(PLAN, passes=given.passes))))
+
+
+if __name__ == "__main__":
+    main()

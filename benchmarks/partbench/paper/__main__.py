@@ -1,0 +1,86 @@
+"""Runs an experiment, and says what of the paper it shows.
+
+    python -m partbench.paper augmentation                     # three seeds on scikit-learn's digits
+    python -m partbench.paper augmentation --quick             # a minute
+    python -m partbench.paper augmentation --dataset cifar10   # from PARTNETS_DATA or ./data; see partnets.data
+    python -m partbench.paper all --quick                      # every experiment, on its first data set
+    python -m partbench.paper page                             # docs/paper.md anew, and its pictures, without training
+
+Every training is kept when it is done, and a long one has checkpoints: the same command goes on after an interruption.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+import torch
+
+from partbench.paper import report
+from partbench.paper.experiment import EXPERIMENTS, Experiment
+from partbench.paper.runs import run
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        "python -m partbench.paper", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True, metavar="EXPERIMENT")
+    for name in ("all", *EXPERIMENTS):
+        chosen = [experiment for experiment in EXPERIMENTS.values() if name in ("all", experiment.name)]
+        about = "every experiment" if name == "all" else f"{chosen[0].paper}: {chosen[0].__doc__.splitlines()[0]}"
+        command = commands.add_parser(name, help=about)
+        if name != "all":
+            command.add_argument("--dataset", choices=chosen[0].datasets, help="by default the first")
+        command.add_argument("--quick", action="store_true", help="few and short trainings")
+        command.add_argument("--seeds", type=_ints, help="as in 0,1,2, which is the default; 0 if quick")
+        command.add_argument("--jobs", type=int, default=1, help="trainings at once")
+        command.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of all trainings together")
+        command.add_argument("--out", type=Path, default=Path("out/paper"), help="the folder of results")
+        command.set_defaults(run=_run, experiments=chosen, dataset=None)
+    command = commands.add_parser("page", help="writes committed results into the documentation, and draws them anew")
+    command.add_argument("--results", type=Path, default=report.RESULTS)
+    command.add_argument("--page", type=Path, default=report.PAGE)
+    command.set_defaults(run=_page)
+    given = parser.parse_args(arguments)
+    return given.run(given)
+
+
+def _run(given: argparse.Namespace) -> int:
+    torch.set_num_threads(given.threads)
+    for experiment in given.experiments:
+        _run_one(experiment, given.dataset or experiment.datasets[0], given)
+    return 0
+
+
+def _run_one(experiment: Experiment, dataset: str, given: argparse.Namespace) -> None:
+    seeds = given.seeds or ((0,) if given.quick else (0, 1, 2))
+    path = given.out / f"{experiment.name}-{dataset}{'-quick' if given.quick else ''}.json"
+    settings = experiment.settings(dataset, seeds, given.quick)
+    records = run(experiment, settings, path.with_suffix(".runs"), jobs=given.jobs)
+    command = ["python", "-m", "partbench.paper", experiment.name, "--dataset", dataset]
+    command += ["--quick"] * given.quick + ["--seeds", ",".join(map(str, seeds))]
+    made = report.Report(experiment.name, dataset, shlex.join(command), records)
+    made.save(path)
+    made.draw(path)
+    print(made.text())
+
+
+def _page(given: argparse.Namespace) -> int:
+    if missing := [str(path) for path in (given.page, given.results) if not path.exists()]:
+        sys.exit(f"There is no {' and no '.join(missing)}; run this in the root of a checkout, or pass your own.")
+    given.page.write_text(report.filled(given.page.read_text(), given.results))
+    for path in given.results.glob("*.json"):
+        report.Report.load(path).draw(path)
+    print(f"{given.page} has the tables of {given.results}, whose pictures are drawn anew.")
+    return 0
+
+
+def _ints(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""Table 1 and Fig. 3: augmentations learned from few images, upright and rotated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import product
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from partbench.paper.experiment import (
+    Claim,
+    Experiment,
+    Record,
+    Table,
+    at_least,
+    curve,
+    registered,
+    rotation,
+    select,
+    text,
+)
+from partbench.paper.methods import Learner
+from partbench.paper.recipes import limited, recipe
+
+METHODS = {
+    "standard": "standard training",
+    "validation": "validation set",
+    "finetuned": "validation set, finetuned",
+    "random_search": "random search",
+    "tpe": "TPE",
+    "augerino": "Augerino, safe",
+    "ensemble": "partitioned (ens.)",
+    "partitioned": "partitioned",
+}
+# The ensemble is what the method approximates, not what it should beat.
+NOT_BASELINES = ("ensemble", "partitioned")
+QUICK = ("standard", "partitioned")
+# Enough to learn a rotation.
+QUICK_STEPS = 1000
+# Half-widths above and below which a rotation counts as learned, in degrees.
+FULL, SMALL = 90.0, 20.0
+
+
+@registered
+class Augmentation(Experiment):
+    """Every method on upright and on rotated images."""
+
+    name = "augmentation"
+    paper = "Table 1, Fig. 3"
+
+    def settings(self, dataset: str, seeds: Sequence[int], quick: bool) -> list[Record]:
+        chosen, methods = recipe(dataset), QUICK if quick else [each for each in METHODS if each != "finetuned"]
+        sizes, found = chosen.sizes[-1:] if quick else chosen.sizes, []
+        for seed, rotated, examples, method in product(seeds, (True, False), sizes, methods):
+            setting = {"dataset": dataset, "rotated": rotated, "method": method, "examples": examples}
+            setting |= {"steps": chosen.steps_for(examples, rotated), "seed": seed}
+            found.append(limited(setting, quick, QUICK_STEPS))
+        return found
+
+    def train(self, setting: Record, checkpoint: Path) -> Record:
+        return getattr(Learner.of(setting, checkpoint), setting["method"])()
+
+    def table(self, found: pd.DataFrame) -> Table:
+        """Test accuracies, and the rotation that was learned."""
+        found, sizes, rows = with_finetuned(found), sorted(found.examples.unique()), []
+        for method, label in METHODS.items():
+            mine = select(found, method=method)
+            if mine.empty:
+                continue
+            row = [text(select(mine, rotated=r, examples=n).accuracy) for r in (True, False) for n in sizes]
+            for rotated in (True, False):
+                widths = rotations(select(mine, rotated=rotated, examples=sizes[-1]))
+                row.append(text(widths, 0 if rotated else 1) if len(widths) else "")
+            rows.append([label, *row])
+        kinds = [f"{kind}, {size}" for kind in ("rotated", "upright") for size in sizes]
+        return ["test accuracy, %", *kinds, "rotation ±°, rotated", "upright"], rows
+
+    def draw(self, found: pd.DataFrame) -> Figure:
+        """Accuracy over the number of examples, as Fig. 3."""
+        found, sizes = with_finetuned(found), sorted(found.examples.unique())
+        figure = Figure(figsize=(10, 4), layout="constrained")
+        for axes, rotated in zip(figure.subplots(1, 2), (True, False), strict=True):
+            for method, label in METHODS.items():
+                mine = select(found, method=method, rotated=rotated)
+                if not mine.empty:
+                    bold = {"linewidth": 2.5, "color": "black"} if method == "partitioned" else {}
+                    curve(axes, mine.examples, mine.accuracy, label, **bold)
+            axes.set(title="rotated" if rotated else "upright", xlabel="training images", xscale="log")
+            axes.set(ylabel="test accuracy [%]")
+            axes.set_xticks(sizes, sizes, minor=False)
+            axes.minorticks_off()
+        figure.axes[0].legend(fontsize="small")
+        return figure
+
+    def claims(self, found: pd.DataFrame) -> list[Claim]:
+        """What learned augmentations must do for rotated images, and must not do to upright ones."""
+        found = with_finetuned(found)
+        return [claim for size in sorted(found.examples.unique()) for claim in _claims(found, size)]
+
+
+def _claims(found: pd.DataFrame, size: int) -> Iterable[Claim]:
+    rotated, upright = (select(found, rotated=each, examples=size) for each in (True, False))
+    ours, widths = select(rotated, method="partitioned").accuracy, rotations(select(rotated, method="partitioned"))
+    learned = f"{size} rotated, partitioned: rotation ≥ {FULL:.0f}°"
+    yield Claim(learned, text(widths, 0, "°"), bool(widths.mean() >= FULL))
+    for method, label in METHODS.items():
+        theirs = select(rotated, method=method).accuracy
+        if len(theirs) and method not in NOT_BASELINES:
+            yield at_least(f"{size} rotated, partitioned ≥ {label}", ours, theirs)
+    ours, widths = select(upright, method="partitioned").accuracy, rotations(select(upright, method="partitioned"))
+    small = f"{size} upright, partitioned: rotation ≤ {SMALL:.0f}°"
+    yield Claim(small, text(widths, 1, "°"), bool(widths.mean() <= SMALL))
+    theirs = select(upright, method="standard").accuracy
+    yield at_least(f"{size} upright, partitioned ≥ standard training", ours, theirs)
+
+
+def with_finetuned(found: pd.DataFrame) -> pd.DataFrame:
+    """Finetuned networks, which are part of the trainings of "validation", as a method of their own."""
+    mine = select(found, method="validation")
+    if mine.empty:
+        return found
+    return pd.concat([found, mine.assign(method="finetuned", accuracy=mine.finetuned_accuracy)])
+
+
+def rotations(found: pd.DataFrame) -> pd.Series:
+    """The half-widths that were learned, in degrees; none for a method without."""
+    return found.psi[found.psi.astype(bool)].map(rotation)

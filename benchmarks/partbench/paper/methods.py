@@ -1,0 +1,160 @@
+"""Methods: learning augmentations with partitioned networks and with what they are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import partnets
+from partbench.paper.experiment import Record
+from partbench.paper.recipes import Recipe, first_affine, recipe
+from partbench.paper.runs import fit
+from partnets import baselines, hyper
+from partnets.data import Data, Normalise, ToFloat, load
+
+# The trainings of a search share the cost of one partitioned run.
+TRIALS = 6
+# Of the augmentations that searches try (Appendix G), in the units of hyper.Affine, whose half-widths are positive.
+LEAST = 1e-3
+SPACE = {
+    "translate_x": (LEAST, 0.25),
+    "translate_y": (LEAST, 0.25),
+    "rotation": (LEAST, 180.0),
+    "scale": (LEAST, 0.5),
+    "stretch": (LEAST, 0.5),
+    "shear": (LEAST, 0.5),
+}
+VALIDATION = 0.1
+# Of finetuning on all data: its learning rate, as a part of the first (Appendix I.4: 0.01 of 0.1), and its length.
+FINETUNE_LR = 0.1
+FINETUNE_EPOCHS = 20
+EVALUATION_BATCH = 250
+
+
+class Learner:
+    """One data set, one recipe, one seed; each method is a function of the same name that gives numbers."""
+
+    def __init__(self, recipe: Recipe, data: Data, seed: int, steps: int, checkpoint: Path) -> None:
+        self.recipe, self.data, self.seed, self.steps, self.checkpoint = recipe, data, seed, steps, checkpoint
+
+    @classmethod
+    def of(cls, setting: Record, checkpoint: Path) -> Learner:
+        """What an experiment's setting says: dataset, seed and steps; rotated, examples and quick where they matter."""
+        seed = setting["seed"]
+        data = load(setting["dataset"], rotated=setting.get("rotated", True), seed=seed)
+        if "examples" in setting:
+            data = data.subset(setting["examples"], seed=seed)
+        return cls(recipe(setting["dataset"], setting.get("quick", False)), data, seed, setting["steps"], checkpoint)
+
+    # --- the methods of Table 1 and Fig. 3 ---
+
+    def standard(self) -> Record:
+        """Without augmentation."""
+        model = nn.Sequential(ToFloat(), self.network())
+        return self.result(self.train(*baselines.whole(model, self.data.train), batch_size=self.recipe.plain_batch))
+
+    def partitioned(
+        self,
+        proportions: Sequence[float] | None = None,
+        parameters: Sequence[float] | None = None,
+        augmentation: nn.Module | None = None,
+    ) -> Record:
+        """The paper's method: the chunks' proportions, the weights' if they differ, and ψ as it starts."""
+        proportions = self.recipe.proportions if proportions is None else proportions
+        augmentation = self.recipe.augmentation() if augmentation is None else augmentation
+        model = self.model(augmentation)
+        partnets.partition(model, proportions if parameters is None else parameters, seed=self.seed)
+        chunks = partnets.chunk(self.data.train, proportions, seed=self.seed)
+        return self.result(self.train(model, chunks, hyper=augmentation))
+
+    def ensemble(self) -> Record:
+        """C networks, the k-th trained on chunks 1..k, each for as many steps as one of the other methods."""
+        augmentation = self.recipe.augmentation()
+        chunks = partnets.chunk(self.data.train, self.recipe.proportions, seed=self.seed)
+        count = chunks.count
+        model = baselines.Ensemble([self.model(augmentation) for _ in range(count)])
+        options = {"hyper": augmentation, "sampling": [1 / count] * count, "hyper_every": count}
+        return self.result(self.train(model, chunks, steps=count * self.steps, **options))
+
+    def validation(self, proportion: float = VALIDATION) -> Record:
+        """ψ on a validation set; then the network finetuned on all data, with the augmentation that was found."""
+        augmentation = self.recipe.augmentation()
+        model, chunks = self.held_out(augmentation, proportion)
+        result = self.result(self.train(model, chunks, hyper=augmentation, sampling=(1, 0)))
+        whole = baselines.whole(partnets.finalize(model, "finetune"), self.data.train, seed=self.seed)
+        steps = -(-FINETUNE_EPOCHS * len(self.data.train[1]) // self.recipe.batch)
+        finetuned = self.result(self.train(*whole, lr=FINETUNE_LR * self.recipe.lr, steps=steps, part=".finetuning"))
+        return {**result, "finetuned_accuracy": finetuned["accuracy"], "finetuned_loss": finetuned["loss"]}
+
+    def augerino(self, safe: bool = True) -> Record:
+        """Augmentations on the training loss, with a bonus for their width."""
+        augmentation = first_affine()
+        whole = baselines.whole(self.model(augmentation), self.data.train, seed=self.seed)
+        return self.result(self.train(*whole, baselines.Augerino, hyper=augmentation, safe=safe, hyper_lr=0.05))
+
+    def search(self, sampler: str) -> Record:
+        """TRIALS trainings with fixed augmentations, at the cost of one partitioned run; the best on unseen data."""
+        models: list[tuple[float, Record]] = []
+
+        def objective(values: dict[str, float]) -> float:
+            trial = len(models)
+            torch.manual_seed(TRIALS * self.seed + trial)
+            augmentation = hyper.Affine(**values)
+            held_out = self.held_out(augmentation, VALIDATION)
+            trainer = self.train(*held_out, sampling=(1, 0), steps=2 * self.steps // TRIALS, part=f".trial{trial}")
+            score = partnets.lml(*held_out, batch_size=EVALUATION_BATCH)
+            models.append((score, {**self.result(trainer), "psi": values}))
+            return score
+
+        baselines.search(objective, SPACE, TRIALS, sampler=sampler, seed=self.seed)
+        return max(models, key=lambda tried: tried[0])[1]
+
+    def random_search(self) -> Record:
+        return self.search("random")
+
+    def tpe(self) -> Record:
+        return self.search("tpe")
+
+    def retrained(self, augmentation: nn.Module) -> Record:
+        """A standard network trained from scratch, on all data, with an augmentation that stays as it is."""
+        whole = baselines.whole(self.model(augmentation), self.data.train, seed=self.seed)
+        return self.result(self.train(*whole, part=".retrained"))
+
+    # --- what they share ---
+
+    def network(self) -> nn.Module:
+        return nn.Sequential(Normalise(self.data.mean, self.data.std), self.recipe.network())
+
+    def model(self, augmentation: nn.Module) -> nn.Module:
+        averaged = hyper.Averaged(augmentation, self.network(), samples=self.recipe.samples)
+        return nn.Sequential(ToFloat(), averaged)
+
+    def held_out(self, augmentation: nn.Module, proportion: float):
+        model = self.model(augmentation)
+        return baselines.held_out(model, self.data.train, validation=proportion, seed=self.seed)
+
+    def train(self, model, chunks, kind=partnets.Trainer, *, lr=None, hyper_lr=None, steps=None, part="", **options):
+        """The trainer, trained; part: of a training of several parts, its checkpoint's suffix."""
+        optimizer, steps = self.recipe.optimizer(model, chunks, lr), self.steps if steps is None else steps
+        if (psi := options.get("hyper")) is not None:
+            options["hyper_optimizer"] = torch.optim.Adam(psi.parameters(), lr=hyper_lr or self.recipe.hyper_lr)
+        options = {"batch_size": self.recipe.batch, "seed": self.seed, **options}
+        trainer = kind(model, chunks, optimizer=optimizer, scheduler=self.recipe.scheduler(optimizer, steps), **options)
+        fit(trainer, steps, self.checkpoint.with_suffix(part) if part else self.checkpoint)
+        return trainer
+
+    def result(self, trainer: partnets.Trainer) -> Record:
+        """Test accuracy in percent and loss in nats of the whole network, ψ, and L_ML where there is one."""
+        torch.manual_seed(self.seed)
+        model, test, batch_size = trainer.model, self.data.test, EVALUATION_BATCH
+        result = {
+            "accuracy": 100 * partnets.accuracy(model, test, batch_size=batch_size),
+            "loss": partnets.mean_loss(model, test, batch_size=batch_size),
+            "psi": {name.rpartition(".")[2]: value for name, value in trainer.values().items()},
+        }
+        if trainer.chunks.count > 1:
+            result["lml"] = partnets.lml(model, trainer.chunks, batch_size=batch_size)
+        return result

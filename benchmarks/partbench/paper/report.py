@@ -1,0 +1,85 @@
+"""Report: an experiment's records with the command that made them; its table, claims and picture; the page of all."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+from partbench.figures import markdown
+from partbench.paper.experiment import EXPERIMENTS, Record
+from partbench.report.readme import steps
+from partbench.results import Results
+
+RESULTS, PAGE = Path("benchmarks/results/paper"), Path("docs/paper.md")
+BLOCK = re.compile(r"(<!-- (result|costs): (\S+) -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
+# Of pictures, in dots an inch: a screen's, at a tenth of the size of vectors.
+DPI = 110
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is kept of an experiment: its name, the data set that it ran on, the command that repeats it, its records.
+
+    A record is the setting and the result of a training in one dict.
+    """
+
+    experiment: str
+    dataset: str
+    command: str
+    records: Sequence[Record]
+
+    def save(self, path: Path) -> None:
+        """Writes JSON, a line for each record."""
+        head = {**asdict(self), "torch": torch.__version__}
+        records = ",\n".join(json.dumps(record) for record in head.pop("records"))
+        path.write_text(json.dumps(head)[:-1] + f', "records": [\n{records}\n]}}\n')
+
+    @classmethod
+    def load(cls, path: Path) -> Report:
+        contents = json.loads(path.read_text())
+        return cls(contents["experiment"], contents["dataset"], contents["command"], contents["records"])
+
+    def draw(self, path: Path) -> None:
+        """The picture, beside the file of results: PNG, white behind."""
+        figure = EXPERIMENTS[self.experiment].draw(pd.DataFrame(self.records))
+        figure.savefig(path.with_suffix(".png"), dpi=DPI, facecolor="white", metadata={"Software": None})
+
+    def text(self) -> str:
+        """The command, the table, and each claim with what was found, in Markdown."""
+        experiment, frame = EXPERIMENTS[self.experiment], pd.DataFrame(self.records)
+        claims = sorted(experiment.claims(frame), key=lambda claim: claim.holds)
+        rows = [[claim.text, claim.found, "yes" if claim.holds else "**no**"] for claim in claims]
+        parts = [
+            f"`{self.command}`: {len(frame)} trainings, {frame.seconds.sum() / 3600:.2f} hours of one thread",
+            markdown(*experiment.table(frame)),
+            f"{sum(claim.holds for claim in claims)} of {len(claims)} claims hold:",
+            markdown(["claim", "found", "holds"], rows),
+        ]
+        return "\n\n".join(parts)
+
+
+def filled(text: str, results: Path) -> str:
+    """The text with each block between its two comments made anew; edits inside are lost.
+
+    Args:
+        results: the folder of the experiments' results; those of the benchmark suites are beside it.
+
+    Raises:
+        ValueError: the text has no such block.
+    """
+    if not BLOCK.search(text):
+        raise ValueError("there is no block of results; write <!-- result: NAME --> and <!-- end of result -->.")
+
+    def made(match: re.Match) -> str:
+        begin, kind, name, end = match.groups()
+        if kind == "costs":
+            return f"{begin}{steps(Results.load(results.parent / f'{name}.json'))}\n{end}"
+        return f"{begin}{Report.load(results / f'{name}.json').text()}\n{end}"
+
+    return BLOCK.sub(made, text)

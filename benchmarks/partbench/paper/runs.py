@@ -1,0 +1,74 @@
+"""runs: the trainings of an experiment, each kept in a file of its own, so that an interruption loses only a part."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+import partnets
+from partbench.paper.experiment import Experiment, Record
+from partnets.utils.files import replacing
+
+# A checkpoint of a long training is written after each so many steps.
+CHECKPOINT_EVERY = 500
+
+
+def run(experiment: Experiment, settings: Sequence[Record], folder: Path, *, jobs: int = 1) -> list[Record]:
+    """Trains what has no file in the folder yet and returns all records, in the settings' order.
+
+    Args:
+        folder: one file for each training, named by its settings; made if it is not there.
+        jobs: how many trainings at once, each in a process with an equal share of the threads.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = [setting for setting in settings if not _path(folder, setting).exists()]
+    threads = max(1, torch.get_num_threads() // jobs)
+    with tqdm(total=len(settings), initial=len(settings) - len(missing), desc=experiment.name, unit="training") as bar:
+        for setting in missing if jobs == 1 else ():
+            _train(experiment, setting, folder, threads)
+            bar.update()
+        if jobs > 1:  # forked processes would inherit the threads' locks
+            with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+                waiting = [pool.submit(_train, experiment, setting, folder, threads) for setting in missing]
+                for future in as_completed(waiting):
+                    future.result()
+                    bar.update()
+    return [json.loads(_path(folder, setting).read_text()) for setting in settings]
+
+
+def fit(trainer: partnets.Trainer, steps: int, checkpoint: Path) -> partnets.History:
+    """Trains up to so many steps in all, from the checkpoint if there is one, and leaves one of the end."""
+    trainer.callbacks.append(partnets.callbacks.every(CHECKPOINT_EVERY, lambda trainer: trainer.save(checkpoint)))
+    if checkpoint.exists():
+        trainer.load(checkpoint)
+    if trainer.steps < steps:
+        trainer.fit(steps - trainer.steps)
+        trainer.save(checkpoint)
+    return trainer.history
+
+
+def _train(experiment: Experiment, setting: Record, folder: Path, threads: int) -> None:
+    torch.set_num_threads(threads)
+    torch.manual_seed(setting["seed"])
+    path = _path(folder, setting)
+    start = time.perf_counter()
+    result = experiment.train(setting, path.with_suffix(".checkpoint"))
+    record = {**setting, **result, "seconds": round(time.perf_counter() - start, 1)}
+    with replacing(path) as file:
+        json.dump(record, file)
+    for checkpoint in folder.glob(f"{path.stem}.*"):
+        if checkpoint != path:
+            checkpoint.unlink()
+
+
+def _path(folder: Path, setting: Record) -> Path:
+    digest = hashlib.blake2b(json.dumps(setting, sort_keys=True).encode(), digest_size=8).hexdigest()
+    return folder / f"{digest}.json"

@@ -1,0 +1,115 @@
+"""TrainStep: one step of training a model under a scheme, in its three phases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import partnets
+from partbench.peers.schemes import Where, under
+from partnets.hyper import hyperparameters
+from partnets.nn.partitioned import partitioned_layers
+from partnets.utils.modules import frozen
+
+PHASES = ("forward", "backward", "step")
+# So small that many steps on random labels don't carry the weights away.
+LR = 1e-6
+MOMENTUM = 0.9
+
+
+class TrainStep:
+    """The parameter update of Eq. 3 for one partition, or a dense one; also the hyperparameters' update of Eq. 4.
+
+    Parameters that no partitioned layer owns are trained too, by torch's own optimiser, so that every scheme computes
+    the same gradients. (The method forbids that, since they would learn from every chunk; here their cost counts.)
+
+    Args:
+        scheme: of partbench.peers.schemes.
+        model: partitioned; it stays as it is.
+        x, y: examples and their labels.
+        active, update: the live subnetwork and the partition that learns; update=None trains ψ alone.
+        optimizer: "adam" or "sgd", with momentum; ψ learns by Adam.
+    """
+
+    def __init__(
+        self, scheme: str, model: nn.Module, x: Tensor, y: Tensor, active: int, update: int | None, optimizer: str
+    ) -> None:
+        self.model = under(scheme, model, active, update)
+        self.x, self.y, self.update, self.own = x, y, update, None
+        psi = list(hyperparameters(self.model))
+        if update is None:
+            for parameter in set(self.model.parameters()) - set(psi):
+                parameter.requires_grad_(False)
+            self.optimizers = [torch.optim.Adam(psi, lr=LR)]
+            return
+        for parameter in psi:
+            parameter.requires_grad_(False)
+        owned = {p for _, layer in partitioned_layers(self.model) for p in layer.parameters(recurse=False)}
+        others = [p for p in self.model.parameters() if p.requires_grad and p not in owned]
+        # fused: torch's fastest.
+        self.optimizers = [dense_optimizer(optimizer, others, LR, fused=True)] if others else []
+        if owned:
+            with frozen(others):
+                self.own = partitioned_optimizer(optimizer, self.model, LR)
+
+    def forward(self) -> None:
+        self.loss = F.cross_entropy(self.model(self.x), self.y)
+
+    def backward(self) -> None:
+        self.loss.backward()
+        del self.loss
+
+    def step(self) -> None:
+        """The optimisers' step; gradients are freed after it."""
+        if self.own is not None:
+            self.own.step(update=self.update)
+            self.own.zero_grad()
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def __call__(self) -> None:
+        self.forward()
+        self.backward()
+        self.step()
+
+    def kept(self) -> dict[str, list[Tensor]]:
+        """The tensors that stay between steps: `parameters`, `map`, `defaults`, and the optimisers' `state`."""
+        partitions = [
+            p for _, layer in partitioned_layers(self.model) for p in getattr(layer, "partitions", {}).values()
+        ]
+        others = [module for module in self.model.modules() if isinstance(module, Where)]
+        stored = [p.defaults.stored for p in partitions if p.defaults.stored is not None]
+        states = (state for each in (self.own, *self.optimizers) if each for state in each.state.values())
+        return {
+            "parameters": [*self.model.parameters()],
+            "map": [*(p.map for p in partitions), *(other.ids for other in others)],
+            "defaults": [*stored, *(other.defaults for other in others)],
+            "state": [value for state in states for value in state.values() if isinstance(value, Tensor)],
+        }
+
+
+def dense_optimizer(
+    name: str, parameters: list[nn.Parameter], lr: float, **implementation: bool
+) -> torch.optim.Optimizer:
+    """torch's "adam" or "sgd"; implementation: fused=True or foreach=True."""
+    if name == "adam":
+        return torch.optim.Adam(parameters, lr=lr, **implementation)
+    return torch.optim.SGD(parameters, lr=lr, momentum=MOMENTUM, **implementation)
+
+
+def partitioned_optimizer(name: str, model: nn.Module, lr: float) -> partnets.optim.PartitionedOptimizer:
+    """partnets' of the same name."""
+    return partnets.optim.Adam(model, lr=lr) if name == "adam" else partnets.optim.SGD(model, lr=lr, momentum=MOMENTUM)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """torch's generators start at a seed inside, and are as before afterwards."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield

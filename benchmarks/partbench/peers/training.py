@@ -1,0 +1,66 @@
+"""The peers of a layer in training: forward and backward through autograd, with all that the host does for them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+
+import partkernels as pk
+from partbench.measuring.timing import Missing, Run
+from partbench.peers import schemes
+from partbench.peers.layer import Tensors
+from partbench.peers.operators import compiled, masked, obstacles, slack
+from partkernels.testing import Yardstick
+
+
+def peers(names: tuple[str, ...], active: int) -> dict[str, Callable[[Tensors], Run]]:
+    """For each peer's name, what makes its Run; subnetwork and partition `active` are live and updated."""
+    return {name: partial(_run, name, active) for name in names}
+
+
+def _run(name: str, active: int, tensors: Tensors) -> Run:
+    scheme, _, backend = name.partition(" ")
+    if backend in obstacles():
+        raise Missing(obstacles()[backend])
+    module = schemes.under(scheme.rstrip(","), tensors.module, active, active)
+    x, weight, layer = tensors.x.clone().requires_grad_(), schemes.weight(module), tensors.layer
+    bias, forward = next(parameter for parameter in module.parameters() if parameter is not weight), module
+    if name == "where, compiled":
+        live = torch.tensor(active, dtype=torch.uint8, device=x.device)
+
+        def where(live, ids, defaults, weight, bias, x) -> Tensor:
+            return layer.dense(x, torch.where(ids <= live, weight, defaults), bias)
+
+        forward = partial(compiled(where, layer, "training"), live, tensors.ids, tensors.defaults, weight, bias)
+
+    def call() -> tuple[Tensor, ...]:
+        with pk.use_backend(backend if scheme == "partkernels" else "auto"):
+            y = forward(x)
+            return y, *torch.autograd.grad(y, (x, weight, bias), tensors.grad)
+
+    return Run(call, lambda: _check(tensors, active, *call()[:3], ours=scheme == "partkernels"))
+
+
+def _yardsticks(tensors: Tensors, active: int) -> list[Yardstick]:
+    with pk.use_backend("reference"):
+        ordinary = tensors.module.to_ordinary(active)
+
+    @cache
+    def truth(dtype: torch.dtype) -> tuple[Tensor, ...]:
+        module, x = copy.deepcopy(ordinary).to(dtype), tensors.x.to(dtype).requires_grad_()
+        y = module(x)
+        return y.detach(), *torch.autograd.grad(y, (x, module.weight), tensors.grad.to(dtype))
+
+    return [Yardstick(lambda dtype, i=i: truth(dtype)[i], tensors.layer.dtype) for i in range(3)]
+
+
+def _check(tensors: Tensors, active: int, y: Tensor, grad_x: Tensor, grad_weight: Tensor, *, ours: bool) -> None:
+    """The tolerance rule for the output and the gradients of x and of the partition's weights."""
+    yardsticks = tensors.once("training", lambda: _yardsticks(tensors, active))
+    grad_weight = masked(tensors, active, grad_weight, yardsticks[2], ours)
+    for yardstick, got in zip(yardsticks, (y.detach(), grad_x, grad_weight), strict=True):
+        yardstick.check(got, slack=slack(tensors.layer, ours))

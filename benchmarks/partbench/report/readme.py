@@ -1,0 +1,99 @@
+"""readme: the benchmark tables of a page of the documentation, made from files of results."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from partbench import summary
+from partbench.figures import markdown
+from partbench.results import Record, Results
+
+BEGIN, END = "<!-- benchmarks: made by `python -m partbench report`; edits are lost -->", "<!-- end of benchmarks -->"
+# Whose memory the README shows.
+SHOWN = ("MNIST CNN", "ResNet-14", "ViT-tiny", "1-billion transformer")
+
+
+def write(path: Path, results: Sequence[Results]) -> None:
+    """Replaces what stands between the markers of a file.
+
+    Raises:
+        ValueError: the markers are not there, once each and in order; the file has not changed then.
+    """
+    text = path.read_text()
+    head, begin, rest = text.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end or BEGIN in rest:
+        raise ValueError(f"{path} has no place for tables; write the lines {BEGIN!r} and {END!r} into it.")
+    path.write_text(f"{head}{BEGIN}\n{tables(results)}\n{END}{tail}")
+
+
+def tables(results: Sequence[Results]) -> str:
+    """Markdown: for each file, where and how it was measured, and a table for each suite."""
+    return "\n\n".join("\n\n".join([_how(each), *_tables(each)]) for each in results)
+
+
+def _how(results: Results) -> str:
+    is_gpu = bool(results.machine.get("gpu"))
+    device = results.device if is_gpu else f"{results.device}, {results.settings['threads']} threads"
+    instructions = "" if is_gpu else f", {results.machine['instructions']}"
+    commit = results.commit[:9] + (" with changes" if results.modified else "")
+    return (
+        f"**{device}{instructions}**, torch {results.versions['torch']}, commit {commit}, {results.date[:10]}:"
+        f" `{shlex.join(shlex.split(results.command))}`"
+    )
+
+
+def _tables(results: Results) -> Iterable[str]:
+    rows = summary.speed(results.records)
+    if len(rows):
+        several = rows.defaults.nunique() > 1
+        head = ("layer, worst live subnetwork", "time over dense", "least to greatest", "faster than `torch.where`")
+        yield markdown(head, [_speed(row, several) for _, row in rows.iterrows()])
+    if rows := _steps(results.records):
+        yield rows
+    rows = summary.memory(results.records)
+    rows = rows[rows.model.isin(SHOWN) & (rows.peer != "dense")]
+    if len(rows):
+        yield markdown(
+            ("bytes a parameter", "parameters", "map", "defaults", "optimiser", "peak over dense"),
+            [
+                (
+                    f"{row.model}, {_scheme(row.peer)}",
+                    *(f"{row[name]:.3g}" for name in summary.KEPT),
+                    ", ".join(f"{ratio:.3f} by {how}" for how, ratio in row.peak.items()),
+                )
+                for _, row in rows.iterrows()
+            ],
+        )
+
+
+def _speed(row: pd.Series, several: bool) -> tuple[str, ...]:
+    defaults = f"{row.defaults}, " * several
+    what = f"{row.operator} {row.work}, {row['dtype']}, {row.bits}-bit map, {defaults}`{row.peer}`, {row.shapes} shapes"
+    where = "" if math.isnan(row["where"]) else f"{row['where']:.2f}×"
+    return what, f"{row['mean']:.2f}", f"{row.low:.2f} to {row.high:.2f}", where
+
+
+def steps(results: Results) -> str:
+    """How a file was measured, and its table of training steps (Table 8)."""
+    return f"{_how(results)}\n\n{_steps(results.records)}"
+
+
+def _steps(records: Sequence[Record]) -> str:
+    rows, lines = summary.step(records), []
+    for row in rows[rows.series == ""].itertuples():
+        samples = f"{row.samples} sample{'s' * (row.samples > 1)}"
+        costs = [f"{cost.value:.2f}" if cost else "" for cost in (row.parameters, row.hyperparameters)]
+        paper = f"{row.paper[0]}, {row.paper[1]}" if row.paper and row.scheme != "paper" else ""
+        lines.append((f"{row.model}, batch {row.batch}, {samples}, {_scheme(row.scheme)}", *costs, paper))
+    head = ("training step over a dense one (Table 8)", "weights", "ψ", "the paper's on its GPU")
+    return markdown(head, lines) if lines else ""
+
+
+def _scheme(name: str) -> str:
+    return {"paper": "the paper's scheme", "floor": "the floor"}.get(name, f"`{name}`")

@@ -1,0 +1,174 @@
+"""Text: numbers with three significant digits, their intervals, and names for readers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from partbench.measuring.estimates import Estimate
+from partbench.results import Record, Results
+
+Case = Mapping[str, str | int | float]
+
+SECONDS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
+BYTES = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
+RATES = {"T": 1e12, "G": 1e9, "M": 1e6}
+WORKS = {"grad input": "gradient of the input", "grad weight": "gradient of the weight"}
+OPTIMIZERS = {"adam": "Adam", "sgd": "SGD with momentum"}
+ABOUT_PEERS = {
+    "dense": "PyTorch's own layer, without partitions: what ours replaces",
+    "where": "torch.where on a byte a weight and a stored second copy of the weights, in eager mode",
+    "where, compiled": "the same under torch.compile",
+    "parametrize": "torch.nn.utils.parametrize with a boolean mask for one subnetwork",
+    "paper": "as in the paper's Appendix D.2: a byte a weight, stored defaults, a masked weight at every step",
+    "floor": "the fewest bytes that any assignment with these proportions takes: its entropy",
+    "torch, fused": "torch.optim over all weights, fused=True",
+    "torch, foreach": "torch.optim over all weights, foreach=True",
+    "partnets": "partnets.optim over the weights of one partition",
+}
+
+
+def significant(value: float) -> str:
+    """Three significant digits, never an exponent.
+
+    Example:
+        >>> significant(0.01234), significant(12.0), significant(1234.5)
+        ('0.0123', '12.0', '1234')
+    """
+    if not value or not math.isfinite(value):
+        return f"{value:g}"
+    return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
+
+
+def ratio(value: float) -> str:
+    """Two decimals, where they mean something.
+
+    Example:
+        >>> ratio(0.951), ratio(12.34), ratio(0.0123)
+        ('0.95×', '12.3×', '0.012×')
+    """
+    if math.isnan(value):
+        return "–"
+    return (f"{value:.2g}" if value < 0.1 else f"{value:.2f}" if value < 10 else significant(value)) + "×"
+
+
+def scaled(value: float, units: Mapping[str, float]) -> str:
+    """With the largest unit that leaves at least 1.
+
+    Example:
+        >>> scaled(0.00123, SECONDS)
+        '1.23 ms'
+    """
+    unit = _unit(value, units)
+    return f"{significant(value / units[unit])} {unit}"
+
+
+def _unit(value: float, units: Mapping[str, float]) -> str:
+    # What would round to 1000 of a unit is 1.00 of the next.
+    return next((unit for unit, size in units.items() if abs(value) >= 0.9995 * size), list(units)[-1])
+
+
+def percent(share: float) -> str:
+    """Two digits at least.
+
+    Example:
+        >>> percent(0.9688), percent(0.04), percent(0.0012)
+        ('97 %', '4.0 %', '0.1 %')
+    """
+    return f"{100 * share:.0f} %" if share >= 0.0995 else f"{100 * share:.1f} %"
+
+
+def span(low: float, high: float) -> str:
+    """A range of ratios.
+
+    Example:
+        >>> span(0.9, 1.123)
+        '0.90–1.12'
+    """
+    return f"{ratio(low)}–{ratio(high)}".replace("×", "")
+
+
+def ratios(estimate: Estimate | None) -> tuple[str, str]:
+    """A ratio and its interval."""
+    if estimate is None:
+        return "–", ""
+    return ratio(estimate.value), span(estimate.low, estimate.high) if estimate.confidence else ""
+
+
+def quantities(estimate: Estimate | None, unit: str) -> tuple[str, str]:
+    """Seconds or bytes, and their interval in the same unit."""
+    if estimate is None:
+        return "–", ""
+    units = BYTES if unit == "B" else SECONDS
+    size = units[_unit(estimate.value, units)]
+    interval = f"{significant(estimate.low / size)}–{significant(estimate.high / size)}"
+    return scaled(estimate.value, units), interval if estimate.confidence else ""
+
+
+def rate(name: str, value: float) -> str:
+    """A roofline: bytes or floating-point operations a second."""
+    return scaled(value, RATES) + ("B/s" if name == "copy" else "FLOP/s")
+
+
+def phrase(name: str, value: str | int | float) -> str:
+    """An entry of a case, in words.
+
+    Example:
+        >>> phrase("bits", 2), phrase("dtype", "float32"), phrase("work", "grad input")
+        ('2-bit map', 'float32', 'gradient of the input')
+    """
+    words = {
+        "active": f"k\u00a0=\u00a0{value}",
+        "partitions": f"C\u00a0=\u00a0{value}",
+        "bits": f"{value}-bit map",
+        "defaults": f"{value} defaults",
+        "batch": f"batch {value}",
+        "samples": f"{value} sample{'s' * int(value != 1)} of the augmentation",
+        "update": f"partition {value}",
+        "series": f"series of {value}",
+        "optimizer": OPTIMIZERS.get(str(value), str(value)),
+        "work": WORKS.get(str(value), str(value)),
+    }
+    plain = ("operator", "shape", "dtype", "device", "model", "figure")
+    return words.get(name, str(value) if name in plain else f"{name} {value}")
+
+
+def phrases(case: Case, names: Iterable[str] | None = None) -> str:
+    """A case in words, or those of its entries that are named."""
+    return ", ".join(
+        phrase(name, case[name]) for name in (case if names is None else names) if case.get(name, "") != ""
+    )
+
+
+def varying(cases: Sequence[Case]) -> list[str]:
+    """The entries that differ between cases; the others need to be said only once."""
+    names = dict.fromkeys(name for case in cases for name in case)
+    return [name for name in names if len({case.get(name) for case in cases}) > 1]
+
+
+def constant(cases: Sequence[Case], *, but: Iterable[str] = ()) -> str:
+    """What all cases have in common, in words."""
+    return phrases(cases[0], [name for name in cases[0] if name not in {*varying(cases), *but}]) if cases else ""
+
+
+def why(record: Record) -> str:
+    """Why a record has no figure."""
+    return f"refused: {record.refused}" if record.refused else record.missing or "not measured"
+
+
+def commit(results: Results) -> str:
+    return results.commit[:9] + (", modified" if results.modified else "")
+
+
+def labels(runs: Sequence[Results]) -> list[str]:
+    """As short a name for each run as tells it from the others."""
+    device, date = (lambda run: run.device), (lambda run: run.date)
+    for parts in ((device,), (commit,), (device, commit), (device, commit, date)):
+        found = [" · ".join(part(run) for part in parts) for run in runs]
+        if len(set(found)) == len(runs):
+            return found
+    return [f"{name} · {number}" for number, name in enumerate(found, 1)]
+
+
+def first_upper(text: str) -> str:
+    return text[:1].upper() + text[1:]

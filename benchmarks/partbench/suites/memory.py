@@ -1,0 +1,184 @@
+"""memory: what a model keeps between steps, and its peak in each phase of a step, against others and the floor.
+
+What is kept is counted, or by arithmetic for models that are too large to make: bytes of `parameters`, weights and
+what else is trained; of the `map` of who owns each weight; of `defaults`, which replace weights that are not live; and
+of the optimiser's `state`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from partbench.measuring import peak
+from partbench.measuring.peak import Job
+from partbench.peers.layer import Division
+from partbench.peers.operators import obstacles as unavailable
+from partbench.peers.train_step import TrainStep
+from partbench.results import Record
+from partbench.suites.options import Options
+from partkernels.formats import packed_map
+from partnets.convert.partitioning import find
+
+ABOUT = "bytes a weight, and the peak of a training step"
+SCHEMES = ("dense", "paper")
+MOMENTS = {"adam": 2, "sgd": 1}
+KEPT = ("parameters", "map", "defaults", "state")
+# Bytes, by the names of figures: those of KEPT, and "peak of PHASE, by allocator" or "by process".
+Figures = dict[str, float]
+
+
+def records(options: Options, save: Callable[[list[Record]], None]) -> list[Record]:
+    preset, arithmetic = options.preset, [_job(options, name, 1) for name in options.preset.arithmetic]
+    how = {"processes": preset.processes, "fused": preset.fused, "save": save}
+    return measure(jobs(options), options.backends, arithmetic=arithmetic, **how)
+
+
+def jobs(options: Options) -> list[Job]:
+    """The preset's models and batches; schemes and backends are not set."""
+    return [_job(options, name, batch) for name, batch in options.preset.memory]
+
+
+def _job(options: Options, name: str, batch: int) -> Job:
+    division, own = options.divisions[0], {"input": options.input, "classes": options.classes}
+    how = {"device": options.device.type, "threads": options.threads, "active": min(2, division.count)}
+    return Job(name, batch=batch, division=division, **own, **how)
+
+
+def measure(
+    jobs: Sequence[Job],
+    backends: Sequence[str],
+    *,
+    arithmetic: Sequence[Job] = (),
+    processes: bool = True,
+    fused: Sequence[str] = (),
+    save: Callable[[list[Record]], None] = lambda records: None,
+) -> list[Record]:
+    """Records of bytes: for each job, peer and figure.
+
+    Args:
+        jobs: whose models and batches to measure; scheme and backend are set here.
+        backends: of ours.
+        arithmetic: jobs whose models are too large to make, for KEPT alone.
+        processes: whether to measure processes too, where that is possible: on the CPU, under Linux.
+        fused: names of models that are measured by Triton's fused plan as well, if that is among the backends.
+        save: is given the records that there are, after each job.
+    """
+    processes = processes and sys.platform == "linux"
+    peers = {scheme: {"scheme": scheme} for scheme in SCHEMES}
+    peers |= {f"partkernels {backend}": {"scheme": "partkernels", "backend": backend} for backend in backends}
+    by_plan = {"partkernels triton fused": {"scheme": "partkernels", "backend": "triton", "plan": "fused"}}
+    found: list[Record] = []
+    for job in tqdm(jobs, disable=None, unit="model", leave=False):
+        figures: dict[str, Figures] = {}
+        more = by_plan if job.model in fused and "triton" in backends else {}
+        for name, peer in (peers | more).items():
+            own = dataclasses.replace(job, **peer)
+            obstacle = unavailable().get(own.backend)
+            try:
+                if not obstacle:
+                    figures[name] = _measured(own, processes)
+            except RuntimeError as error:
+                obstacle = f"failed: {error}"
+            if obstacle:
+                found.append(Record("memory", case(job, ""), name, "B", missing=obstacle))
+        if "dense" in figures:
+            # Of peaks, the dense model's and the least that any assignment takes.
+            floor = _computed(job, "floor")
+            figures["floor"] = {n: value + floor["map"] for n, value in figures["dense"].items()} | floor
+        found += recorded(job, figures)
+        save(found)
+    for job in arithmetic:
+        schemes = {name: peer["scheme"] for name, peer in peers.items()} | {"floor": "floor"}
+        figures = {name: _computed(job, scheme) for name, scheme in schemes.items()}
+        found += recorded(job, figures, how="by arithmetic")
+    return found
+
+
+def _measured(job: Job, processes: bool) -> Figures:
+    with job.using():
+        figures = counted(job.make())
+    figures |= {f"peak of {phase}, by allocator": value for phase, value in peak.by_allocator(job).items()}
+    if processes and job.device == "cpu":
+        figures |= {f"peak of {phase}, by process": value for phase, value in peak.by_process(job).items()}
+    return figures
+
+
+def _computed(job: Job, scheme: str) -> Figures:
+    return computed(scheme, _without_memory(job), job.division, job.optimizer or job.found().optimizer)
+
+
+def _without_memory(job: Job) -> nn.Module:
+    with torch.device("meta"):
+        return job.found().make()
+
+
+def recorded(job: Job, figures: dict[str, Figures], **facts: str) -> list[Record]:
+    """A record for each peer and figure, with the model's size and what of it is partitioned."""
+    model = _without_memory(job)
+    layers, _, obstacles = find(model)
+    dense = {type(model.get_submodule(path)).__name__ for path in obstacles}
+    parameters, weights = sum(p.numel() for p in model.parameters()), sum(w.numel() for w in mapped(layers.values()))
+    known = {"name": job.found().name, "parameters": parameters, "weights": weights}
+    facts = {**known, "dense layers": ", ".join(sorted(dense)), **facts}
+    every = [(peer, figure, value) for peer, values in figures.items() for figure, value in values.items()]
+    return [Record("memory", case(job, figure), peer, "B", [[n]], facts=facts) for peer, figure, n in every]
+
+
+def case(job: Job, figure: str) -> dict[str, str | int]:
+    model = job.found()
+    about = {"model": model.name, "batch": job.batch, "optimizer": job.optimizer or model.optimizer}
+    return {**about, "device": job.device, **job.division.case(), "figure": figure}
+
+
+def counted(step: TrainStep) -> Figures:
+    """KEPT of tensors that are there, after a step; without the step counts."""
+    kept = step.kept()
+    kept["state"] = [t for t in kept["state"] if t.is_floating_point() and t.dim()]
+    return {name: sum(t.untyped_storage().nbytes() for t in kept[name]) for name in KEPT}
+
+
+def computed(scheme: str, model: nn.Module, division: Division, optimizer: str) -> Figures:
+    """KEPT of an ordinary model, on any device, if it were under a scheme: 'dense', 'paper', 'partkernels' or 'floor'.
+
+    The floor is the least that any scheme could keep: log2 of the number of such assignments, which is the entropy
+    of the proportions a weight. (An assignment that is drawn from a seed could be drawn again, at no memory.)
+    """
+    found, size = find(model), next(model.parameters()).element_size()
+    layers = [*found.layers.values(), *found.owning.values()]
+    weights = mapped(layers)
+    count, parameters = sum(w.numel() for w in weights), sum(p.numel() for p in model.parameters()) * size
+    map = defaults = 0.0
+    if scheme == "partkernels":
+        # A row for each partition, of biases, norms' parameters, and what a module keeps for itself.
+        rows = sum(p.numel() for layer in layers for p in layer.parameters(recurse=False)) - count
+        parameters += (division.count - 1) * rows * size
+        bits = packed_map.bits_for(division.count)
+        map = sum(w.shape[0] * packed_map.row_bytes(math.prod(w.shape[1:]), bits) for w in weights)
+        defaults = count * size if division.defaults == "stored" else 0.0
+    elif scheme == "paper":
+        map, defaults = count, count * size
+    elif scheme == "floor":
+        map = count * entropy(division) / 8
+    return dict(zip(KEPT, (parameters, map, defaults, MOMENTS[optimizer] * parameters), strict=True))
+
+
+def mapped(layers: Iterable[nn.Module]) -> list[nn.Parameter]:
+    """The weights of ordinary layers that every scheme partitions entry by entry, by a map."""
+    return [layer.weight for layer in layers if isinstance(layer, nn.Linear | nn.Conv2d | nn.Embedding)]
+
+
+def entropy(division: Division) -> float:
+    """Bits a weight that no assignment with these proportions can do without, on average.
+
+    Example:
+        >>> entropy(Division((0.5, 0.5)))
+        1.0
+    """
+    return -sum(p * math.log2(p) for p in division.proportions if p)

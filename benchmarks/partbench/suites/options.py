@@ -1,0 +1,48 @@
+"""Options: what to measure, and what the suites take from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from partbench.measuring.clock import EventClock, WallClock
+from partbench.peers import models
+from partbench.peers.layer import CPU, THREE, Division
+from partbench.presets import Preset
+from partkernels.backend.dispatch import BACKENDS
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure.
+
+    Attributes:
+        preset: with whatever the command line changed.
+        divisions: how weights are partitioned; models and their memory take the first.
+        backends: of ours.
+        input, classes: of a model of the user's.
+    """
+
+    preset: Preset
+    device: torch.device = CPU
+    threads: int = 1
+    divisions: tuple[Division, ...] = (THREE,)
+    backends: tuple[str, ...] = ("reference",)
+    input: tuple[int, ...] | None = None
+    classes: int | None = None
+
+    def model(self, name: str) -> models.Model:
+        return models.find(name, self.input, self.classes)
+
+    def kernel_clock(self) -> WallClock | EventClock:
+        """For single operators: on a GPU without the host's launches, and with cold caches."""
+        is_gpu = self.device.type == "cuda"
+        return EventClock(self.device) if is_gpu else WallClock(self.device, self.preset.plan.sample)
+
+
+def default_backends(device: torch.device) -> tuple[str, ...]:
+    """Our backends that are ready for a device; the reference only if there is no other."""
+    # Triton's interpreter serves CPUs too, slowly.
+    is_ours = {n: b.devices == {device.type} and (b.automatic or device.type != "cpu") for n, b in BACKENDS.items()}
+    return tuple(n for n in reversed(BACKENDS) if is_ours[n] and BACKENDS[n].is_ready) or ("reference",)

@@ -1,0 +1,96 @@
+"""speed: what a layer's operators and its training cost, against what a user would pick instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
+
+import torch
+
+from partbench.measuring.timing import Batch, Run, Workload
+from partbench.peers import operators, training
+from partbench.peers.layer import Division, Layer, Tensors
+from partbench.presets import COMPILED, WORKS, Preset
+from partbench.suites.options import Options
+from partkernels.backend.dispatch import BACKENDS
+
+ABOUT = "forward, gradients and training of layers"
+OPERATOR_PEERS = ("dense", "where", "where, compiled")
+TRAINING_PEERS = (*OPERATOR_PEERS, "parametrize", "paper")
+
+
+def batch(options: Options) -> Batch:
+    """All that the preset names; of its further dtypes and kinds of defaults the linear layers' forward pass."""
+    preset, device, given = options.preset, options.device, options.divisions
+    linear, works = linear_layers(preset, preset.dtypes, device), preset.works
+    kinds = [replace(each, defaults=k) for each in given for k in preset.forward_defaults if k != each.defaults]
+    measured = (
+        (linear + convolutions(preset, device), given, works),
+        (linear_layers(preset, preset.forward_only, device), given, ("forward",)),
+        (linear, kinds, ("forward",)),
+    )
+    found = []
+    for layers, divisions, some in measured:
+        how = {"works": some, "compiled": preset.compiled}
+        found += workloads(layers, divisions, preset.actives, options.backends, **how)
+    return Batch(found, options.kernel_clock(), preset.plan)
+
+
+def linear_layers(preset: Preset, dtypes: Sequence[torch.dtype], device: torch.device) -> list[Layer]:
+    return [Layer((m, k), (n, k), dtype=dtype, device=device) for dtype in dtypes for m, n, k in preset.linear]
+
+
+def convolutions(preset: Preset, device: torch.device) -> list[Layer]:
+    every = product(preset.dtypes, preset.conv2d)
+    return [Layer(x, weight, **geometry, dtype=dtype, device=device) for dtype, (x, weight, geometry) in every]
+
+
+def workloads(
+    layers: Iterable[Layer],
+    divisions: Iterable[Division],
+    actives: Sequence[int],
+    backends: Sequence[str],
+    *,
+    works: Sequence[str] = WORKS,
+    compiled: Sequence[str] = COMPILED,
+) -> list[Workload]:
+    """A workload for each layer, division, work and live subnetwork.
+
+    Args:
+        layers, divisions: see partbench.peers.layer.
+        actives: live subnetworks; those above a division's C are left out.
+        backends: of ours.
+        works: of WORKS.
+        compiled: where torch.compile is among the peers, of COMPILED; each layer costs it seconds once.
+    """
+    found = []
+    for layer, division, work, active in product(layers, divisions, works, actives):
+        if active <= division.count:
+            case = {"operator": layer.operator, "work": work.replace("_", " "), "shape": layer.shape}
+            case |= {"dtype": str(layer.dtype).removeprefix("torch."), "device": layer.device.type}
+            peers = _peers(layer, work, active, division.count, backends, compiled)
+            passes = 3 if work == "training" else 1
+            # Arithmetic and least memory traffic, which rooflines turn into the shortest possible time.
+            facts = {"flops": passes * layer.flops, "bytes": passes * layer.bytes}
+            setup = partial(Tensors, layer, division)
+            found.append(Workload("speed", {**case, **division.case(), "active": active}, setup, peers, facts))
+    return found
+
+
+def _peers(
+    layer: Layer, work: str, active: int, count: int, backends: Sequence[str], compiled: Sequence[str]
+) -> dict[str, Callable[[Tensors], Run]]:
+    names = TRAINING_PEERS if work == "training" else OPERATOR_PEERS
+    if f"{layer.operator} {work}" not in compiled:
+        names = tuple(name for name in names if name != "where, compiled")
+    names += tuple(f"partkernels {backend}" for backend in backends)
+    if work == "training":
+        return training.peers(names, active)
+    # Where all partitions are live there is nothing to rebuild: PyTorch's operator runs, whatever the plan.
+    has_choice = work == "grad_weight" or active < count
+    for backend in sorted(backends) if has_choice else ():
+        if work in BACKENDS[backend].planned:
+            names += tuple(f"partkernels {backend} {plan}" for plan in operators.PLANS)
+    return operators.peers(names, work, active)

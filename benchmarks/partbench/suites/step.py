@@ -1,0 +1,164 @@
+"""step: what the updates of weights and of hyperparameters cost beside a dense training step (Table 8)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import partkernels as pk
+from partbench.measuring.clock import WallClock
+from partbench.measuring.timing import Batch, Missing, Run, Workload
+from partbench.peers.layer import CPU, THREE, Division
+from partbench.peers.models import Model, fixup_resnet
+from partbench.peers.operators import obstacles
+from partbench.peers.schemes import partitioned, under, weight, weighted_layers
+from partbench.peers.train_step import TrainStep, seeded
+from partbench.suites.options import Options
+from partnets import hyper
+
+ABOUT = "updates of weights and of hyperparameters beside a dense training step (Table 8)"
+# Rounding errors grow through a network by chance, whoever makes them.
+SLACK = 4.0
+# The gradient jumps where a ReLU's input changes its sign, which rounding does too: one jump of 2e-3 was seen in some
+# thousand checks. The suite of layers holds the same kernels to the tolerance rule.
+JUMP = 1e-2
+CHECKED = 8
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model in training, behind learned affine augmentations whose samples are averaged (Appendix I.4).
+
+    Attributes:
+        series, place: of what series this is a point, as "width", and where on it; "" for a row of Table 8.
+        actives: the live subnetworks to measure; all if empty.
+    """
+
+    model: Model
+    batch: int
+    samples: int = 1
+    division: Division = THREE
+    device: torch.device = CPU
+    series: str = ""
+    place: float = 0
+    actives: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Data:
+    """The partitioned model with its hyperparameters, and a batch."""
+
+    model: hyper.Averaged
+    x: Tensor
+    y: Tensor
+
+
+def batch(options: Options) -> Batch:
+    preset, division, device = options.preset, options.divisions[0], options.device
+    trainings = [
+        Training(options.model(name), batch, samples, division, device) for name, batch, samples in preset.step
+    ]
+    trainings += series(device) if preset.series else []
+    found = workloads(trainings, options.backends, paper=preset.paper)
+    return Batch(found, WallClock(device, preset.step_plan.sample), preset.step_plan)
+
+
+def workloads(trainings: Iterable[Training], backends: Sequence[str], *, paper: bool = True) -> list[Workload]:
+    """A workload for each training and live subnetwork k.
+
+    Its peers update the weights of partition k by subnetwork k, or the hyperparameters by the loss of subnetwork k on
+    chunk k + 1; so the last subnetwork has no update of hyperparameters.
+    """
+    schemes = [("paper", "paper", "auto")] if paper else []
+    schemes += [(f"partkernels {backend}", "partkernels", backend) for backend in backends]
+    found = []
+    for of in trainings:
+        u = of.division.proportions
+        for active in of.actives or range(1, of.division.count + 1):
+            # How often training draws this update, as Appendix I.1 has it.
+            facts = {"share of parameters": u[active - 1]}
+            peers = {"dense": partial(_run, of, "dense", "auto", active, active)}
+            for name, scheme, backend in schemes:
+                peers[f"{name}, parameters"] = partial(_run, of, scheme, backend, active, active)
+                if active < of.division.count:
+                    peers[f"{name}, hyperparameters"] = partial(_run, of, scheme, backend, active, None)
+                    facts["share of hyperparameters"] = u[active] / sum(u[1:])
+            case = {"model": of.model.name, "batch": of.batch, "samples": of.samples, "optimizer": of.model.optimizer}
+            case |= {"device": of.device.type, **of.division.case(), "active": active}
+            if of.series:
+                case, facts = case | {"series": of.series}, facts | {"place": of.place}
+            found.append(Workload("step", case, partial(_setup, of), peers, facts))
+    return found
+
+
+def _setup(training: Training, seed: int) -> Data:
+    with seeded(seed):
+        network = partitioned(training.model.make().to(training.device), training.division, seed)
+        model = hyper.Averaged(hyper.Affine().to(training.device), network, samples=training.samples)
+        x = torch.randn(training.batch, *training.model.input).to(training.device)
+        y = torch.randint(training.model.classes, (training.batch,)).to(training.device)
+    return Data(model, x, y)
+
+
+def _run(training: Training, scheme: str, backend: str, active: int, update: int | None, data: Data) -> Run:
+    if backend in obstacles():
+        raise Missing(obstacles()[backend])
+    step = TrainStep(scheme, data.model, data.x, data.y, active, update, training.model.optimizer)
+
+    def call() -> None:
+        with pk.use_backend(backend):
+            step()
+
+    def check() -> None:
+        with pk.use_backend(backend):
+            got = _gradients(step.model.network, data, torch.float32)
+        _check(got, data, active, update, masked=scheme != "dense")
+
+    return Run(call, check)
+
+
+def _gradients(network: nn.Module, data: Data, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The logits of a few examples without augmentation, and the loss's gradient of x and of every layer's weight."""
+    x = data.x[:CHECKED].to(dtype).requires_grad_()
+    paths = [path for path, _ in weighted_layers(data.model.network)]
+    weights = {path: weight(network.get_submodule(path)) for path in paths}
+    leaves = {path: w for path, w in weights.items() if w.requires_grad}
+    logits = network(x)
+    gradients = torch.autograd.grad(F.cross_entropy(logits, data.y[:CHECKED]), [x, *leaves.values()])
+    return {"logits": logits.detach(), **dict(zip(["x", *leaves], gradients, strict=True))}
+
+
+def _check(got: dict[str, Tensor], data: Data, active: int, update: int | None, *, masked: bool) -> None:
+    """Against the reference's merged model in float64; a multiple of the error in float32 is allowed."""
+    with pk.use_backend("reference"):
+        dense = under("dense", data.model.network, active, update)
+    truth = _gradients(copy.deepcopy(dense).double(), data, torch.float64)
+    rough = _gradients(dense, data, torch.float32)
+    layers = dict(weighted_layers(data.model.network))
+    for name, value in got.items():
+        mine, right, usual = value.double(), truth[name], rough[name].double()
+        if name in layers:
+            owned = layers[name].partition.mask(update)
+            assert not masked or not mine[~owned].any(), f"the gradient of {name} is not 0 outside partition {update}"
+            mine, right, usual = mine[owned], right[owned], usual[owned]
+        norm = right.norm().item() or 1.0  # of a layer that the loss does not reach
+        error, allowed = ((each - right).norm().item() / norm for each in (mine, usual))
+        allowed = max(SLACK * allowed, SLACK * torch.finfo(torch.float32).eps if name == "logits" else JUMP)
+        assert error <= allowed, f"{name} is off by {error:.1e} from float64, relative; {allowed:.1e} is allowed"
+
+
+def series(device: torch.device) -> list[Training]:
+    """How cost grows with width, depth, C and batch, one at a time, from a FixUp ResNet-8 on 64 images; k is 2."""
+    thirds = Division((1 / 3, 1 / 3, 1 / 3))
+    base = Training(fixup_resnet(8), 64, division=thirds, device=device, actives=(2,))
+    points = [("width", width, replace(base, model=fixup_resnet(8, width))) for width in (1, 2, 4)]
+    points += [("depth", depth, replace(base, model=fixup_resnet(depth))) for depth in (8, 14, 20, 32)]
+    points += [("C", count, replace(base, division=Division((1 / count,) * count))) for count in (2, 3, 4, 8, 16, 32)]
+    points += [("batch", batch, replace(base, batch=batch)) for batch in (8, 32, 128, 512)]
+    return [replace(training, series=name, place=place) for name, place, training in points]

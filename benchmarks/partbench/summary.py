@@ -1,0 +1,123 @@
+"""The summary: a few numbers for each suite, of which the page's head and the tables of docs/benchmarks.md are made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import pandas as pd
+
+from partbench.figures import figures, ours, over, table
+from partbench.measuring.estimates import Estimate, ratios
+from partbench.results import Record
+
+# Of the paper's Table 8, on an RTX 3080: updates of the weights and of the hyperparameters over a dense update.
+PAPER = {"MNIST CNN": (1.08, 1.08), "ResNet-8": (1.17, 1.08), "ResNet-14": (1.21, 1.09)}
+UPDATES = ("parameters", "hyperparameters")
+# What a kind of work on layers is.
+KIND = ["operator", "work", "dtype", "bits", "defaults"]
+KEPT = ["parameters", "map", "defaults", "state"]
+MODEL = ["model", "batch", "optimizer", "device", "proportions", "kind"]
+
+
+def speed(records: Sequence[Record]) -> pd.DataFrame:
+    """A row for each of KIND and backend of ours, over all shapes; of each the live subnetwork that costs most.
+
+    Columns: KIND, `peer`; of ours over dense `mean` (geometric), `low`, `high`; `where`, times faster than eager
+    torch.where, NaN if unknown; `shapes`, how many, and `of`, of how many.
+    """
+    found = figures(records, "speed")
+    mine = found[found.peer.isin(ours(found.peer)) & found.ratio.notna()]
+    if mine.empty:
+        return table([], [*KIND, "peer", "mean", "low", "high", "where", "shapes", "of"])
+    mine = mine.assign(over=[r.value for r in mine.ratio], times=[f.value if f else math.nan for f in mine.faster])
+    by = [*KIND, "peer"]
+    worst = mine.loc[mine.groupby([*by, "shape"], sort=False).over.idxmax()]
+    aggregates = {"mean": ("over", mean), "low": ("over", "min"), "high": ("over", "max")}
+    rows = worst.groupby(by, sort=False).agg(**aggregates, where=("times", mean), shapes=("over", "size"))
+    every = pd.DataFrame([r.case for r in records if r.suite == "speed"]).groupby(KIND, sort=False)["shape"].nunique()
+    return rows.join(every.rename("of"), on=KIND).reset_index()
+
+
+def mean(values: Iterable[float]) -> float:
+    """The geometric mean, that of ratios; NaN of nothing, and what is NaN does not count."""
+    logs = [math.log(value) for value in values if not math.isnan(value)]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+def memory(records: Sequence[Record]) -> pd.DataFrame:
+    """A row for each model and peer.
+
+    Columns: `model`, `batch`, `optimizer`, `peer`; KEPT in bytes a parameter of the ordinary model, `all`, their sum,
+    and `scheme`, that without the optimiser's state, which no scheme changes; `map_bits` a weight that is partitioned;
+    `peak`, of the whole step over the dense model's, by "allocator" and "process" where they were measured;
+    `partitioned`, the share of parameters that are; `dense_layers`, kinds of layer that are not; `by_arithmetic`.
+    """
+    found = figures(records, "memory")
+    found = found.assign(kind=found.defaults, bytes=[value.value for value in found.value])
+    rows, peaks = [], {}
+    for (*model, peer), group in found.groupby([*MODEL, "peer"], sort=False):
+        figure, facts = dict(zip(group.figure, group.bytes, strict=True)), group.record.iloc[0].facts
+        kept = {name: figure[name] / facts["parameters"] for name in KEPT}
+        mine = peaks.setdefault(tuple(model), {}).setdefault(peer, {})
+        for how in ("allocator", "process"):
+            if phases := [value for name, value in figure.items() if name.endswith(f"by {how}")]:
+                mine[how] = max(phases)
+        dense = peaks[tuple(model)].get("dense", {})
+        row = dict(zip(MODEL, model, strict=True)) | {"peer": peer, **kept, "all": sum(kept.values())}
+        row |= {"scheme": sum(kept.values()) - kept["state"], "map_bits": 8 * figure["map"] / facts["weights"]}
+        row |= {"peak": {how: peak / dense[how] for how, peak in mine.items() if how in dense}}
+        row |= {"partitioned": facts["weights"] / facts["parameters"], "dense_layers": facts.get("dense layers", "")}
+        rows.append({**row, "by_arithmetic": facts.get("how") == "by arithmetic"})
+    return table(rows, [*MODEL, "peer", *KEPT, "all", "scheme", "map_bits", "peak"])
+
+
+def step(records: Sequence[Record]) -> pd.DataFrame:
+    """A row of Table 8 for each model, or point of a series, and scheme.
+
+    Columns: the entries of the case but `active`; `series`, empty for what is no point of one, and `place` on it;
+    `scheme`; `parameters` and `hyperparameters`, an update of them over a dense one, the mean over live subnetworks
+    weighted by how often training draws each, as Estimates or None; `paper`, the paper's of both, or None.
+    """
+    found = figures(records, "step")
+    found = found[(found.peer != "dense") & found.ratio.notna()]
+    groups: dict[tuple, dict[str, list[Record]]] = {}
+    for record in found.record:
+        scheme, _, update = record.peer.rpartition(", ")
+        case = tuple((name, value) for name, value in record.case.items() if name != "active")
+        groups.setdefault((case, scheme), {}).setdefault(update, []).append(record)
+    bases = {tuple(r.case.items()): r for r in records if r.suite == "step" and r.peer == "dense"}
+    rows = []
+    for (case, scheme), updates in groups.items():
+        place = next(iter(updates.values()))[0].facts.get("place", 0)
+        costs = {update: _expected(updates.get(update, ()), update, bases) for update in UPDATES}
+        about = {"series": "", **dict(case), "scheme": scheme, "paper": PAPER.get(dict(case)["model"])}
+        rows.append({**about, **costs, "place": place})
+    columns = ["model", "batch", "series", "scheme", "paper", *UPDATES, "place"]
+    return table(rows, columns).astype(dict.fromkeys([*UPDATES, "paper"], object))
+
+
+def _expected(measured: Sequence[Record], update: str, bases: dict[tuple, Record]) -> Estimate | None:
+    """The mean over the live subnetworks that were measured."""
+    shares = [record.facts[f"share of {update}"] for record in measured]
+    if not sum(shares):
+        return None
+    by_pass = zip(*(ratios(r.samples, bases[tuple(r.case.items())].samples) for r in measured), strict=True)
+    return Estimate.of([sum(s * r for s, r in zip(shares, each, strict=True)) / sum(shares) for each in by_pass])
+
+
+def optim(records: Sequence[Record]) -> pd.DataFrame:
+    """A row for each model, optimiser, partition and peer of ours: an optimiser's step over torch's fastest.
+
+    Columns: the entries of the case, `share` of the weights, `peer`, `ratio`, an Estimate.
+    """
+    found, rows = figures(records, "optim"), []
+    for _, case in found.groupby("key", sort=False):
+        theirs = case[case.peer.str.startswith("torch")]
+        mine = case[case.peer.isin(ours(case.peer))]
+        if len(theirs):
+            fastest = min(zip(theirs.value, theirs.record, strict=True), key=lambda pair: pair[0].value)[1]
+            for record in mine.record:
+                row = {"share": record.facts["share"], "peer": record.peer, "ratio": over(record, fastest)}
+                rows.append({**record.case, **row})
+    return table(rows, ["model", "optimizer", "update", "share", "peer", "ratio"])

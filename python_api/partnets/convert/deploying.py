@@ -1,0 +1,120 @@
+"""deployed: a model of torch alone, without partitions and without hyperparameters."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+
+import torch
+from torch import nn
+
+from partnets.convert.merging import merge
+from partnets.hyper import Averaged, Hyperparameter, Learned, hyperparameters
+from partnets.hyper.augmentation import Augmentation, FixedDraws
+from partnets.hyper.tracing import CURE, traced
+from partnets.nn.partitioned import Partitioned
+from partnets.utils.seeds import derived
+
+
+def deployed(model: nn.Module, draws: int, seed: int) -> nn.Module:
+    """What partnets.finalize(model, "deploy") gives; see there.
+
+    Example:
+        >>> from partnets import hyper
+        >>> deployed(nn.Sequential(hyper.ConcreteDropout(0.25), nn.Linear(4, 2)), draws=0, seed=0)
+        Sequential(
+          (0): Dropout(p=0.25, inplace=False)
+          (1): Linear(in_features=4, out_features=2, bias=True)
+        )
+    """
+    if any(isinstance(module, FixedDraws) for module in model.modules()):
+        raise ValueError("this model is deployed already, and has draws that stay; pass the one that it was made of.")
+    is_partitioned = any(isinstance(module, Partitioned) for module in model.modules())
+    model = merge(model) if is_partitioned else copy.deepcopy(model)
+    for parameter in hyperparameters(model):
+        parameter.requires_grad_(False)
+    for module in model.modules():
+        module.__dict__.pop("seed_defaults", None)  # partkernels', and of no use any more
+    if draws and not any(isinstance(module, Averaged) for module in model.modules()):
+        raise ValueError(f"draws={draws}, but this {type(model).__name__} has no hyper.Averaged; leave draws out.")
+    known: dict[tuple[nn.Module, bool], nn.Module] = {}
+    obstacles: dict[str, str] = {}
+
+    def visit(path: str, module: nn.Module, augments: bool = False) -> nn.Module:
+        """The module, or what takes its place; so with all that is in it. `augments`: for an Averaged around it."""
+        if (module, augments) not in known:
+            try:
+                known[module, augments] = place(path, module, augments)
+            except ValueError as error:
+                obstacles[path] = str(error)
+                known[module, augments] = module
+        return known[module, augments]
+
+    def place(path: str, module: nn.Module, augments: bool) -> nn.Module:
+        while isinstance(module, Hyperparameter | Learned):
+            if draws and isinstance(module, Augmentation):
+                return _fixed(module, draws, derived(seed, path), augments)
+            module, augments = _ordinary(module), False
+        if augments and type(module).__module__.split(".")[0] != "torch" and not hasattr(module, "to_ordinary"):
+            raise ValueError(f"this {type(module).__name__} may draw random numbers; {CURE}.")
+        is_averaged = type(module) is Averaged
+        for name, child in module._modules.items():
+            if child is not None:
+                inside = augments or (is_averaged and name == "augmentation")
+                module._modules[name] = visit(f"{path}.{name}" if path else name, child, inside)
+        if is_averaged:
+            return _averaged(module, draws)
+        return _ordinary(module) if hasattr(module, "to_ordinary") else module
+
+    model = visit("", model)
+    if obstacles:
+        listed = "\n".join(f"  {path or 'the model itself'}: {why}" for path, why in obstacles.items())
+        raise ValueError(f"this model cannot be deployed as it is:\n{listed}")
+    return model.eval()
+
+
+def _ordinary(module: nn.Module) -> nn.Module:
+    """A module of torch alone in the place of one that has hyperparameters or a to_ordinary."""
+    _check_hooks(module)
+    if isinstance(module, Learned):
+        return traced(module)
+    forward, to_ordinary = (
+        next(base for base in type(module).__mro__ if name in vars(base)) for name in ("forward", "to_ordinary")
+    )
+    # A subclass that computes something else, of which the method that it inherits knows nothing.
+    return traced(module) if forward is not to_ordinary and issubclass(forward, to_ordinary) else module.to_ordinary()
+
+
+def _check_hooks(module: nn.Module) -> None:
+    if module._forward_hooks or module._forward_pre_hooks:
+        raise ValueError(f"this {type(module).__name__} has forward hooks, which would be lost; remove them.")
+
+
+def _fixed(augmentation: Augmentation, draws: int, seed: int, augments: bool) -> FixedDraws:
+    """An augmentation at Sobol's points, scrambled by the seed.
+
+    They spread more evenly than independent ones: 8 give the tutorial's network 92.8 ± 0.3 % of the test digits, over
+    20 seeds, and as many independent ones 92.4 ± 0.7 %.
+    """
+    kind = type(augmentation)
+    _check_hooks(augmentation)
+    if not augments:
+        raise ValueError(f"this {kind.__name__} is outside of hyper.Averaged; put it there to fix its draws.")
+    if kind.forward is not Augmentation.forward:
+        raise ValueError(f"this {kind.__name__} has a forward() of its own; define transform(x, draws) alone.")
+    points = torch.quasirandom.SobolEngine(len(augmentation.names), scramble=True, seed=seed).draw(draws)
+    return augmentation.fixed((2 * points - 1).to(next(augmentation.parameters())))
+
+
+def _averaged(averaged: Averaged, draws: int) -> nn.Module:
+    """With draws, as many copies. Without, the network alone, if nothing of the augmentation is left."""
+    _check_hooks(averaged)
+    if draws:
+        averaged.samples = draws
+        return averaged
+    parts = OrderedDict(augmentation=averaged.augmentation, network=averaged.network)
+    if isinstance(averaged.augmentation, nn.Identity):
+        del parts["augmentation"]
+    if averaged.average != "logits":
+        parts["log_probabilities"] = nn.LogSoftmax(1)
+    return nn.Sequential(parts) if len(parts) > 1 else averaged.network

@@ -1,0 +1,147 @@
+"""The one rule of what a batch is to a model and to a loss; Trainer, lml and all other evaluations go by it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# Under which of these a batch has its targets.
+LABELS = ("labels", "label", "targets", "target")
+# torch's ignore_index: of cross_entropy, and what Hugging Face's collators pad labels with.
+IGNORED = -100
+OWN_RULE = "or pass forward=, a function of model and batch that returns (output, targets)"
+
+Forward = Callable[[nn.Module, Any], tuple[Any, Any]]
+Loss = Callable[[Any, Any], Tensor]
+
+
+def call(model: nn.Module, batch: Any) -> tuple[Any, Any]:
+    """The model's output for a batch, and the targets: what `forward` does where none is given.
+
+    A pair (x, y) is model(x) and y, whatever x is: a tensor, or a tuple, list or dict of tensors. A dict, or another
+    mapping, has the targets under "labels", "label", "targets" or "target", and the rest goes to the model as keyword
+    arguments. So does a dict x whose names the model's forward takes. A single input under a name that forward does not
+    take goes as its only argument.
+
+    Raises:
+        ValueError: the batch is neither, or has no targets, several, or inputs that the model's forward does not take.
+
+    Example:
+        >>> images, labels = torch.zeros(3, 2), torch.tensor([0, 1, 1])
+        >>> output, y = call(nn.Identity(), {"image": images, "label": labels})
+        >>> output is images, y is labels
+        (True, True)
+    """
+    if isinstance(batch, Mapping):
+        named = [name for name in LABELS if name in batch]
+        if len(named) != 1:
+            raise ValueError(
+                f"a batch has {', '.join(map(repr, batch))}, {'several' if named else 'none'} of {', '.join(LABELS)};"
+                f" have the targets under one of them, {OWN_RULE}."
+            )
+        x = {name: value for name, value in batch.items() if name != named[0]}
+        return _called(model, x, single=True), batch[named[0]]
+    if not isinstance(batch, tuple | list):
+        raise ValueError(
+            f"a batch is a {type(batch).__name__}; pass chunks of pairs (x, y) or of dicts with labels, {OWN_RULE}."
+        )
+    if len(batch) != 2:
+        raise ValueError(
+            f"an example has {len(batch)} parts; pass chunks of (x, y), where x may be a tuple or a dict, or of dicts"
+            f" with labels, {OWN_RULE}."
+        )
+    x, y = batch
+    return _called(model, x) if isinstance(x, Mapping) else model(x), y
+
+
+def _called(model: nn.Module, x: Mapping, single: bool = False) -> Any:
+    """model(**x), or model of x itself, or of what alone is in it, if the model's forward doesn't take these names."""
+    try:
+        parameters = inspect.signature(model.forward).parameters
+    except (TypeError, ValueError):  # a compiled one tells no names
+        return model(**x)
+    if all(name in parameters for name in x):
+        return model(**x)
+    if single and len(x) == 1:
+        return model(*x.values())
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return model(**x)
+    if not single:
+        return model(x)
+    unknown = [name for name in x if name not in parameters]
+    raise ValueError(
+        f"a batch has {', '.join(map(repr, unknown))}, which forward of {type(model).__name__} does not take; it takes"
+        f" {', '.join(parameters)}. Leave out of the examples what the model does not need, {OWN_RULE}."
+    )
+
+
+def scores(output: Any) -> Any:
+    """The logits of an output that has some under this name, as transformers' have; any other as it is."""
+    return output if isinstance(output, Tensor) else getattr(output, "logits", output)
+
+
+def losses(loss: Loss, output: Any, y: Any) -> Tensor:
+    """loss(output, y): a mean, or with a dimension the losses themselves. torch's own criteria are given the logits."""
+    function = loss.func if isinstance(loss, functools.partial) else loss
+    of_torch = getattr(function, "__module__", None) or ""
+    return loss(scores(output) if of_torch.startswith("torch.nn.") else output, y)
+
+
+def mean(loss: Loss, output: Any, y: Any) -> Tensor:
+    """The loss to be minimised, a scalar.
+
+    Example:
+        >>> logits, y = torch.zeros(3, 2), torch.tensor([0, 1, 1])
+        >>> mean(nn.CrossEntropyLoss(reduction="none"), logits, y)
+        tensor(0.6931)
+    """
+    found = losses(loss, output, y)
+    return _counting(loss, found, y).mean() if found.dim() else found
+
+
+def total(loss: Loss, output: Any, y: Any, examples: int) -> tuple[float, int]:
+    """The sum of a batch's losses, and of how many it is: examples, or targets that count.
+
+    Losses that have a dimension are added up. A mean counts for each target but those that are -100 if the targets are
+    classes, one for each place of the output, as tokens have them; otherwise for each example.
+
+    Example:
+        >>> logits, y = torch.zeros(2, 5, 3), torch.tensor([[0, 1, -100], [2, -100, -100]])  # [batch, classes, length]
+        >>> total(nn.functional.cross_entropy, logits, y, examples=2)  # 3 tokens, each log 5
+        (4.828..., 3)
+    """
+    found = losses(loss, output, y)
+    if found.dim():
+        found = _counting(loss, found, y)
+        return found.sum(dtype=torch.float64).item(), found.numel()
+    count = _targets(loss, scores(output), y, examples)
+    return (count * found.item() if count else 0.0), count
+
+
+def setting(loss: Loss, name: str, usual: Any) -> Any:
+    """An argument that one of torch's losses was given."""
+    return loss.keywords.get(name, usual) if isinstance(loss, functools.partial) else getattr(loss, name, usual)
+
+
+def _ignored(loss: Loss) -> int:
+    """The class that a loss leaves out: torch's criteria tell it."""
+    return setting(loss, "ignore_index", IGNORED)
+
+
+def _counting(loss: Loss, found: Tensor, y: Any) -> Tensor:
+    """The losses of those targets that count; torch gives the others a loss of 0."""
+    classes = isinstance(y, Tensor) and not y.is_floating_point() and found.shape == y.shape
+    return found[y != _ignored(loss)] if classes else found
+
+
+def _targets(loss: Loss, output: Any, y: Any, examples: int) -> int:
+    if not isinstance(output, Tensor) or not isinstance(y, Tensor) or output.dim() != y.dim() + 1:
+        return examples
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        return examples
+    return int((y != _ignored(loss)).sum())

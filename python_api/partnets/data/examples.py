@@ -1,0 +1,129 @@
+"""Examples: what can be a data set, and a batch of some of its examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Sized
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
+
+Collate = Callable[[list], Any]
+
+
+class Indices(Sequence):
+    """Python's ints from an int64 tensor, 8 bytes each where a list of them has 36: for a Subset.
+
+    Example:
+        >>> list(Indices(torch.tensor([3, 1, 2]))), Indices(torch.tensor([3, 1, 2]))[-1]
+        ([3, 1, 2], 2)
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+    def __getitem__(self, i):
+        return self.tensor.tolist()[i] if isinstance(i, slice) else int(self.tensor[i])
+
+    def __repr__(self) -> str:
+        return f"Indices({self.tensor})"
+
+
+def below_subsets(dataset: Dataset, indices: Tensor) -> tuple[Dataset, Tensor]:
+    """The dataset below Subsets, and where these examples are in it."""
+    # A subclass may do more in __getitem__, as to transform an example; the same goes for TensorDataset below.
+    while type(dataset) is Subset:
+        above = dataset.indices.tensor if isinstance(dataset.indices, Indices) else dataset.indices
+        dataset, indices = dataset.dataset, torch.as_tensor(above, device="cpu")[indices]
+    return dataset, indices
+
+
+def collated(dataset: Dataset, places: Tensor, collate: Collate) -> Any:
+    """The examples of a dataset at these places as a batch.
+
+    Raises:
+        TypeError, ValueError: torch's default_collate cannot make one.
+    """
+    if type(dataset) is TensorDataset and collate is default_collate:
+        return tuple(tensor[places] for tensor in dataset.tensors)
+    numbers = places.tolist()
+    at_once = getattr(dataset, "__getitems__", None)  # as a DataLoader asks for them
+    examples = at_once(numbers) if callable(at_once) else [dataset[i] for i in numbers]
+    if collate is not default_collate:
+        return collate(examples)
+    try:
+        return default_collate(examples)
+    except (TypeError, RuntimeError, KeyError) as error:
+        raise (TypeError if isinstance(error, TypeError) else ValueError)(
+            f"examples of {_kind(examples[0])} make no batch: {error}. Pass collate=, a function of a list of examples,"
+            " to partnets.chunk (or to the evaluation): transformers' DataCollatorWithPadding, or one with"
+            " torch.nn.utils.rnn.pad_sequence, pads what differs in length. Or let the data set give tensors of one"
+            " shape: a transform makes them of images, and no part of an example may be None."
+        ) from error
+
+
+def _kind(example: Any) -> str:
+    """What an example is made of, as (Tensor, int)."""
+    if isinstance(example, Mapping):
+        return "{" + ", ".join(f"{name!r}: {_kind(part)}" for name, part in example.items()) + "}"
+    if isinstance(example, tuple | list) and len(example) < 5:
+        return "(" + ", ".join(map(_kind, example)) + ")"
+    return f"Tensor {list(example.shape)}" if isinstance(example, Tensor) else type(example).__name__
+
+
+def as_dataset(data: Dataset | Sequence) -> Dataset:
+    """A map-style dataset with a length: data itself, or the TensorDataset of tensors of equal length.
+
+    A list of examples, each a tuple or a dict, is one as well.
+
+    Raises:
+        TypeError: data is nothing of that.
+        ValueError: tensors differ in length.
+    """
+    if isinstance(data, list) and data and all(isinstance(example, tuple | Mapping) for example in data):
+        return data
+    if isinstance(data, tuple | list):
+        if not data or not all(isinstance(tensor, Tensor) and tensor.dim() > 0 for tensor in data):
+            kinds = ", ".join(dict.fromkeys(type(part).__name__ for part in data)) or "nothing"
+            raise TypeError(
+                f"data are a {type(data).__name__} of {kinds}, but must be tensors with at least one dimension, as in"
+                " (x, y); of arrays and lists torch.as_tensor makes them. A list of examples, each a tuple or a dict,"
+                " and a Dataset will do too."
+            )
+        lengths = [len(tensor) for tensor in data]
+        if len(set(lengths)) > 1:
+            raise ValueError(f"the tensors have {lengths} examples; pass tensors of equal length.")
+        return TensorDataset(*data)
+    if (cure := _cure(data)) is not None:
+        raise TypeError(f"data are a {type(data).__name__}; {cure}")
+    return data
+
+
+def _cure(data: Any) -> str | None:
+    """What to pass instead of data that are no map-style dataset; None for those that are."""
+    usual = "pass a Dataset with __len__ and __getitem__, or tensors (x, y)"
+    if isinstance(data, IterableDataset):
+        return (
+            "chunks need each example by its number, again and again, and an IterableDataset gives them in a row: read"
+            f" it from files that know where an example begins, or keep list(dataset); {usual}, since __len__ alone is"
+            " not enough."
+        )
+    if isinstance(data, DataLoader):
+        return f"pass its data set, loader.dataset, and its options, as num_workers, to partnets.Trainer; {usual}."
+    if hasattr(data, "upto") and hasattr(data, "order"):  # whose numbers go from 1 to C
+        return f"they are chunks already: pass chunks.dataset; {usual}."
+    if hasattr(data, "iloc"):
+        return f"take its columns: torch.as_tensor(frame[names].to_numpy()); {usual}."
+    if isinstance(data, Tensor) or hasattr(data, "__array__"):
+        return f"{usual}, as (torch.as_tensor(x), torch.as_tensor(y)); TensorDataset is the Dataset of them."
+    if isinstance(data, Mapping):
+        return f"of a dict of data sets pass one, as data['train'], of one of columns tensors; {usual}."
+    if isinstance(data, str | bytes):
+        return f"a path or text is not read here; {usual}."
+    if not isinstance(data, Sized) or not hasattr(data, "__getitem__"):
+        return f"{usual}. Of what can be gone through once, as a generator, make a list of examples: list(data)."
+    return None

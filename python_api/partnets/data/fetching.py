@@ -1,0 +1,158 @@
+"""Batches by the places of their examples: fetched in this process, or ahead of time by a DataLoader's workers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Generator, Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from partnets.data.examples import Collate, below_subsets, collated
+from partnets.utils import random_state
+from partnets.utils.checks import check_at_least
+from partnets.utils.seeds import derived
+
+# The options of a DataLoader that say how batches are fetched; all others say which.
+OPTIONS = (
+    "num_workers",
+    "pin_memory",
+    "prefetch_factor",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "pin_memory_device",
+)
+DRAWN = "batches are drawn from the chunks, as the method needs them"
+REFUSED = {
+    "dataset": "the data are the chunks'",
+    "batch_sampler": DRAWN,
+    "sampler": DRAWN,
+    "shuffle": f"{DRAWN}, at random",
+    "drop_last": f"{DRAWN}, with replacement, so that each is whole",
+    "generator": "seed= decides the draws",
+    "collate_fn": "pass collate= to partnets.chunk, or to the evaluation",
+    "persistent_workers": "worker processes live as long as fit, or an evaluation, and not longer",
+    "in_order": "each batch belongs to its step",
+}
+CPU = torch.device("cpu")
+
+
+class Request(NamedTuple):
+    """A batch that is wanted.
+
+    Attributes:
+        places: of the examples in the dataset.
+        seed: from which a worker process draws what is random about the examples.
+    """
+
+    places: Tensor
+    seed: int
+
+
+def request(places: Tensor, generator: Generator) -> Request:
+    """What was just drawn with a generator; the seed is another one after each draw, and for other examples."""
+    found = hashlib.blake2b(generator.get_state().numpy(), digest_size=8)
+    found.update(places.contiguous().numpy())
+    return Request(places, int.from_bytes(found.digest(), "little") & ((1 << 63) - 1))
+
+
+def check_options(loading: Mapping[str, Any], who: str, also: Iterable[str] = ()) -> dict[str, Any]:
+    """A DataLoader's options, without those that change nothing: empty where batches are fetched as they are needed.
+
+    Args:
+        who: was given them, for the errors.
+        also: the options that this one takes besides OPTIONS.
+
+    Raises:
+        TypeError: one is none of these.
+        ValueError: the DataLoader refuses them.
+
+    Example:
+        >>> check_options({"num_workers": 0, "pin_memory": True}, "lml")
+        {'num_workers': 0, 'pin_memory': True}
+        >>> check_options({"shuffle": True}, "lml")
+        Traceback (most recent call last):
+        TypeError: lml takes no shuffle: batches are drawn from the chunks, as the method needs them, at random.
+    """
+    for name in loading.keys() - {*OPTIONS, *also}:
+        if name in REFUSED:
+            raise TypeError(f"{who} takes no {name}: {REFUSED[name]}.")
+        known = ", ".join((*OPTIONS, *also))
+        raise TypeError(f"{who} has no option {name!r}; of a DataLoader's it takes {known}.")
+    check_at_least(0, num_workers=loading.get("num_workers", 0))
+    if loading:
+        DataLoader([], **loading)  # which of them go together, it knows
+    return dict(loading) if loading.get("num_workers") or loading.get("pin_memory") else {}
+
+
+class _Batches(Dataset):
+    """A batch for each request, the same in whatever process."""
+
+    def __init__(self, dataset: Dataset, collate: Collate, seeded: bool) -> None:
+        self.dataset, self.collate, self.seeded = dataset, collate, seeded
+
+    def __getitem__(self, wanted: tuple[list[int], int]) -> Any:
+        places, seed = torch.tensor(wanted[0], device="cpu"), wanted[1]
+        if not self.seeded:
+            return collated(self.dataset, places, self.collate)
+        with random_state.preserved(CPU):
+            random_state.seed(seed)
+            return collated(self.dataset, places, self.collate)
+
+
+def fetch(dataset: Dataset, collate: Collate, wanted: Request, loading: Mapping[str, Any]) -> Any:
+    """A batch, in this process: as a worker would give it, if there were to be workers."""
+    batches = _Batches(dataset, collate, seeded=bool(loading.get("num_workers")))
+    return batches[wanted.places.tolist(), wanted.seed]
+
+
+def fetched(
+    dataset: Dataset, collate: Collate, requests: Iterable[Request], loading: Mapping[str, Any]
+) -> Iterator[Any]:
+    """The batches of these requests, in their order, by a DataLoader. Close it, so that no process stays.
+
+    With worker processes, requests are taken some ahead of the batches that are given.
+    """
+    loader = DataLoader(
+        _Batches(dataset, collate, seeded=bool(loading.get("num_workers"))),
+        batch_size=None,
+        sampler=((each.places.tolist(), each.seed) for each in requests),
+        collate_fn=_as_it_is,
+        generator=Generator(),  # otherwise it takes a number from torch's, which the model's noise comes from
+        **loading,
+    )
+    iterator = iter(loader)
+    try:
+        yield from iterator
+    finally:
+        # Otherwise they would live until the last traceback that knows of them is forgotten.
+        getattr(iterator, "_shutdown_workers", bool)()
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def batches(
+    dataset: Dataset,
+    batch_size: int,
+    indices: Tensor | None = None,
+    collate: Collate = default_collate,
+    loading: Mapping[str, Any] | None = None,
+) -> Iterator:
+    """The examples at these indices, or all, in batches and in this order; the last may be smaller.
+
+    What worker processes draw at random follows from torch.initial_seed(), and is the same each time.
+    """
+    check_at_least(1, batch_size=batch_size)
+    indices = torch.arange(len(dataset), device="cpu") if indices is None else indices
+    dataset, indices = below_subsets(dataset, indices)
+    parts = (indices[start : start + batch_size] for start in range(0, len(indices), batch_size))
+    if not loading:
+        return (collated(dataset, part, collate) for part in parts)
+    seed = torch.initial_seed()
+    requests = (Request(part, derived(seed, f"batch {n}")) for n, part in enumerate(parts))
+    return fetched(dataset, collate, requests, loading)

@@ -1,0 +1,178 @@
+"""Which example belongs to which chunk: groups stay together, classes keep their shares, or somebody else says so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Sized
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+
+def codes(name: str, labels: Any, total: int) -> Tensor:
+    """A number for each example, int64 [total]: the same for the same label, 0, 1, ... in the order of appearance.
+
+    Args:
+        name: of the argument, for the errors.
+        labels: a tensor, an array, a Series or a list, of numbers or of anything that can be a dict's key.
+
+    Raises:
+        TypeError: labels are none of these.
+        ValueError: there are more or fewer than examples, or one is None or NaN.
+
+    Example:
+        >>> codes("groups", ["b", "a", "b"], 3)
+        tensor([0, 1, 0])
+    """
+    one_each = f"pass one label for each of the {total} examples"
+    if not isinstance(labels, Sized) or isinstance(labels, str | bytes | Mapping | set) or hasattr(labels, "columns"):
+        raise TypeError(f"{name} is a {type(labels).__name__}; {one_each}, as a list, an array or a tensor.")
+    shape = list(getattr(labels, "shape", [len(labels)]))
+    if shape != [total]:
+        raise ValueError(f"{name} has {'x'.join(map(str, shape))} labels; {one_each}.")
+    numbers: dict = {}
+    found = [numbers.setdefault(label, len(numbers)) for label in _listed(labels)]
+    for missing in numbers:
+        if missing is None or missing != missing:
+            first = found.index(numbers[missing])
+            raise ValueError(f"{name} has no label but {missing} for example {first}; {one_each}.")
+    return torch.tensor(found, device="cpu")
+
+
+def _listed(labels: Any) -> list:
+    """Python's own values, of which 1 is the same key in every container."""
+    if hasattr(labels, "tolist"):
+        return labels.tolist()
+    return [label.item() if hasattr(label, "item") else label for label in labels]
+
+
+def _shuffled(count: int, generator: Generator) -> Tensor:
+    return torch.randperm(count, generator=generator, device="cpu")
+
+
+def grouped(groups: Tensor, classes: Tensor | None, proportions: Sequence[float], generator: Generator) -> Tensor:
+    """The chunk of each example, int64 from 0: groups whole, the sizes near the proportions, those of classes too.
+
+    The largest groups come first, and each goes where most is missing of what has been given so far: every chunk gets
+    some of the large groups and some of the small ones.
+
+    Args:
+        groups, classes: of each example, int64 from 0, each number at least once; None without classes.
+
+    Raises:
+        ValueError: there are fewer groups than chunks.
+
+    Example:
+        >>> groups = torch.tensor([0, 0, 1, 2, 2, 3])
+        >>> found = grouped(groups, None, (0.5, 0.5), Generator().manual_seed(0))
+        >>> found.bincount().tolist(), bool(found[0] == found[1] and found[3] == found[4])
+        ([3, 3], True)
+    """
+    sizes = groups.bincount()
+    count, chunks = len(sizes), range(len(proportions))
+    if count < len(chunks):
+        raise ValueError(f"there are {count} groups for {len(chunks)} chunks; pass at least one for each.")
+    kinds = 0 if classes is None else int(classes.max()) + 1
+    # Of each group how many examples there are of each class, and of all together: the last of the kinds.
+    parts = [[(kinds, size)] for size in sizes.tolist()]
+    if classes is not None:
+        pairs, numbers = (groups * kinds + classes).unique(return_counts=True)
+        for pair, number in zip(pairs.tolist(), numbers.tolist(), strict=True):
+            parts[pair // kinds].append((pair % kinds, number))
+    order = _shuffled(count, generator)
+    order = order[sizes[order].argsort(descending=True, stable=True)].tolist()
+    surplus = [[0.0] * len(chunks) for _ in range(kinds + 1)]
+    found, empty = [0] * count, set(chunks)
+    for left, group in zip(range(count, 0, -1), order, strict=True):
+        for kind, number in parts[group]:
+            for j in chunks:
+                surplus[kind][j] -= number * proportions[j]
+        missing = [sum(number * surplus[kind][j] for kind, number in parts[group]) for j in chunks]
+        chosen = min(sorted(empty) if left == len(empty) else chunks, key=missing.__getitem__)
+        empty.discard(chosen)
+        found[group] = chosen
+        for kind, number in parts[group]:
+            surplus[kind][chosen] += number
+    return torch.tensor(found, device="cpu")[groups]
+
+
+def stratified(classes: Tensor, proportions: Sequence[float], generator: Generator) -> Tensor:
+    """The chunk of each example, int64 from 0: of each class its share, rounded down or up, and so of all together.
+
+    Args:
+        classes: of each example, int64 from 0, each number at least once.
+
+    Raises:
+        ValueError: each example has a class of its own.
+
+    Example:
+        >>> classes = torch.tensor([0] * 8 + [1] * 4)
+        >>> found = stratified(classes, (0.75, 0.25), Generator().manual_seed(0))
+        >>> found[:8].bincount().tolist(), found[8:].bincount().tolist()
+        ([6, 2], [3, 1])
+    """
+    shares = torch.tensor([float(share) for share in proportions], dtype=torch.float64, device="cpu")
+    numbers = classes.bincount()
+    if len(numbers) == len(classes) > 1:
+        raise ValueError(
+            f"stratify has {len(classes)} labels that all differ; pass classes, or ranges of numbers, as those of"
+            " torch.bucketize."
+        )
+    exact = numbers[:, None] * shares
+    parts = (exact + 1e-9).floor().long()
+    surplus = (parts - exact).tolist()
+    rest = (numbers - parts.sum(1)).tolist()
+    of_all = [0.0] * len(shares)
+    for kind in _shuffled(len(numbers), generator).tolist():
+        of_all = [sum(both) for both in zip(of_all, surplus[kind], strict=True)]
+        # The class alone would give all of its rest to the first chunk, if there is one example of each.
+        both = [a + b for a, b in zip(of_all, surplus[kind], strict=True)]
+        rounded = [j for j in range(len(shares)) if surplus[kind][j] < -1e-9]
+        for j in sorted(rounded, key=both.__getitem__)[: rest[kind]]:
+            parts[kind, j] += 1
+            of_all[j] += 1
+    order = _shuffled(len(classes), generator)
+    order = order[classes[order].argsort(stable=True)]
+    found = torch.empty_like(classes)
+    found[order] = torch.arange(len(shares), device="cpu").repeat(len(numbers)).repeat_interleave(parts.flatten())
+    return found
+
+
+def given(indices: Any, total: int) -> list[Tensor]:
+    """The examples of each chunk, int64: checked.
+
+    Raises:
+        TypeError: indices are no sequences of ints.
+        ValueError: a chunk is empty, an index is out of range, or one comes twice.
+    """
+    cure = "pass a sequence for each chunk, of the indices of its examples, as [range(0, 800), range(800, 1000)]"
+    if isinstance(indices, Mapping | str) or not isinstance(indices, Sized) or not len(indices):
+        raise TypeError(f"indices is a {type(indices).__name__}; {cure}.")
+    found = [_integers(k, part, cure) for k, part in enumerate(indices, start=1)]
+    seen = torch.zeros(total, dtype=torch.uint8, device="cpu")
+    for k, part in enumerate(found, start=1):
+        if not len(part):
+            raise ValueError(f"indices of chunk {k} are empty; give each chunk at least one example.")
+        if len(outside := part[(part < 0) | (part >= total)]):
+            raise ValueError(f"indices of chunk {k} have {int(outside[0])}; there are examples 0..{total - 1}.")
+        if len(again := part[seen[part] > 0]):
+            example, first = int(again[0]), int(seen[again[0]])
+            raise ValueError(f"example {example} is in chunk {first} and in chunk {k}; chunks are disjoint.")
+        values, counts = part.unique(return_counts=True)
+        if len(twice := values[counts > 1]):
+            raise ValueError(f"example {int(twice[0])} is in chunk {k} more than once; pass each index once.")
+        seen[part] = k  # there are 256 chunks at most
+    return found
+
+
+def _integers(k: int, part: Any, cure: str) -> Tensor:
+    try:
+        found = torch.as_tensor(part if hasattr(part, "dtype") else list(part), device="cpu")
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"indices of chunk {k} are a {type(part).__name__}; {cure}.") from error
+    if found.dim() == 1 and not len(found):
+        return found.long()
+    if found.dim() != 1 or found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
+        kind = f"{str(found.dtype).removeprefix('torch.')} {list(found.shape)}"
+        raise TypeError(f"indices of chunk {k} are {kind}; {cure}; of a mask, mask.nonzero()[:, 0].")
+    return found.long()

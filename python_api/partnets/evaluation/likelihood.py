@@ -1,0 +1,112 @@
+"""What a loss is to L_ML: a negative log-likelihood, whose mean over a batch it gives."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import warnings
+
+import torch.nn.functional as F
+from torch import nn
+
+from partnets.data.batch import Loss, setting
+
+# Of torch's losses those that are distances or margins, by the names of functions and of modules.
+SQUARED = {"mse_loss", "MSELoss"}
+OTHERS = {
+    "l1_loss", "L1Loss", "smooth_l1_loss", "SmoothL1Loss", "huber_loss", "HuberLoss", "hinge_embedding_loss",
+    "HingeEmbeddingLoss", "margin_ranking_loss", "MarginRankingLoss", "multi_margin_loss", "MultiMarginLoss",
+    "triplet_margin_loss", "TripletMarginLoss", "cosine_embedding_loss", "CosineEmbeddingLoss",
+}  # fmt: skip
+CROSS_ENTROPIES = {"cross_entropy", "CrossEntropyLoss"}
+
+
+def check_loss(loss: Loss, stacklevel: int = 3) -> None:
+    """Raises ValueError for a sum over a batch, and warns of a loss that is no log-likelihood, where torch's tell.
+
+    Example:
+        >>> check_loss(nn.CrossEntropyLoss(reduction="sum"))
+        Traceback (most recent call last):
+        ValueError: the loss CrossEntropyLoss has reduction='sum', which grows with the batch; pass the mean ...
+    """
+    name = name_of(loss)
+    if setting(loss, "reduction", "mean") == "sum":
+        raise ValueError(
+            f"the loss {name} has reduction='sum', which grows with the batch; pass the mean over the examples, or"
+            " reduction='none'."
+        )
+    if name in SQUARED | OTHERS:
+        cure = (
+            "; put hyper.ObservationNoise() behind the model and pass loss=hyper.gaussian_nll, which learns the"
+            " variance as well"
+            if name in SQUARED
+            else ""
+        )
+        warnings.warn(
+            f"{name} is no negative log-likelihood, so that L_ML is in no nats and a step of ψ weighs nothing by it"
+            f"{cure}. A loss of your own that returns one goes without this warning.",
+            stacklevel=stacklevel,
+        )
+
+
+def plain(loss: Loss) -> Loss:
+    """The negative log-likelihood in a training loss; any other than torch's cross-entropy is unchanged.
+
+    Of that, label smoothing goes and so do the classes' weights: with them, each choice of weights would be its own
+    judge.
+
+    Example:
+        >>> plain(nn.CrossEntropyLoss(label_smoothing=0.1)).label_smoothing
+        0.0
+        >>> plain(F.mse_loss) is F.mse_loss
+        True
+    """
+    changed = setting(loss, "label_smoothing", 0.0) or setting(loss, "weight", None) is not None
+    if not is_cross_entropy(loss) or not changed:
+        return loss
+    if isinstance(loss, functools.partial):
+        return functools.partial(loss.func, *loss.args, **(loss.keywords | {"label_smoothing": 0.0, "weight": None}))
+    loss = copy.deepcopy(loss)
+    loss.label_smoothing, loss.weight = 0.0, None
+    return loss
+
+
+def same_loss(first: Loss, second: Loss) -> bool:
+    """Whether two losses are one: the same object, or torch's with the same settings.
+
+    Example:
+        >>> same_loss(nn.CrossEntropyLoss(), nn.CrossEntropyLoss()), same_loss(nn.CrossEntropyLoss(), nn.MSELoss())
+        (True, False)
+        >>> same_loss(F.cross_entropy, functools.partial(F.cross_entropy, label_smoothing=0.0))
+        True
+    """
+    if first is second or first == second:
+        return True
+    name = name_of(first)
+    return bool(name) and name == name_of(second) and _settings(first) == _settings(second)
+
+
+def _settings(loss: Loss) -> dict[str, str]:
+    """The arguments of one of torch's losses, as text."""
+    if isinstance(loss, nn.Module):
+        found = {**vars(loss), **loss._buffers}
+    else:
+        bound = inspect.signature(loss.func if isinstance(loss, functools.partial) else loss).parameters.values()
+        usual = {parameter.name: parameter.default for parameter in bound if parameter.default is not parameter.empty}
+        found = usual | getattr(loss, "keywords", {})
+    return {name: repr(value) for name, value in found.items() if not name.startswith("_")}
+
+
+def is_cross_entropy(loss: Loss) -> bool:
+    """Whether this is torch's cross-entropy, as a function or a module."""
+    return name_of(loss) in CROSS_ENTROPIES
+
+
+def name_of(loss: Loss) -> str:
+    """The name of one of torch's losses; empty for any other."""
+    function = loss.func if isinstance(loss, functools.partial) else loss
+    if isinstance(function, nn.Module):
+        function = type(function)
+    name = getattr(function, "__name__", "")
+    return name if function in (getattr(F, name, None), getattr(nn, name, None)) else ""

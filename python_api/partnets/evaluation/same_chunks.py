@@ -1,0 +1,49 @@
+"""Whether chunks are those that a model has learned from: of others its subnetworks may have seen any example."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from partnets.data.chunks import Chunks
+from partnets.nn.partitioned import UNKNOWN, partitioned_layers
+
+
+def remember_chunks(model: nn.Module, chunks: Chunks) -> None:
+    """Tells a model which chunks it learns from, as trainers do; its state_dict tells it on.
+
+    Example:
+        >>> import partnets, torch
+        >>> model = partnets.partition(nn.Linear(4, 2), (0.5, 0.5))
+        >>> x = torch.randn(20, 4), torch.randint(2, (20,))
+        >>> remember_chunks(model, partnets.chunk(x, (0.5, 0.5)))
+        >>> partnets.lml(model, partnets.chunk(x, (0.5, 0.5), seed=1))
+        Traceback (most recent call last):
+        ValueError: the model has learned from other chunks: ...
+    """
+    fingerprint = chunks.fingerprint
+    for _, layer in partitioned_layers(model):
+        layer.learned_from = fingerprint
+
+
+def has_learned(model: nn.Module) -> bool:
+    """Whether a partition of a model has been stepped."""
+    return any(layer.learned_from is not None for _, layer in partitioned_layers(model))
+
+
+def check_same_chunks(model: nn.Module, chunks: Chunks) -> None:
+    """Raises ValueError if a model remembers other chunks than these.
+
+    Of a loop that has told it none these are taken for the right ones, from here on.
+    """
+    remembered = {layer.learned_from for _, layer in partitioned_layers(model)} - {None}
+    if remembered == {UNKNOWN}:
+        remember_chunks(model, chunks)
+        return
+    remembered -= {UNKNOWN}
+    if not all(chunks.is_of(fingerprint) for fingerprint in remembered):
+        raise ValueError(
+            "the model has learned from other chunks: subnetworks have seen examples of what are later chunks here, and"
+            " L_ML would count them as unseen. Call partnets.chunk with the same data, in the same order, and the same"
+            " proportions and seed. Pass other_chunks=True if the split is the same and the examples were changed, as"
+            " to another dtype, or if all of them are new to the model."
+        )

@@ -1,0 +1,94 @@
+"""sweep: compares choices that no gradient reaches by the L_ML of a training each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from partnets.evaluation import lml
+from partnets.evaluation.likelihood import same_loss
+from partnets.evaluation.same_chunks import has_learned
+from partnets.training.trainer import Trainer
+from partnets.utils.random_state import preserved
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a sweep found.
+
+    Attributes:
+        tried: each choice and its L_ML in nats, in their order; minus infinity for NaN.
+        best: the choice with the highest L_ML.
+        trainer: that choice's trainer; the others' are gone.
+    """
+
+    tried: list[tuple[Any, float]]
+    best: Any
+    trainer: Trainer
+
+
+def sweep(make: Callable[[Any], Trainer], choices: Iterable, steps: int, *, seed: int = 0) -> Sweep:
+    """Trains once for each choice and compares their L_ML, as an estimate of the marginal likelihood (Section 3).
+
+    For what is discrete, as a depth or an optimiser, and for what acts through the training loss alone, as label
+    smoothing or a penalty: its gradient on unseen data is 0, for it changes the weights only. What has a gradient is
+    learned in a single training instead.
+
+    All trainings have the same chunks and the same likelihood, or their L_ML could not be compared, and start from the
+    same random state of torch's.
+
+    Args:
+        make: make(choice) returns a Trainer, which has not trained yet.
+        choices: any values.
+        steps: of each training.
+        seed: of torch's random state, before each `make` and during the evaluation.
+
+    Raises:
+        ValueError: there is no choice, trainers have other chunks or another hyper_loss than the one before, or a model
+            has learned already.
+        TypeError: make returned no Trainer.
+
+    Example:
+        >>> import functools, partnets
+        >>> from torch import nn
+        >>> x = torch.randn(60, 4)
+        >>> chunks = partnets.chunk((x, (x[:, 0] > 0).long()), (0.8, 0.2))
+        >>> def make(smoothing):
+        ...     model = partnets.partition(nn.Linear(4, 2), (0.8, 0.2))
+        ...     loss = functools.partial(nn.functional.cross_entropy, label_smoothing=smoothing)
+        ...     return Trainer(model, chunks, loss=loss, batch_size=16)
+        >>> found = sweep(make, [0.0, 0.5], steps=20)
+        >>> [choice for choice, _ in found.tried], found.best in (0.0, 0.5)
+        ([0.0, 0.5], True)
+    """
+    tried, best = [], None
+    for choice in choices:
+        with preserved(torch.device("cpu")):
+            torch.manual_seed(seed)
+            trainer = make(choice)
+            if not isinstance(trainer, Trainer):
+                raise TypeError(f"make({choice!r}) returned a {type(trainer).__name__}; return a partnets.Trainer.")
+            if best is not None and not best.chunks.is_of(trainer.chunks.fingerprint):
+                raise ValueError(
+                    f"make({choice!r}) has other chunks than the choice before, and their L_ML says nothing about the"
+                    " two; call partnets.chunk once, outside of make."
+                )
+            if has_learned(trainer.model):
+                raise ValueError(f"make({choice!r}) has a model that has learned already; make a fresh one each time.")
+            if best is not None and not same_loss(trainer.hyper_loss, best.hyper_loss):
+                raise ValueError(
+                    f"make({choice!r}) judges by another loss than the choice before, and their L_ML says nothing about"
+                    " the two; pass one hyper_loss= to all trainers, the plain negative log-likelihood."
+                )
+            trainer.fit(steps)
+            found = lml(trainer.model, trainer.chunks, trainer.hyper_loss, seed=seed, **trainer.evaluating)
+        tried.append((choice, -math.inf if math.isnan(found) else found))
+        if best is None or tried[-1][1] > max(value for _, value in tried[:-1]):
+            best = trainer
+    if best is None:
+        raise ValueError("there is no choice to try; pass at least one.")
+    return Sweep(tried, max(tried, key=lambda each: each[1])[0], best)

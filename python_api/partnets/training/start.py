@@ -1,0 +1,172 @@
+"""What is looked at once, before a training's first step: whether L_ML will mean anything, and whether ψ can learn."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from partnets.data import batch as batches
+from partnets.data.chunks import Chunks
+from partnets.evaluation.likelihood import is_cross_entropy
+from partnets.evaluation.same_chunks import has_learned
+from partnets.nn.partitioned import partitioned_layers
+from partnets.training.state import TrainingState
+from partnets.training.step import hyper_learning
+from partnets.utils.modules import to_device
+from partnets.utils.random_state import preserved
+
+# Shares of the weights and of the examples that differ by more than this are hardly meant.
+FAR_APART = 0.2
+# An untrained network's loss is about the labels' entropy, or above; and of few labels the entropy says little.
+KNOWS, FEWEST = 0.5, 16
+
+
+def check_start(trainer: TrainingState) -> None:
+    """Tries subnetwork 1 on a batch of D_2, and changes nothing by it: noise and buffers are as before.
+
+    Raises:
+        ValueError: a hyperparameter reaches the loss, but not the model's output.
+
+    Warns:
+        UserWarning: the weights seem to have learned from D_2 already.
+    """
+    model = trainer.model
+    buffers = {buffer: buffer.clone() for buffer in model.buffers()}
+    try:
+        with preserved(trainer.device), hyper_learning(model, 2):
+            drawn = trainer.chunks.sample(2, trainer.hyper_batch_size, Generator().manual_seed(0))
+            output, y = trainer.forward(model, to_device(drawn, trainer.device))
+            loss = batches.mean(trainer.hyper_loss, output, y)
+        following = [name for name, buffer in model.named_buffers() if not torch.equal(buffer, buffers[buffer])]
+    finally:
+        with torch.no_grad():
+            for buffer, value in buffers.items():
+                buffer.copy_(value)
+    _warn_of_buffers(following)
+    check_reaches_output(trainer.hyper, output, loss)
+    _check_mean(trainer.hyper_loss, output, y, loss)
+    if trainer.steps == 0 and not has_learned(model) and is_cross_entropy(trainer.hyper_loss):
+        _warn_of_knowledge(loss.item(), y)
+
+
+def check_reaches_output(hyper: dict[str, nn.Module], output: Any, loss: Tensor) -> None:
+    """Raises ValueError, naming them, if parameters of ψ reach a loss otherwise than through the model's output."""
+    outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+    if not outputs:  # an object that only its library can look into
+        return
+    through, of_loss = reached(outputs), reached([loss])
+    aside = [
+        f"{path}.{name}"
+        for path, module in hyper.items()
+        for name, parameter in module.named_parameters()
+        if parameter in of_loss and parameter not in through
+    ]
+    if aside:
+        raise ValueError(
+            f"{', '.join(aside)} reaches the loss, but not the model's output. A step of ψ would choose what makes the"
+            " loss small, as no smoothing and no penalty, and not what predicts unseen data. Pass hyper_loss=, the"
+            " plain negative log-likelihood, and leave it out of hyper; its values can be compared by L_ML: see"
+            " partnets.sweep and docs/hyperparameters.md."
+        )
+
+
+def reached(tensors: Iterable[Tensor]) -> set[Tensor]:
+    """The leaves that tensors were computed from and that require a gradient.
+
+    Example:
+        >>> layer = nn.Linear(2, 1)
+        >>> reached([layer(torch.ones(2))]) == {layer.weight, layer.bias}
+        True
+    """
+    leaves = {tensor for tensor in tensors if tensor.requires_grad and tensor.grad_fn is None}
+    nodes = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if hasattr(node, "variable"):
+            leaves.add(node.variable)
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                nodes.append(following)
+    return leaves
+
+
+def _check_mean(loss: batches.Loss, output: Any, y: Any, value: Tensor) -> None:
+    """Raises ValueError if a loss is twice as large for a batch that holds everything twice."""
+    if not (isinstance(output, Tensor) and isinstance(y, Tensor)):
+        return
+    try:
+        twice = batches.mean(loss, output.repeat_interleave(2, 0), y.repeat_interleave(2, 0))
+    except (RuntimeError, TypeError, ValueError, IndexError):  # a loss of its own that wants the batch as it is
+        return
+    if value.item() != 0 and abs(twice.item() / value.item() - 2) < 1e-3:
+        raise ValueError(
+            "the loss is twice as large for a batch that holds each example twice: it is a sum; pass the mean over the"
+            " examples."
+        )
+
+
+def _warn_of_buffers(names: list[str]) -> None:
+    if names:
+        warnings.warn(
+            f"{len(names)} buffers ({names[0]} is the first) follow the data in training mode: they carry what later"
+            " chunks look like into earlier subnetworks. Put their modules into evaluation mode before the Trainer is"
+            " made, which keeps them there, or use modules without such statistics.",
+            stacklevel=6,
+        )
+
+
+def _warn_of_knowledge(loss: float, y: Any) -> None:
+    if not isinstance(y, Tensor) or y.is_floating_point():
+        return
+    labels = y[y != batches.IGNORED]
+    if labels.numel() < FEWEST:
+        return
+    shares = labels.unique(return_counts=True)[1] / labels.numel()
+    entropy = -(shares * shares.log()).sum().item()
+    if loss < KNOWS * entropy:
+        warnings.warn(
+            f"before its first step, subnetwork 1 predicts labels of chunk 2 with a loss of {loss:.2f} nats, where"
+            f" guessing by their frequencies costs {entropy:.2f}. If the weights have seen these examples, as those of"
+            " a model that was trained on them before partnets.partition, L_ML and ψ are about data that are known:"
+            " start from fresh weights, or from such as learned from other data or from chunk 1 alone.",
+            stacklevel=6,
+        )
+
+
+def warn_of_proportions(model: nn.Module, chunks: Chunks) -> None:
+    """Warns if the partitions' shares of the weights are far from the chunks' of the examples."""
+    learning = [
+        partition.sizes()
+        for _, layer in partitioned_layers(model)
+        for name, partition in getattr(layer, "partitions", {}).items()
+        if layer._parameters[name].requires_grad and not partition.map.is_meta
+    ]
+    owned = [sum(sizes) for sizes in zip(*learning, strict=True)]
+    if not sum(owned):
+        return
+    shares = [size / sum(owned) for size in owned]
+    if max(abs(a - b) for a, b in zip(shares, chunks.proportions, strict=True)) > FAR_APART:
+        ours, theirs = (", ".join(f"{100 * share:.0f}" for share in each) for each in (shares, chunks.proportions))
+        warnings.warn(
+            f"the partitions have {ours} % of the weights, and the chunks {theirs} % of the examples: few weights learn"
+            " from many examples, or many from few. Pass partnets.partition and partnets.chunk the same proportions"
+            " unless you mean it.",
+            stacklevel=3,
+        )
+
+
+def check_finite(loss: Tensor, what: str) -> None:
+    """Raises FloatingPointError if a loss is NaN or infinite."""
+    if not math.isfinite(value := loss.item()):
+        raise FloatingPointError(
+            f"the loss of {what} is {value}. Look for inputs that are not finite, a"
+            " learning rate that is too high (clip= helps), and logarithms or divisions in the loss."
+        )

@@ -1,0 +1,144 @@
+"""A checkout whose package hides an installed one: whose library is used, and what is said where none can be."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from importlib.util import spec_from_file_location
+from pathlib import Path
+
+import pytest
+
+from partkernels import build_info
+from partkernels.build_info import check_companion, digest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = Path(build_info.__file__).parent
+
+
+def copy_package(to: Path, *files: str) -> Path:
+    """The Python of partkernels, without what setup.py leaves, and other files of the checkout."""
+    shutil.copytree(PACKAGE, to / "partkernels", ignore=shutil.ignore_patterns("_c*", "build_info.json", "__pycache__"))
+    for name in files:
+        (to / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, to / name)
+    return to / "partkernels"
+
+
+def build(package: Path, sources: str) -> None:
+    shutil.copy(build_info.library("cpu"), package)
+    facts = build_info.facts() | {"sources": sources}
+    (package / "build_info.json").write_text(json.dumps(facts))
+
+
+@pytest.fixture
+def checkout(tmp_path) -> Path:
+    """Without a build of its own."""
+    copy_package(tmp_path / "checkout", "csrc/include/partkernels/cpu.h")
+    return tmp_path / "checkout"
+
+
+@pytest.fixture
+def installed(tmp_path, checkout) -> Path:
+    """The folder of a copy that was built from the same sources."""
+    build(copy_package(tmp_path / "installed"), digest(checkout / "csrc"))
+    return tmp_path / "installed"
+
+
+def run(checkout: Path, installed: Path, *arguments: str) -> subprocess.CompletedProcess:
+    """Python in the checkout's root, where it finds the checkout first."""
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=checkout, env=environment, capture_output=True, text=True, check=True
+    )
+
+
+CALL = """
+import torch, partkernels as pk
+partition = pk.Partition.random((2, 3), (1.0,), seed=0)
+print(pk.__file__, pk.explain(pk.linear, torch.ones(1, 3), torch.ones(2, 3), partition, 1))
+"""
+
+
+def test_a_checkout_takes_the_library_of_an_installed_copy_of_the_same_sources(checkout, installed):
+    said = run(checkout, installed, "-m", "partkernels").stdout
+    assert "cpu        ready" in said
+    assert f"in {checkout / 'partkernels'}\n" in said
+    assert f"build of {installed / 'partkernels'}, of the same C++ sources\n" in said
+
+
+def test_one_of_other_sources_is_not_taken_and_the_first_call_names_both_places_and_the_cure(checkout, installed):
+    (checkout / "csrc" / "include" / "partkernels" / "cpu.h").write_text("// changed\n")
+    done = run(checkout, installed, "-c", CALL)
+    assert str(checkout) in done.stdout and "linear: reference" in done.stdout
+    (warning,) = [line for line in done.stderr.splitlines() if "UserWarning" in line]
+    reason = f"partkernels is imported from the checkout {checkout}, which has no build and hides the one in"
+    for part in (f"{reason} {installed / 'partkernels'}", "from another folder", f"--editable .` in {checkout}"):
+        assert part in warning
+
+
+@pytest.fixture
+def imported(checkout, monkeypatch):
+    """This process, as if partkernels had been imported from the checkout."""
+    monkeypatch.setattr(build_info, "FOLDER", checkout / "partkernels")
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.setattr(sys, "meta_path", [])
+    build_info._found.cache_clear()
+    yield
+    build_info._found.cache_clear()
+
+
+def test_its_own_build_wins(checkout, installed, imported, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(checkout), str(installed)])
+    (checkout / "partkernels" / "build_info.json").write_text('{"cpu": "not built: interrupted"}')
+    assert build_info.folder() == checkout / "partkernels" and build_info.library("cpu") is None
+
+
+def test_an_editable_installation_of_another_checkout_is_found_too(installed, imported, monkeypatch):
+    class Finder:
+        @staticmethod
+        def find_spec(name, path):
+            return spec_from_file_location(name, installed / name / "__init__.py")
+
+    monkeypatch.setattr(sys, "meta_path", [Finder])
+    assert build_info.library("cpu") == installed / "partkernels" / "_cpu.so"
+
+
+def test_where_nothing_is_installed_the_cure_is_to_build_here(checkout, imported):
+    assert build_info.facts()["cpu"].endswith(f"run `pip install --no-build-isolation --editable .` in {checkout}")
+
+
+def test_without_its_sources_a_copy_without_a_build_takes_no_library(checkout, installed, imported, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(installed)])
+    shutil.rmtree(checkout / "csrc")
+    assert build_info.facts() == {}
+
+
+def test_a_digest_knows_names_and_contents(tmp_path):
+    for name in ("a/b.h", "c.cu"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    before = digest(tmp_path)
+    (tmp_path / "c.cu").write_text("c.cuda")
+    changed = digest(tmp_path)
+    (tmp_path / "c.cu").rename(tmp_path / "d.cu")
+    assert len({before, changed, digest(tmp_path)}) == 3
+
+
+@pytest.mark.parametrize("layout", ["installed", "checkout"])
+def test_another_partkernels_than_partnets_came_with_is_warned_of_if_it_differs(layout, tmp_path, installed):
+    folder = tmp_path / "theirs"
+    partnets = folder / {"installed": "partnets", "checkout": "python_api/partnets"}[layout]
+    partnets.mkdir(parents=True)
+    copy_package(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_companion(partnets)  # the same Python
+    with (folder / "partkernels" / "partition.py").open("a") as file:
+        file.write("# newer\n")
+    with pytest.warns(UserWarning, match=rf"partnets is imported from {partnets} and partkernels from {PACKAGE}"):
+        check_companion(partnets)

@@ -1,0 +1,293 @@
+"""One rule of batches: dicts and nested inputs, logits of an output, and what a mean counts for."""
+
+import collections
+import functools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import nn
+from torch.nn.utils.rnn import pack_sequence, pad_sequence
+
+import partnets
+from partnets import hyper
+from partnets.data.batch import IGNORED, call
+from partnets.utils.modules import to_device
+
+PROPORTIONS = (0.6, 0.4)
+
+
+class Two(nn.Module):
+    """Takes two inputs by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def forward(self, a, b=None):
+        return self.first(a) + (0 if b is None else self.second(b))
+
+
+class Pair(Two):
+    """Takes both as one argument."""
+
+    def forward(self, both):
+        a, b = both.values() if isinstance(both, dict) else both
+        return super().forward(a, b)
+
+
+class Packed(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *inputs, **named):
+        return self.inner(*inputs, **named)
+
+
+Point = collections.namedtuple("Point", "a b")
+A, B = torch.randn(20, 3, generator=torch.Generator().manual_seed(0)), torch.ones(20, 3)
+Y = (A[:, 0] > 0).long()
+EXAMPLES = {
+    "dict": (Two, lambda i: {"a": A[i], "b": B[i], "labels": Y[i]}),
+    "label": (Two, lambda i: {"a": A[i], "b": B[i], "label": int(Y[i])}),
+    "a dict of inputs": (Two, lambda i: ({"a": A[i], "b": B[i]}, Y[i])),
+    "wrapped": (lambda: Packed(Two()), lambda i: {"a": A[i], "b": B[i], "target": Y[i]}),
+    "a tuple": (Pair, lambda i: ((A[i], B[i]), Y[i])),
+    "a namedtuple": (Pair, lambda i: (Point(A[i], B[i]), Y[i])),
+    "a dict as one argument": (Pair, lambda i: ({"a": A[i], "b": B[i]}, Y[i])),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_of_every_form_train_and_evaluate_as_tensors_do(name):
+    make, example = EXAMPLES[name]
+    results = []
+    plain = (lambda: Packed(Pair())) if name == "wrapped" else Pair
+    examples, tensors = [example(i) for i in range(20)], (torch.stack([A, B], 1), Y)
+    by_hand = lambda model, batch: (model(batch[0].unbind(1)), batch[1])  # noqa: E731
+    for kind, data, forward in ((make, examples, call), (plain, tensors, by_hand)):
+        torch.manual_seed(1)
+        model = partnets.partition(kind(), PROPORTIONS)
+        chunks = partnets.chunk(data, PROPORTIONS)
+        partnets.Trainer(model, chunks, batch_size=6, forward=forward, lml_every=2).fit(3)
+        matrix = partnets.loss_matrix(model, chunks, forward=forward)
+        results.append([partnets.lml(model, chunks, forward=forward), *matrix.flatten().tolist()])
+        results[-1].append(partnets.accuracy(model, chunks[2], forward=forward))
+    assert results[0] == pytest.approx(results[1], rel=1e-6)
+
+
+def test_a_single_input_needs_no_name_of_the_models():
+    model = partnets.partition(nn.Sequential(hyper.InputMask(3), nn.Linear(3, 2)), PROPORTIONS)
+    chunks = partnets.chunk([{"image": A[i], "label": int(Y[i])} for i in range(20)], PROPORTIONS)
+    partnets.Trainer(model, chunks, hyper=model[0], batch_size=4).fit(2)
+    assert partnets.lml(model, chunks) == pytest.approx(partnets.lml(model, partnets.chunk((A, Y), PROPORTIONS)))
+
+
+def test_baselines_take_dicts():
+    data = [{"a": A[i], "b": B[i], "labels": Y[i]} for i in range(20)]
+    model, chunks = partnets.baselines.whole(Two(), data)
+    assert len(partnets.Trainer(model, chunks, batch_size=4).fit(2).steps["k"]) == 2
+
+
+def bert(head, **options):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    torch.manual_seed(2)
+    model = head(transformers.BertConfig(vocab_size=30, **sizes, **still, **options))
+    return partnets.partition(model, PROPORTIONS, defaults="seed")
+
+
+class Sentences(torch.utils.data.Dataset):
+    """As of Hugging Face's `datasets`: dicts of lists, of several lengths, asked for many at once."""
+
+    asked = 0
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, i):
+        return {"input_ids": [1 + (i + j) % 29 for j in range(2 + i % 5)], "label": i % 2}
+
+    def __getitems__(self, indices):
+        self.asked += 1
+        return [self[i] for i in indices]
+
+
+def padded(examples):
+    """What transformers' DataCollatorWithPadding gives: a BatchEncoding, with a mask and `labels`."""
+    ids = [torch.tensor(each["input_ids"]) for each in examples]
+    found = {
+        "input_ids": pad_sequence(ids, batch_first=True),
+        "attention_mask": pad_sequence([torch.ones_like(each) for each in ids], batch_first=True),
+        "labels": torch.tensor([each["label"] for each in examples]),
+    }
+    return transformers.BatchEncoding(found)
+
+
+LOSSES = {
+    "torch's": F.cross_entropy,
+    "module": nn.CrossEntropyLoss(),
+    "partial": functools.partial(F.cross_entropy, reduction="none"),
+    "own": lambda output, y: F.cross_entropy(output.logits, y),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_a_model_of_transformers_learns_from_padded_dicts(loss):
+    model, data = bert(transformers.BertForSequenceClassification), Sentences()
+    chunks = partnets.chunk(data, PROPORTIONS, collate=padded)
+    partnets.Trainer(model, chunks, loss=loss, batch_size=4).fit(2)
+    assert data.asked == 2
+    expected = 0.0
+    with partnets.subnetwork(model, active=1), torch.no_grad():
+        for i in chunks.indices(2).tolist():
+            example = data[i]
+            logits = model.eval()(torch.tensor([example["input_ids"]])).logits
+            expected += logits.log_softmax(1)[0, example["label"]].item()
+    assert partnets.lml(model, chunks, loss, batch_size=3) == pytest.approx(expected, rel=1e-4)
+
+
+def tagged(examples):
+    """Batches of unlike amounts of padding, with a class of each token."""
+    rows = [torch.tensor(each["input_ids"]) for each in examples]
+    labels = [row % 4 for row in rows]
+    return {
+        "input_ids": pad_sequence(rows, batch_first=True),
+        "attention_mask": pad_sequence([torch.ones_like(row) for row in rows], batch_first=True),
+        "labels": pad_sequence(labels, batch_first=True, padding_value=IGNORED),
+    }
+
+
+def of_tokens(output, y):
+    return F.cross_entropy(output.logits.transpose(1, 2), y)
+
+
+def each_token(output, y):
+    return F.cross_entropy(output.logits.transpose(1, 2), y, reduction="none")[y != IGNORED]
+
+
+def transposed(model, batch):
+    labels = batch.pop("labels")
+    return model(**batch).logits.transpose(1, 2), labels
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 16])
+@pytest.mark.parametrize("how", [{"loss": of_tokens}, {"loss": each_token}, {"forward": transposed}])
+def test_lml_is_the_sum_over_real_tokens_whatever_the_batches(how, batch_size):
+    model = bert(transformers.BertForTokenClassification, num_labels=4)
+    chunks = partnets.chunk(Sentences(), PROPORTIONS, collate=tagged)
+    expected, right, count = 0.0, 0, 0
+    with partnets.subnetwork(model, active=1), torch.no_grad():
+        for i in chunks.indices(2).tolist():
+            ids = torch.tensor([Sentences()[i]["input_ids"]])
+            found = model.eval()(ids).logits[0].log_softmax(1)
+            expected += found[range(ids.shape[1]), ids[0] % 4].sum().item()
+            right, count = right + int((found.argmax(1) == ids[0] % 4).sum()), count + ids.shape[1]
+    assert partnets.lml(model, chunks, **how, batch_size=batch_size) == pytest.approx(expected, rel=1e-4)
+    matrix = partnets.loss_matrix(model, chunks, **how, batch_size=batch_size)
+    assert matrix[0, 1].item() == pytest.approx(-expected / count, rel=1e-4)
+    if "forward" in how:
+        with partnets.subnetwork(model, active=1):
+            found = partnets.accuracy(model, chunks[2], collate=tagged, batch_size=batch_size, forward=transposed)
+        assert found == pytest.approx(right / count)
+    partnets.Trainer(model, chunks, **how, batch_size=batch_size).fit(1)
+
+
+def next_token(model, batch):
+    logits = model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    return logits[:, :-1].transpose(1, 2), batch["labels"][:, 1:]
+
+
+def test_a_language_model_sums_over_the_tokens_that_it_predicts():
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 8, "attn_pdrop": 0.0, "embd_pdrop": 0.0}
+    torch.manual_seed(3)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=30, resid_pdrop=0.0, **sizes))
+    partnets.partition(model, PROPORTIONS, defaults="seed")
+    chunks = partnets.chunk(Sentences(), PROPORTIONS, collate=tagged)
+    expected = 0.0
+    with partnets.subnetwork(model, active=1), torch.no_grad():
+        for i in chunks.indices(2).tolist():
+            ids = torch.tensor([Sentences()[i]["input_ids"]])
+            labels = ids % 4
+            expected -= (ids.shape[1] - 1) * model.eval()(ids, labels=labels).loss.item()  # transformers shifts too
+    assert partnets.lml(model, chunks, batch_size=3, forward=next_token) == pytest.approx(expected, rel=1e-4)
+    partnets.Trainer(model, chunks, batch_size=4, forward=next_token).fit(1)
+
+
+def test_targets_that_do_not_count_are_left_out():
+    logits = torch.tensor([[0.0, 0.0], [0.0, 0.0], [5.0, -5.0]])
+    y = torch.tensor([IGNORED, 1, IGNORED])
+    for batch_size in (1, 2, 3):
+        assert partnets.mean_loss(nn.Identity(), (logits, y), batch_size=batch_size) == pytest.approx(math.log(2))
+    assert partnets.accuracy(nn.Identity(), (logits, y)) == 0.0
+    with pytest.raises(ValueError, match="no target of these 3 examples counts: all are -100"):
+        partnets.mean_loss(nn.Identity(), (logits, torch.full((3,), IGNORED)))
+
+
+def test_numbers_that_are_no_classes_count_an_example_each():
+    x, y = torch.zeros(3, 2), torch.tensor([[0, -100], [1, 2], [3, 4]])
+    found = [
+        partnets.mean_loss(nn.Identity(), (x, y), lambda output, y: y.float().mean(), batch_size=n) for n in (1, 3)
+    ]
+    assert found == pytest.approx([-15.0, -15.0])
+
+
+class Vectors(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        return A[i]
+
+
+WRONG = {
+    "a tensor": (Vectors(), {}, "a batch is a Tensor; pass chunks of pairs"),
+    "three parts": ([(A[i], B[i], Y[i]) for i in range(8)], {}, "an example has 3 parts; .*forward="),
+    "no labels": ([{"a": A[i], "b": B[i]} for i in range(8)], {}, "'a', 'b', none of labels, label, targets, target"),
+    "two labels": ([{"a": A[i], "label": 1, "labels": 1} for i in range(8)], {}, "several of labels"),
+    "a name": ([{"a": A[i], "idx": i, "labels": 1} for i in range(8)], {}, "has 'idx', which forward of Two .* a, b"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_no_batch_is_named(name):
+    data, options, message = WRONG[name]
+    model = partnets.partition(Two(), PROPORTIONS)
+    chunks = partnets.chunk(data, PROPORTIONS)
+    for use in (partnets.Trainer(model, chunks, batch_size=2, **options).step, lambda: partnets.lml(model, chunks)):
+        with pytest.raises(ValueError, match=message):
+            use()
+
+
+def test_accuracy_names_labels_of_another_shape():
+    with pytest.raises(ValueError, match=r"logits are \[4, 4\] and the labels \[4, 1\]"):
+        partnets.accuracy(nn.Identity(), (torch.eye(4), torch.zeros(4, 1)))
+
+
+def test_tensors_go_to_a_device_from_wherever_they_are():
+    meta = torch.device("meta")
+    batch = (Point(A, [B]), transformers.BatchEncoding({"x": Y}), collections.UserDict(z=A), "text", None)
+    point, encoding, user, *rest = to_device(batch, meta)
+    moved = [point.a, point.b[0], encoding["x"], user["z"]]
+    assert all(each.device == meta for each in moved) and rest == ["text", None]
+    packed = to_device(pack_sequence([A[0], B[0]]), meta)
+    assert packed.data.device == meta and packed.batch_sizes.device.type == "cpu"
+
+
+@pytest.mark.parametrize("ignored", [IGNORED, 0])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_targets_that_a_loss_ignores_count_nowhere(ignored, reduction, batch_size):
+    torch.manual_seed(0)
+    x = torch.randn(8, 4, 6)  # [examples, features, tokens]
+    y = torch.randint(1, 3, (8, 6))
+    y[torch.rand(8, 6) < 0.4] = ignored
+    loss = nn.CrossEntropyLoss(ignore_index=ignored, reduction=reduction)
+    model = nn.Conv1d(4, 3, 1)
+    expected = F.cross_entropy(model(x), y, ignore_index=ignored)
+    found = partnets.mean_loss(model, (x, y), loss, batch_size=batch_size)
+    assert found == pytest.approx(expected.item(), rel=1e-5)
+    torch.testing.assert_close(partnets.data.batch.mean(loss, model(x), y), expected)

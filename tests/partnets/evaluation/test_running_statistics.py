@@ -1,0 +1,189 @@
+"""BatchNorm's statistics are of the present weights wherever a model is judged, and of no chunk beyond its own."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import partnets
+from partnets import hyper
+
+PROPORTIONS = (0.5, 0.3, 0.2)
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    mask = hyper.InputMask(6)
+    layers = nn.Sequential(mask, nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    return partnets.partition(layers, PROPORTIONS)
+
+
+def examples(count=100):
+    generator = torch.Generator().manual_seed(3)
+    x = 2 + torch.randn(count, 6, generator=generator)
+    return x, (x[:, 0] > 2).long()
+
+
+def trainer(model, chunks, **options):
+    torch.manual_seed(1)
+    return partnets.Trainer(model, chunks, hyper=model[0], batch_size=10, **options)
+
+
+def trained(steps=12, **options):
+    chunks = partnets.chunk(examples(), PROPORTIONS)
+    one = trainer(network(), chunks, **options)
+    for _ in range(steps):
+        one.step()
+    return one.model, chunks
+
+
+def test_an_estimate_is_the_mean_over_batches_of_what_a_subnetwork_may_see():
+    model, chunks = trained()
+    weights = [parameter.clone() for parameter in model.parameters()]
+    assert model[2].is_stale and model.training
+    partnets.estimate_statistics(model, chunks, batch_size=25)
+    assert not model[2].is_stale and model.training and model[2].momentum == 0.1
+    for k, seen in ((1, 50), (2, 80), (3, 100)):
+        with partnets.subnetwork(model.eval(), k), torch.no_grad():
+            drawn = chunks.order[torch.randperm(seen, generator=torch.Generator().manual_seed(0))]
+            drawn = drawn[: seen // 25 * 25]  # whole batches
+            hidden = model[1](model[0](chunks.dataset.tensors[0][drawn])).split(25)
+        means = torch.stack([part.mean(0) for part in hidden])
+        variances = torch.stack([part.var(0) for part in hidden])
+        torch.testing.assert_close(model[2].running_mean[k - 1], means.mean(0))
+        torch.testing.assert_close(model[2].running_var[k - 1], variances.mean(0))
+    assert all(map(torch.equal, model.parameters(), weights))
+
+
+def test_no_subnetwork_gets_statistics_of_later_chunks():
+    model, chunks = trained()
+    other = copy.deepcopy(model)
+    x, y = (tensor.clone() for tensor in chunks.dataset.tensors)
+    x[chunks.indices(3)] += 100.0
+    partnets.estimate_statistics(model, chunks)
+    partnets.estimate_statistics(other, partnets.chunk((x, y), PROPORTIONS))
+    for name, buffer in model[2].named_buffers():
+        assert torch.equal(buffer[:2], getattr(other[2], name)[:2])
+    assert not torch.equal(model[2].running_mean[2], other[2].running_mean[2])
+
+
+def test_the_statistics_of_at_most_so_many_examples_are_of_those():
+    model, chunks = trained()
+    partnets.estimate_statistics(model, chunks, batch_size=10, examples=40)
+    assert model[2].num_batches_tracked.tolist() == [4, 4, 4]
+
+
+def test_evaluations_take_fresh_statistics_and_leave_the_model_as_it_was():
+    model, chunks = trained()
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    fresh = copy.deepcopy(model)
+    partnets.estimate_statistics(fresh, chunks)
+    assert partnets.lml(model, chunks) == partnets.lml(fresh, chunks)
+    assert torch.equal(partnets.loss_matrix(model, chunks), partnets.loss_matrix(fresh, chunks))
+    assert all(torch.equal(value, before[name]) for name, value in model.named_buffers()) and model[2].is_stale
+
+
+def test_training_goes_on_to_the_same_bits_whatever_is_evaluated():
+    def run(**options):
+        chunks = partnets.chunk(examples(), PROPORTIONS)
+        model = network()
+        trainer(model, chunks, **options).fit(15)
+        return [*model.parameters(), *model.buffers()]
+
+    expected = run()
+    assert all(map(torch.equal, run(lml_every=4, keep_best=True), expected))
+
+
+def test_after_fit_a_merged_model_is_what_was_trained():
+    chunks = partnets.chunk(examples(), PROPORTIONS)
+    model = network()
+    trainer(model, chunks).fit(12)
+    with warnings.catch_warnings(action="error"):
+        merged = partnets.merge(model)
+    with partnets.subnetwork(model.eval(), 3):
+        torch.testing.assert_close(merged.eval()(examples()[0]), model(examples()[0]))
+
+
+@pytest.mark.parametrize("judge", [partnets.merge, lambda model: partnets.accuracy(model, examples())])
+def test_stale_statistics_are_not_deployed_without_a_word(judge):
+    model, chunks = trained()
+    with pytest.warns(UserWarning, match=r"1 BatchNorm layers \(2 is the first\) are older"):
+        judge(model)
+    partnets.estimate_statistics(model, chunks)
+    with warnings.catch_warnings(action="error"):
+        judge(model)
+
+
+def test_equal_numbers_of_steps_are_no_sign_of_an_estimate():
+    model, optimizer = network(), None
+    optimizer = partnets.optim.SGD(model, lr=0.1)
+    chunks = partnets.chunk(examples(), PROPORTIONS)
+    for _ in range(4):
+        for k in (1, 2, 3):
+            batch = chunks.sample_upto(k, 10)
+            partnets.step_weights(
+                model, optimizer, k, batch, lambda batch: nn.functional.cross_entropy(model(batch[0]), batch[1])
+            )
+    again = network()
+    again.load_state_dict(model.state_dict())
+    assert model[2].is_stale and again[2].is_stale
+
+
+def test_the_order_of_a_split_does_not_matter():
+    x, y = examples()
+    found = []
+    for sort in (False, True):
+        parts = [partnets.chunk((x, y), PROPORTIONS).indices(k) for k in (1, 2, 3)]
+        parts = [part[x[part, 0].argsort()] if sort else part for part in parts]
+        chunks = partnets.chunk((x, y), indices=parts)
+        torch.manual_seed(0)
+        model = partnets.partition(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8)), PROPORTIONS)
+        with partnets.subnetwork(model, 1, 1):
+            model(x)
+        partnets.estimate_statistics(model, chunks, batch_size=10)
+        found.append(model[1].running_var.clone())
+    torch.testing.assert_close(*found, rtol=0.2, atol=0.0)
+
+
+def test_steps_of_psi_alone_leave_stale_statistics():
+    model, chunks = trained()
+    partnets.estimate_statistics(model, chunks)
+    hyper_optimizer = torch.optim.Adam(model[0].parameters())
+    batch = chunks.sample(2, 10)
+    partnets.step_hyper(model, hyper_optimizer, {2: batch}, lambda b: nn.functional.cross_entropy(model(b[0]), b[1]))
+    assert model[2].is_stale
+
+
+def test_a_saved_model_knows_whether_its_statistics_are_stale():
+    model, chunks = trained()
+    for fresh in (False, True):
+        if fresh:
+            partnets.estimate_statistics(model, chunks)
+        other = network()
+        other.load_state_dict(model.state_dict())
+        assert other[2].is_stale == copy.deepcopy(model)[2].is_stale == (not fresh)
+
+
+def test_a_norm_that_does_not_learn_keeps_its_statistics():
+    model = network()
+    model[2].running_mean += 1.0
+    model[2].eval()
+    trainer(model, partnets.chunk(examples(), PROPORTIONS), lml_every=5).fit(10)
+    assert (model[2].running_mean == 1.0).all() and not model[2].is_stale
+
+
+def test_a_deep_network_computes_after_training_what_it_computed_in_it():
+    """Subnetwork 3 has had a tenth of the steps: its statistics follow weights of long ago."""
+    chunks = partnets.chunk(examples(400), (0.8, 0.1, 0.1))
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU()) for _ in range(4)]
+    model = partnets.partition(nn.Sequential(nn.Linear(6, 16), *blocks, nn.Linear(16, 2)), (0.8, 0.1, 0.1))
+    one = partnets.Trainer(model, chunks, optimizer=partnets.optim.Adam(model, lr=1e-2), batch_size=32)
+    for _ in range(150):
+        one.step()
+    with warnings.catch_warnings(action="ignore"):
+        stale = partnets.mean_loss(model, chunks.upto(3))
+    one.estimate_statistics()
+    assert partnets.mean_loss(model, chunks.upto(3)) < 0.7 * stale

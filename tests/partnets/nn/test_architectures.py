@@ -1,0 +1,76 @@
+"""docs/models.md: the architectures of other libraries that it names partition, train and merge."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from architectures import ONE, Failed, attempt, trial
+from timm.models import _registry
+from torch import nn
+
+from partnets.convert import partitioning
+
+PAGE = Path(__file__).parents[3] / "docs" / "models.md"
+# Some that take part of a second, and more than one rule.
+SOME = {"timm": ("efficientnet", "nfnet"), "transformers": ("beit", "levit", "t5"), "torchvision": ("squeezenet",)}
+
+
+def table() -> list[tuple[str, str, str, str]]:
+    """Library, family, model and outcome of each row."""
+    rows, library = [], None
+    for line in PAGE.read_text().splitlines():
+        if line.startswith("## "):
+            library = line.removeprefix("## ").split(":")[0]
+        elif line.startswith("| ") and not line.startswith("| family"):
+            family, name, outcome = (cell.strip(" `") for cell in line.strip("|").split("|"))
+            rows.append((library, family, name, outcome))
+    return rows
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("library", "family", "name", "outcome"),
+    [
+        pytest.param(*row, marks=[] if row[1] in SOME[row[0]] else pytest.mark.full, id="-".join(row[:2]))
+        for row in table()
+    ],
+)
+def test_an_architecture_does_what_the_page_says(library, family, name, outcome):
+    assert (trial(ONE[library](family, name)) or "yes") == outcome
+
+
+def test_the_page_has_all_families_of_timm_and_at_least_19_of_20_pass():
+    families = {family: outcome for library, family, _, outcome in table() if library == "timm"}
+    assert families.keys() == set(_registry._module_to_models)
+    assert sum(outcome == "yes" for outcome in families.values()) >= 0.95 * len(families)
+
+
+class Reader(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.layer.weight)
+
+
+class Drifting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        if self.training:
+            self.mean += x.mean(0)
+        return self.layer(x) - self.mean
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [(Reader, "reads weights of later|merged subnetwork 1"), (Drifting, "changes mean, which is not its")],
+)
+def test_a_trial_notices_a_leak(make, message, monkeypatch):
+    monkeypatch.setattr(partitioning, "read_by", lambda module: set())
+    with pytest.raises(Failed, match=message):
+        attempt(make(), {"x": torch.randn(3, 4)})

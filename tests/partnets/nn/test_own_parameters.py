@@ -1,0 +1,297 @@
+"""Parameters that a module of any class keeps for itself: whoever reads them gets those of the live subnetwork."""
+
+import copy
+import functools
+import io
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import partkernels
+import partnets
+from partnets.convert.reads import read_by
+from partnets.nn.own_parameters import OwnParameters
+
+PROPORTIONS = (0.5, 0.3, 0.2)
+
+
+class Embedded(nn.Module):
+    """As a vision transformer: a token and positions of its own, around layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(1, 1, 4))
+        self.position = nn.Parameter(torch.randn(1, 6, 4))
+        self.gain = nn.Parameter(torch.ones(()))
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.position
+        return self.layer(x) * self.gain
+
+
+def partitioned():
+    torch.manual_seed(0)
+    return partnets.partition(Embedded().double(), PROPORTIONS)
+
+
+def trained(model):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    return model
+
+
+def test_the_model_itself_changes_in_place_and_stays_what_it_was():
+    model = Embedded()
+    before = copy.deepcopy(model)
+    assert partnets.partition(model, PROPORTIONS, defaults="zero") is model
+    assert isinstance(model, Embedded) and type(model).__name__ == "Embedded" and isinstance(model, OwnParameters)
+    assert {name: tuple(p.shape) for name, p in model.named_parameters(recurse=False)} == {
+        "token": (3, 1, 1, 4), "position": (3, 1, 6, 4), "gain": (3,),
+    }  # fmt: skip
+    assert torch.equal(model.token, before.token) and model.position.shape == (1, 6, 4)
+    x = torch.randn(2, 5, 4)
+    torch.testing.assert_close(model(x), before(x))
+
+
+@pytest.mark.parametrize(("active", "update"), [(1, 1), (2, 1), (2, 2), (3, 3), (3, None)])
+def test_a_subnetwork_adds_its_rows_up_and_one_learns(active, update):
+    model = trained(partitioned())
+    x = torch.randn(2, 5, 4, dtype=torch.float64)
+    with partnets.subnetwork(model, active, update):
+        output = model(x)
+    merged = partnets.merge(model, active)
+    assert type(merged) is Embedded
+    torch.testing.assert_close(merged(x), output, rtol=1e-12, atol=1e-12)
+    merged(x).sum().backward()
+    if update is None:
+        assert not output.requires_grad
+        return
+    output.sum().backward()
+    for name, rows in model.named_parameters(recurse=False):
+        expected = torch.zeros_like(rows)
+        expected[update - 1] = merged.get_parameter(name).grad
+        torch.testing.assert_close(rows.grad, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_a_step_changes_one_row():
+    model = trained(partitioned())
+    before = copy.deepcopy(dict(model.named_parameters(recurse=False)))
+    with partnets.subnetwork(model, 2, 2):
+        model(torch.randn(2, 5, 4, dtype=torch.float64)).sum().backward()
+    partnets.optim.SGD(model, lr=0.1).step(update=2)
+    for name, rows in model.named_parameters(recurse=False):
+        assert torch.equal(rows[[0, 2]], before[name][[0, 2]]) and not torch.equal(rows[1], before[name][1])
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_compute_the_same_and_share_nothing(duplicate):
+    model = trained(partitioned())
+    again = duplicate(model)
+    x = torch.randn(2, 5, 4, dtype=torch.float64)
+    for active in (1, 3):
+        with partnets.subnetwork(model, active), partnets.subnetwork(again, active):
+            assert torch.equal(model(x), again(x))
+    assert not {p.data_ptr() for p in model.parameters()} & {p.data_ptr() for p in again.parameters()}
+
+
+def test_a_state_dict_restores_every_row():
+    model, file = trained(partitioned()), io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    fresh = partitioned()
+    fresh.load_state_dict(torch.load(file, weights_only=True))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), fresh.parameters(), strict=True))
+
+
+def test_layers_without_a_rule_whose_parameters_are_broadcast_are_divided():
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.PReLU(4), nn.InstanceNorm2d(4, affine=True)).double()
+    model = trained(partnets.partition(model, PROPORTIONS))
+    x = torch.randn(2, 1, 6, 6, dtype=torch.float64)
+    for active in (1, 2, 3):
+        with partnets.subnetwork(model, active):
+            torch.testing.assert_close(partnets.merge(model, active)(x), model(x), rtol=1e-12, atol=1e-12)
+
+
+def test_functional_call_replaces_rows():
+    model = trained(partitioned())
+    x = torch.randn(2, 5, 4, dtype=torch.float64)
+    zeros = {name: torch.zeros_like(rows) for name, rows in model.named_parameters(recurse=False)}
+    assert not torch.func.functional_call(model, zeros, x).any()
+
+
+def test_it_compiles_without_a_break():
+    model = trained(partitioned())
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    x = torch.randn(2, 5, 4, dtype=torch.float64)
+    with partnets.subnetwork(model, 2, 2):
+        torch.testing.assert_close(compiled(x), model(x))
+
+
+class Biased(nn.Module):
+    """As attention with relative positions: a table of its own, which evaluation caches."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(6, 4))
+        self.layer = nn.Linear(4, 4)
+        self.bias_cache = {}
+
+    def reset_parameters(self):
+        nn.init.constant_(self.table, 2.0)
+
+    def train(self, mode=True):
+        if mode and self.bias_cache:
+            self.bias_cache = {}
+        return super().train(mode)
+
+    def biases(self):
+        if self.training:
+            return self.table * 2
+        if "cpu" not in self.bias_cache:
+            self.bias_cache["cpu"] = self.table * 2
+        return self.bias_cache["cpu"]
+
+    def forward(self, x):
+        return self.layer(x) + self.biases()
+
+
+def biased(**options):
+    torch.manual_seed(0)
+    return partnets.partition(Biased().double(), PROPORTIONS, **{"defaults": "seed"} | options)
+
+
+def test_weights_of_any_module_have_a_partition():
+    model = trained(biased())
+    assert model.table.shape == (6, 4) and model.partitions["table"].sizes() == [12, 7, 5]
+    before, mask = dict(model.named_parameters())["table"].detach().clone(), model.partitions["table"].mask(2)
+    with partnets.subnetwork(model, 2, 2):
+        model(torch.randn(6, 4, dtype=torch.float64)).square().sum().backward()
+    partnets.optim.SGD(model, lr=0.1).step(update=2)
+    assert torch.equal(model._parameters["table"] != before, mask)
+
+
+def test_they_start_as_they_are_and_so_do_their_defaults():
+    torch.manual_seed(0)
+    before = Biased().double().table.detach()
+    model = biased()
+    trained(model)
+    with partnets.subnetwork(model, 1):
+        later = ~model.partitions["table"].mask(1)
+        assert torch.equal(model.table[later], before[later]) and not torch.equal(model.table, before)
+
+
+def test_seed_defaults_draw_them_without_a_copy():
+    module = Biased()
+    module.seed_defaults = functools.partial(partkernels.Normal, 0.02)
+    model = partnets.partition(module, PROPORTIONS, defaults="seed")
+    assert model.partitions["table"].defaults.std == 0.02 and model.table.abs().max() < 0.1
+
+
+def test_each_subnetwork_has_a_cache_of_its_own():
+    model, x = trained(biased()).eval(), torch.randn(6, 4, dtype=torch.float64)
+    for active in (3, 1, 2, 1):
+        with partnets.subnetwork(model, active):
+            torch.testing.assert_close(partnets.merge(model, active)(x), model(x), rtol=1e-12, atol=1e-12)
+    merged = partnets.merge(model, 1)
+    assert type(merged.bias_cache) is dict and not merged.bias_cache
+    trained(model.train())
+    with partnets.subnetwork(model.eval(), 2):
+        torch.testing.assert_close(partnets.merge(model, 2)(x), model(x), rtol=1e-12, atol=1e-12)
+
+
+def test_retraining_and_resetting_call_the_class_itself():
+    model = trained(biased())
+    assert bool((partnets.finalize(model, "retrain").table == 2).all())
+    stored = model.partitions["table"].defaults.values(model.table.shape, torch.float64, "cpu")
+    model.reset_parameters()
+    assert torch.equal(model._parameters["table"], stored)
+    prelu = trained(partnets.partition(nn.Sequential(nn.PReLU(4)), PROPORTIONS))[0]
+    prelu.reset_parameters()
+    assert prelu._parameters["weight"].tolist() == [[0.25] * 4, [0.0] * 4, [0.0] * 4]
+
+
+class Reader(nn.Module):
+    """As some attention: it reads weights of some children, and of another one only the dtype."""
+
+    def __init__(self):
+        super().__init__()
+        self.read, self.asked, self.nested = nn.Linear(4, 4), nn.Linear(4, 4), nn.ModuleList([nn.Linear(4, 4)])
+
+    def forward(self, x):
+        return self.projected(self.asked(x.to(self.asked.weight.dtype)))
+
+    def projected(self, x):
+        return F.linear(
+            x, self.read.weight @ self.nested[0].weight, self.read.bias if self.read.bias is not None else None
+        )
+
+    def unused(self):
+        return self.asked.weight
+
+
+def test_layers_whose_parameters_their_parent_reads_give_those_of_the_live_subnetwork():
+    module = Reader().double()
+    assert read_by(module) == {module.read, module.nested[0]}
+    model = trained(partnets.partition(nn.Sequential(module), PROPORTIONS))
+    assert type(model[0].asked) is partnets.Linear and isinstance(model[0].read, OwnParameters)
+    x = torch.randn(2, 4, dtype=torch.float64)
+    for active in (1, 2, 3):
+        with partnets.subnetwork(model, active):
+            torch.testing.assert_close(partnets.merge(model, active)(x), model(x), rtol=1e-12, atol=1e-12)
+
+
+class ReadTable(nn.Module):
+    """A head tied to an embedding, whose table is read as well."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 4), nn.Linear(4, 9, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids):
+        return self.head(self.table(ids)) + F.linear(self.table(ids), self.table.weight)
+
+
+def test_tied_weights_stay_tied_where_one_layer_is_read():
+    model = trained(partnets.partition(ReadTable().double(), PROPORTIONS, defaults="stored"))
+    assert model.head._parameters["weight"] is model.table._parameters["weight"]
+    ids = torch.arange(5)
+    for active in (1, 2, 3):
+        with partnets.subnetwork(model, active):
+            torch.testing.assert_close(partnets.merge(model, active)(ids), model(ids), rtol=1e-12, atol=1e-12)
+
+
+def test_weight_normalised_layers_are_divided():
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))).double()
+    model = trained(partnets.partition(model, PROPORTIONS))
+    x = torch.randn(2, 4, dtype=torch.float64)
+    for active in (1, 2, 3):
+        with partnets.subnetwork(model, active):
+            torch.testing.assert_close(partnets.merge(model, active)(x), model(x), rtol=1e-12, atol=1e-12)
+
+
+class Cropping(nn.Module):
+    """As some models, it makes a table of another length fit as it loads it."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(4, 4))
+
+    def _load_from_state_dict(self, state_dict, prefix, *rest):
+        state_dict[f"{prefix}table"] = state_dict[f"{prefix}table"][:4]
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def test_what_a_class_makes_fit_loads_and_what_does_not_fit_raises():
+    model = trained(partnets.partition(nn.Sequential(Cropping()), PROPORTIONS))
+    table = torch.randn(6, 4)
+    model.load_state_dict(model.state_dict() | {"0.table": table})
+    assert torch.equal(model[0]._parameters["table"], table[:4])
+    model = biased()
+    with pytest.raises(RuntimeError, match=r"table: has the shape \[5, 4\]"):
+        model.load_state_dict(model.state_dict() | {"table": torch.zeros(5, 4)})

@@ -1,0 +1,138 @@
+"""Which subnetwork is live is a matter of each thread, and of no copy of the model."""
+
+import asyncio
+import copy
+import io
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from small_network import PROPORTIONS
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import partnets
+from partnets import baselines
+
+
+def network():
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(9, 7), nn.PReLU(), nn.LayerNorm(7), nn.Linear(7, 3))
+    model = partnets.partition(layers, PROPORTIONS)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return model
+
+
+def outputs(model, x):
+    expected = {}
+    for k in (1, 2, 3):
+        with partnets.subnetwork(model, k):
+            expected[k] = model(x)
+    return expected
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_threads_compute_each_its_own_subnetwork(compiled):
+    model, x = network(), torch.randn(4, 9)
+    expected = outputs(model, x)
+    computes = torch.compile(model, backend="eager", fullgraph=True) if compiled else model
+    if compiled:
+        torch.compiler.reset()
+        outputs(computes, x)
+    start = threading.Barrier(3)
+
+    def compute(k):
+        start.wait()
+        right = 0
+        for _ in range(100):
+            with partnets.subnetwork(model, k, update=None):
+                right += torch.equal(computes(x), expected[k])
+        return right
+
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(compute, (1, 2, 3))) == [100] * 3
+
+
+def test_a_thread_starts_outside_of_any_subnetwork():
+    model = network()
+    with partnets.subnetwork(model, 1, 1), ThreadPoolExecutor(1) as threads:
+        assert threads.submit(lambda: (model[0].active, model[0].update)).result() == (3, 3)
+        assert (model[0].active, model[0].update) == (1, 1)
+
+
+def test_subnetworks_that_interleave_in_one_thread_raise():
+    model = network()
+
+    async def request(k, seconds):
+        with partnets.subnetwork(model, k):
+            await asyncio.sleep(seconds)
+
+    async def both():
+        return await asyncio.gather(request(1, 0.01), request(2, 0.1), return_exceptions=True)
+
+    first, _ = asyncio.run(both())  # which leaves inside of the second
+    assert isinstance(first, RuntimeError) and "await" in str(first)
+    assert (model[0].active, model[0].update) == (3, 3)
+
+
+def saved(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy, lambda m: pickle.loads(pickle.dumps(m)), saved])
+def test_copies_start_outside(copied):
+    model, x = network(), torch.randn(4, 9)
+    whole = model(x)
+    with partnets.subnetwork(model, 1):
+        layer, new = copied(model[0]), copied(model) if copied is not copy.copy else copy.copy(model[0])
+        assert (layer.active, layer.update) == (3, 3)
+        if copied is not copy.copy:
+            assert torch.equal(new(x), whole)
+        with partnets.subnetwork(layer, 2):
+            assert model[0].active == 1
+
+
+def test_a_module_of_another_base_starts_outside():
+    ensemble = baselines.Ensemble([nn.Linear(4, 2) for _ in range(3)])
+    with partnets.subnetwork(ensemble, 2, 1):
+        assert copy.deepcopy(ensemble).active == 3
+        assert ensemble.active == 2
+    assert (ensemble.active, ensemble.update) == (3, 3)
+
+
+def test_replicas_compute_the_subnetwork_that_was_live_when_they_were_made():
+    """As torch.nn.DataParallel's, which compute in threads of their own."""
+    layer = partnets.Linear(4, 3, proportions=PROPORTIONS)
+    with partnets.subnetwork(layer, 1, 1):
+        replica = layer._replicate_for_data_parallel()
+        with ThreadPoolExecutor(1) as threads:
+            assert threads.submit(lambda: (replica.active, replica.update)).result() == (1, 1)
+
+
+def test_a_backward_pass_in_a_thread_of_autograd_recomputes_the_live_subnetwork():
+    """As on a GPU, whose backward passes run in threads of their own; here nested ones do, past 60 of them."""
+    layer = partnets.Linear(3, 3, bias=False, proportions=PROPORTIONS).double()
+    with torch.no_grad():
+        layer.weight.copy_(torch.randn(3, 3))
+    threads = set()
+
+    def nested(depth):
+        def compute(x):
+            threads.add(threading.get_ident())
+            return layer(x) if depth == 0 else checkpoint(nested(depth - 1), x, use_reentrant=True)
+
+        return compute
+
+    x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+    with partnets.subnetwork(layer, 1, 1):
+        (expected,) = torch.autograd.grad(layer(x).sum(), layer.weight)
+        nested(70)(x).sum().backward()
+    assert len(threads) > 1
+    assert torch.equal(layer.weight.grad, expected)

@@ -1,0 +1,147 @@
+"""Loops that would train nothing, or what they must not, are stopped before anything has changed."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import partnets
+from partnets import hyper, optim
+
+PROPORTIONS = (0.5, 0.3, 0.2)
+
+
+def network():
+    torch.manual_seed(0)
+    return partnets.partition(
+        nn.Sequential(hyper.InputMask(6), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), PROPORTIONS
+    )
+
+
+def loss(model):
+    torch.manual_seed(1)
+    return F.cross_entropy(model(torch.randn(10, 6)), torch.arange(10) % 3)
+
+
+def refused(model, step, message):
+    before = [parameter.clone() for parameter in model.parameters()]
+    with pytest.raises(RuntimeError, match=message):
+        step()
+    assert all(map(torch.equal, model.parameters(), before))
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop, torch.optim.AdamW])
+def test_an_optimiser_of_all_partitions_at_once_is_refused_at_each_step(kind):
+    model = network()
+    optimizer = kind(model.parameters(), lr=0.1)
+    with partnets.subnetwork(model, 1, 1):
+        loss(model).backward()
+    refused(model, optimizer.step, f"{kind.__name__} is about to step .* with 3 partitions.*step_weights")
+    refused(model, optimizer.step, "of them at once")
+
+
+def test_one_parameter_of_a_partitioned_layer_is_enough():
+    model = network()
+    optimizer = torch.optim.SGD([{"params": model[0].parameters()}], lr=0.1)
+    loss(model).backward()
+    optimizer.step()
+    optimizer.add_param_group({"params": [model[3].bias]})
+    refused(model, optimizer.step, "a Linear with 3 partitions")
+
+
+def test_optimisers_of_psi_of_one_partition_and_of_ordinary_models_step():
+    model = network()
+    for parameters in (model[0].parameters(), partnets.merge(model).parameters(), partnets.Linear(6, 3).parameters()):
+        optimizer = torch.optim.Adam(parameters)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_psi_learns_nothing_where_a_partition_learns_unless_asked_for(given):
+    model = network()
+    with partnets.subnetwork(model, 2, 2, hyper=given):
+        loss(model).backward()
+    assert (model[0].logits.grad is not None) == given
+    assert model[0].logits.requires_grad and model[1].bias.grad.any()
+    with partnets.subnetwork(model, 2):
+        loss(model).backward()
+    assert model[0].logits.grad.any()
+
+
+MADE = {
+    "SGD": lambda model: optim.SGD(model, lr=0.1, momentum=0.9, weight_decay=0.1),
+    "Adam": lambda model: optim.Adam(model, weight_decay=0.1),
+    "RMSprop": lambda model: optim.PerPartition(torch.optim.RMSprop, model),
+}
+each = pytest.mark.parametrize("name", MADE)
+
+
+@each
+def test_a_step_of_a_partition_without_a_gradient_raises(name):
+    model = network()
+    optimizer = MADE[name](model)
+    refused(model, lambda: optimizer.step(update=2), "no parameter of this optimiser has a gradient")
+    loss(model).backward()  # outside of any subnetwork the last partition learns
+    refused(model, lambda: optimizer.step(update=1), "the gradient of partition 1 is 0 everywhere")
+    optimizer.step(update=3)
+    optimizer.zero_grad()
+    with partnets.subnetwork(model, 2, 2):
+        loss(model).backward()
+    refused(model, lambda: optimizer.step(update=1), r"partnets\.subnetwork\(model, active=1, update=1\)")
+    optimizer.step(update=2)
+
+
+@each
+def test_gradients_of_several_partitions_and_by_hand_step(name):
+    model = network()
+    optimizer = MADE[name](model)
+    for k in (1, 2):
+        with partnets.subnetwork(model, k, k):
+            loss(model).backward()
+    for k in (1, 2, 1):  # a second time by the same gradient
+        optimizer.step(update=k)
+    for _, parameter in model[1].owned():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step(update=3)
+
+
+def test_the_optimiser_of_a_copy_is_not_taken_for_the_models():
+    model = network()
+    optimizer = optim.Adam(copy.deepcopy(model))
+    refused(
+        model, lambda: partnets.step_weights(model, optimizer, 1, None, lambda _: loss(model)), "no parameter of this"
+    )
+
+
+def test_partitions_that_were_frozen_at_first_are_seen_when_they_are_not():
+    model = network()
+    for layer in (model[1], model[3]):
+        layer.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss(model).backward()
+    optimizer.step()
+    model.requires_grad_(True)
+    loss(model).backward()
+    refused(model, optimizer.step, "is about to step")
+
+
+def test_a_step_without_a_partition_names_them():
+    with pytest.raises(ValueError, match="update=None, but there are 3 partitions"):
+        optim.Adam(network()).step()
+
+
+def test_parameters_are_not_taken_for_a_model():
+    with pytest.raises(TypeError, match="SGD got a generator; pass the model itself"):
+        optim.SGD(network().parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("clip", [0, -1.0, float("nan"), float("inf")])
+def test_a_norm_to_clip_to_is_checked_before_the_step(clip):
+    model = network()
+    with pytest.raises(ValueError, match="clip="):
+        partnets.step_weights(model, optim.Adam(model), 1, None, lambda _: pytest.fail("computed"), clip=clip)

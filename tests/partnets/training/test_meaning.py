@@ -1,0 +1,269 @@
+"""Trainings whose L_ML or ψ would mean nothing raise or warn before they begin, and others don't."""
+
+import functools
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import partnets
+from partnets import hyper
+
+PROPORTIONS = (0.5, 0.3, 0.2)
+
+
+class Smoothed(nn.Module):
+    """With a hyperparameter that only the loss has a use for."""
+
+    def __init__(self):
+        super().__init__()
+        self.mask, self.network, self.smoothing = hyper.InputMask(6), nn.Linear(6, 3), hyper.ConcreteDropout(0.2)
+
+    def forward(self, x):
+        return self.network(self.mask(x))
+
+    def loss(self, output, y):
+        smoothing = self.smoothing.rate()
+        return (1 - smoothing) * F.cross_entropy(output, y) - smoothing * output.log_softmax(1).mean()
+
+
+def examples(count=200, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 6, generator=generator)
+    return x, x[:, :3].argmax(1)
+
+
+def network():
+    torch.manual_seed(0)
+    return partnets.partition(nn.Sequential(hyper.InputMask(6), nn.Linear(6, 3)), PROPORTIONS)
+
+
+def chunks(**options):
+    return partnets.chunk(examples(), PROPORTIONS, **options)
+
+
+def trainer(model, **options):
+    return partnets.Trainer(model, chunks(), hyper=model[0], batch_size=16, **options)
+
+
+def test_psi_that_reaches_the_loss_alone_is_refused_before_anything_changes():
+    model = partnets.partition(Smoothed(), PROPORTIONS)
+    one = partnets.Trainer(model, chunks(), hyper=[model.mask, model.smoothing], loss=model.loss, batch_size=16)
+    before = [tensor.clone() for tensor in (*model.parameters(), torch.get_rng_state(), one.generator.get_state())]
+    with pytest.raises(ValueError, match=r"smoothing\.rate\.raw reaches the loss, but not the model's output.*sweep"):
+        one.fit(1)
+    after = [*model.parameters(), torch.get_rng_state(), one.generator.get_state()]
+    assert all(map(torch.equal, before, after)) and one.steps == 0
+
+
+def test_with_a_loss_of_its_own_for_psi_the_rest_learns():
+    model = partnets.partition(Smoothed(), PROPORTIONS)
+    options = {"hyper": model.mask, "loss": model.loss, "hyper_loss": F.cross_entropy, "lml_every": 5}
+    one = partnets.Trainer(model, chunks(), batch_size=16, **options)
+    before = model.mask.logits.detach().clone()
+    one.fit(5)
+    assert not torch.equal(model.mask.logits, before) and one.values().keys() == {f"mask.{i}" for i in range(6)}
+    assert one.history.lml["lml"] == [partnets.lml(model, one.chunks, seed=0, batch_size=16)]
+
+
+@pytest.mark.parametrize(
+    "loss", [nn.CrossEntropyLoss(label_smoothing=0.3), functools.partial(F.cross_entropy, label_smoothing=0.3)]
+)
+def test_label_smoothing_does_not_count_for_psi(loss):
+    def run(loss, **options):
+        one = trainer(network(), loss=loss, lml_every=3, **options)
+        torch.manual_seed(1)
+        return one.fit(6)
+
+    smoothed, plain = run(loss), run(loss, hyper_loss=F.cross_entropy)
+    assert smoothed.lml == plain.lml and smoothed.steps == plain.steps
+    assert run(loss, hyper_loss=loss).lml != plain.lml
+
+
+def test_a_sum_over_the_batch_is_refused():
+    for loss in (nn.CrossEntropyLoss(reduction="sum"), functools.partial(F.cross_entropy, reduction="sum")):
+        with pytest.raises(ValueError, match="reduction='sum'"):
+            trainer(network(), loss=loss)
+        with pytest.raises(ValueError, match="reduction='sum'"):
+            partnets.lml(network(), chunks(), loss)
+
+
+def test_a_sum_in_a_loss_of_ones_own_is_found_at_the_first_step():
+    model = network()
+    one = trainer(model, loss=lambda output, y: F.cross_entropy(output, y, reduction="sum"))
+    with pytest.raises(ValueError, match="it is a sum; pass the mean"):
+        one.fit(1)
+
+
+def test_weights_of_classes_are_no_judge_of_themselves():
+    weighted = nn.CrossEntropyLoss(torch.tensor([1.0, 0.01, 1.0]))
+    assert trainer(network(), loss=weighted).hyper_loss.weight is None and weighted.weight is not None
+    given = functools.partial(F.cross_entropy, weight=torch.ones(3), ignore_index=2)
+    assert trainer(network(), loss=given).hyper_loss.keywords == {
+        "weight": None, "ignore_index": 2, "label_smoothing": 0.0
+    }  # fmt: skip
+
+
+def test_buffers_that_follow_the_data_are_warned_of():
+    class Centred(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(6))
+
+        def forward(self, x):
+            if self.training:
+                self.mean.lerp_(x.mean(0), 0.1)
+            return x - self.mean
+
+    def made():
+        return partnets.partition(nn.Sequential(hyper.InputMask(6), Centred(), nn.Linear(6, 3)), PROPORTIONS)
+
+    model = made()
+    one = trainer(model)
+    with pytest.warns(UserWarning, match=r"1 buffers \(1\.mean is the first\) follow the data"):
+        one._start()
+    assert not model[1].mean.any()
+    model = made()
+    model[1].eval()
+    with warnings.catch_warnings(action="error"):
+        trainer(model).fit(1)
+
+
+def test_a_loop_that_tells_no_chunks_is_taken_at_the_word_of_its_first_judgement():
+    model = network()
+    optimizer = partnets.optim.Adam(model)
+    batch = chunks().sample_upto(1, 16)
+    partnets.step_weights(model, optimizer, 1, batch, lambda batch: F.cross_entropy(model(batch[0]), batch[1]))
+    partnets.lml(model, chunks())
+    with pytest.raises(ValueError, match="has learned from other chunks"):
+        partnets.lml(model, chunks(seed=1))
+
+
+@pytest.mark.parametrize(("loss", "cure"), [(nn.MSELoss(), "gaussian_nll"), (F.l1_loss, "of your own")])
+def test_a_distance_is_no_likelihood(loss, cure):
+    with pytest.warns(UserWarning, match=f"is no negative log-likelihood.*{cure}"):
+        trainer(network(), loss=loss)
+    model = network()
+    with warnings.catch_warnings(action="error"):  # where nothing is judged by it, it may be any
+        partnets.Trainer(model, chunks(), loss=lambda output, y: output.square().mean(), batch_size=16).fit(1)
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_step():
+    model = network()
+    one = trainer(model, loss=lambda output, y: F.cross_entropy(output, y) * (torch.nan if one.steps == 2 else 1.0))
+    one.fit(2)
+    before = [parameter.clone() for parameter in model.parameters()]
+    with pytest.raises(FloatingPointError, match="the loss of step 3 is nan"):
+        one.fit(2)
+    assert all(map(torch.equal, model.parameters(), before)) and one.steps == 2
+    with pytest.warns(UserWarning, match="the loss of subnetwork 1 on chunk 2 is nan"):
+        assert partnets.lml(model, one.chunks, lambda output, y: output.sum() * torch.nan) != 0
+
+
+def trained_before(**options):
+    """Ordinary training on all of the data, and then a partition."""
+    torch.manual_seed(0)
+    model = nn.Sequential(hyper.InputMask(6, probability=0.99), nn.Linear(6, 3))
+    optimizer, (x, y) = torch.optim.Adam(model[1].parameters(), lr=0.1), examples()
+    for _ in range(100):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return partnets.partition(model, PROPORTIONS, **options)
+
+
+def test_weights_that_know_later_chunks_are_warned_of():
+    model = trained_before(defaults="stored")
+    one = partnets.Trainer(model, chunks(), hyper=model[0], batch_size=32)
+    with pytest.warns(UserWarning, match="before its first step, subnetwork 1 predicts labels of chunk 2"):
+        one.step()
+    with warnings.catch_warnings(action="error"):  # once
+        one.step()
+
+
+def test_fresh_weights_and_such_as_go_on_are_not():
+    with warnings.catch_warnings(action="error"):
+        trainer(trained_before(defaults="seed")).fit(1)
+        model = network()
+        partnets.Trainer(model, chunks(), optimizer=partnets.optim.Adam(model, lr=0.1), batch_size=32).fit(150)
+        assert partnets.lml(model, chunks()) > -0.5 * 100  # far better than guessing
+        trainer(model).fit(1)
+
+
+def test_shares_that_are_far_apart_are_warned_of():
+    model = partnets.partition(nn.Sequential(hyper.InputMask(6), nn.Linear(6, 30)), (0.1, 0.1, 0.8))
+    with pytest.warns(
+        UserWarning, match="have 10, 10, 80 % of the weights, and the chunks 50, 30, 20 % of the examples"
+    ):
+        trainer(model)
+
+
+def test_a_model_remembers_its_chunks_in_its_state_dict_too():
+    model = network()
+    trainer(model).fit(2)
+    again, restored = network(), network()
+    again.load_state_dict(model.state_dict())
+    for one in (model, again):
+        assert isinstance(partnets.lml(one, chunks()), float)
+        for judge in (partnets.lml, partnets.loss_matrix):
+            with pytest.raises(ValueError, match=r"has learned from other chunks.*other_chunks=True"):
+                judge(one, chunks(seed=1))
+            judge(one, chunks(seed=1), other_chunks=True)
+        with pytest.raises(ValueError, match="has learned from other chunks"):
+            partnets.Trainer(one, chunks(seed=1))
+        partnets.Trainer(one, chunks(seed=1), other_chunks=True)
+    with pytest.raises(ValueError, match="has learned from other chunks"):  # the same split of other data
+        partnets.lml(model, partnets.chunk(examples(seed=1), PROPORTIONS))
+    as_examples = partnets.chunk(list(zip(*examples(), strict=True)), PROPORTIONS)
+    assert partnets.lml(model, as_examples) == pytest.approx(partnets.lml(model, chunks()))
+    assert partnets.lml(restored, chunks(seed=1)) < 0 and not hasattr(partnets.merge(model)[1], "learned_from")
+    assert list(partnets.merge(model).state_dict()) == ["0.probability.raw", "1.weight", "1.bias"]
+
+
+def test_the_variance_of_a_regression_is_learned_from_unseen_data():
+    torch.manual_seed(0)
+    x = torch.randn(400, 3)
+    y = x @ torch.tensor([[1.0], [-1.0], [0.5]]) + 0.3 * torch.randn(400, 1)
+    model = partnets.partition(
+        nn.Sequential(nn.Linear(3, 32), nn.ReLU(), nn.Linear(32, 1), hyper.ObservationNoise()), (0.8, 0.2)
+    )
+    options = {"loss": hyper.gaussian_nll, "batch_size": 64, "hyper": model[3]}
+    options["hyper_optimizer"] = torch.optim.Adam(model[3].parameters(), lr=3e-2)
+    one = partnets.Trainer(
+        model, partnets.chunk((x, y), (0.8, 0.2)), optimizer=partnets.optim.Adam(model, lr=3e-2), **options
+    )
+    one.fit(300)
+    assert one.values()["3.std"] == pytest.approx(0.3, rel=0.25)
+    with pytest.raises(ValueError, match=r"y is \[5\] and the prediction \[5, 1\]"):
+        hyper.gaussian_nll(model(x[:5]), y[:5, 0])
+    deployed = partnets.finalize(model, "deploy")
+    assert deployed(x).shape == y.shape
+
+
+def test_a_sweep_finds_what_predicts_unseen_data_and_compares_like_with_like():
+    data = chunks()
+
+    def make(rate):
+        model = partnets.partition(nn.Sequential(nn.Dropout(rate), nn.Linear(6, 3)), PROPORTIONS)
+        return partnets.Trainer(model, data, optimizer=partnets.optim.Adam(model, lr=0.05), batch_size=32)
+
+    state = torch.get_rng_state()
+    found = partnets.sweep(make, [0.9, 0.0], steps=60)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert found.best == 0.0 and found.trainer.steps == 60 and [choice for choice, _ in found.tried] == [0.9, 0.0]
+    assert found.tried[1][1] == partnets.lml(found.trainer.model, data, seed=0, batch_size=32) > found.tried[0][1]
+    with pytest.raises(ValueError, match="has other chunks than the choice before"):
+        partnets.sweep(lambda seed: partnets.Trainer(network(), chunks(seed=seed)), [0, 1], steps=1)
+    with pytest.raises(ValueError, match="judges by another loss than the choice before"):
+        partnets.sweep(
+            lambda scale: trainer(network(), loss=lambda o, y: scale * F.cross_entropy(o, y)), [1, 2], steps=1
+        )
+    shared = network()
+    with pytest.raises(ValueError, match="has learned already"):
+        partnets.sweep(lambda _: trainer(shared), [1, 2], steps=1)
+    with pytest.raises(ValueError, match="no choice"):
+        partnets.sweep(make, [], steps=1)
+    with pytest.raises(TypeError, match=r"return a partnets\.Trainer"):
+        partnets.sweep(lambda _: network(), [0], steps=1)
