@@ -21,7 +21,7 @@ from partnets.hyper import Hyperparameter
 from partnets.nn import state_dict
 from partnets.nn.layer import PartitionedLayer
 from partnets.nn.own_parameters import OwnParameters, is_broadcast, own_parameters_class
-from partnets.nn.partitioned import Partitioned
+from partnets.nn.partitioned import REPLACED, Partitioned
 from partnets.nn.registry import Rule, known, rule_of
 from partnets.utils import seeds
 from partnets.utils.modules import is_frozen
@@ -115,6 +115,7 @@ def partition(
         # Of tied layers one drew the weight that they share.
         usual = {weight for weights in redrawn.values() for weight, is_usual in weights.items() if is_usual}
         _warn_of_lost([path for path, weights in redrawn.items() if weights.keys() - usual])
+    before = set(model.parameters())
     own = {
         module: _divided(
             _class_for(module).from_ordinary, module, frozen, proportions, seeds.derived(seed, path), options
@@ -126,6 +127,7 @@ def partition(
         module.__class__ = type(divided)
         module.__dict__.update(divided.__dict__)
     model = replace_modules(model, new)
+    REPLACED.update(dict.fromkeys(before.difference(model.parameters())))
     if not isinstance(model, PartitionedLayer):  # which look after themselves
         state_dict.guard(model)
     return model

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from partkernels import Partition
 from partnets.nn.initial_values import reinitialise
@@ -19,8 +20,22 @@ HANDED_ON = "partnets.subnetwork"
 # The fingerprint of chunks that nobody has told.
 UNKNOWN = ""
 
+
+class _Existing(weakref.WeakSet):
+    """Modules that there are; `made` tells who has looked at all of them whether there have been more since."""
+
+    made = 0
+
+    def add(self, item: Partitioned) -> None:
+        self.made += 1
+        super().add(item)
+
+
 # All partitioned modules that there are: how a parameter is known for one of theirs.
-EXISTING: weakref.WeakSet[Partitioned] = weakref.WeakSet()
+EXISTING = _Existing()
+
+# Parameters of ordinary layers that partitioned ones have replaced.
+REPLACED: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 class _Live(threading.local):

@@ -130,6 +130,26 @@ def test_partitions_that_were_frozen_at_first_are_seen_when_they_are_not():
     refused(model, optimizer.step, "is about to step")
 
 
+@pytest.mark.parametrize("defaults", ["seed", "zero"])
+@pytest.mark.parametrize("stepped", [False, True])
+def test_an_optimiser_from_before_the_partition_is_told_that_it_trains_nothing(defaults, stepped):
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    elsewhere = nn.Sequential(model[0])  # which goes on as it is
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    theirs = torch.optim.SGD(elsewhere.parameters(), lr=0.1)
+    if stepped:
+        loss(model).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    partnets.partition(model, PROPORTIONS, defaults=defaults)
+    loss(model).backward()
+    message = "SGD holds 4 parameters that .* replaced" if defaults == "seed" else "SGD (holds 2|is about to step)"
+    refused(model, optimizer.step, message)
+    elsewhere(torch.randn(10, 6)).sum().backward()
+    if defaults == "seed":
+        theirs.step()
+
+
 def test_a_step_without_a_partition_names_them():
     with pytest.raises(ValueError, match="update=None, but there are 3 partitions"):
         optim.Adam(network()).step()
