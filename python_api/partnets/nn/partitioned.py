@@ -46,9 +46,9 @@ class _Live(threading.local):
         learned: the partitions that have been `update` since their last step, for the optimisers.
     """
 
-    now: tuple[int, int | None] | None = None
-
     def __init__(self) -> None:
+        # Of the instance: the compiler guards on what it finds there, and would overlook what comes before the class's.
+        self.now: tuple[int, int | None] | None = None
         self.learned: set[int] = set()
 
     def __reduce__(self):

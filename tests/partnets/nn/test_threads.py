@@ -1,6 +1,7 @@
 """Which subnetwork is live is a matter of each thread, and of no copy of the model."""
 
 import asyncio
+import contextlib
 import copy
 import io
 import pickle
@@ -55,6 +56,23 @@ def test_threads_compute_each_its_own_subnetwork(compiled):
 
     with ThreadPoolExecutor(3) as threads:
         assert list(threads.map(compute, (1, 2, 3))) == [100] * 3
+
+
+@pytest.mark.parametrize("first", [None, 1])
+def test_what_was_compiled_outside_or_inside_of_a_subnetwork_is_not_run_for_the_other(first):
+    model, x = network(), torch.randn(4, 9)
+    expected = outputs(copy.deepcopy(model), x) | {None: model(x)}  # the model itself has never been inside
+    torch.compiler.reset()
+    computes = torch.compile(model, backend="eager", fullgraph=True)
+
+    def compute(k):
+        with partnets.subnetwork(model, k) if k else contextlib.nullcontext():
+            return torch.equal(computes(x), expected[k])
+
+    for k in (first, None, 1, 2, None, 1):
+        assert compute(k)
+    with ThreadPoolExecutor(1) as threads:
+        assert all(threads.map(compute, (None, 2, 1)))
 
 
 def test_a_thread_starts_outside_of_any_subnetwork():
