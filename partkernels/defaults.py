@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -32,6 +33,8 @@ def check_seed(name: str, seed: int) -> None:
 
 
 def _check_scale(name: str, scale: float) -> None:
+    if isinstance(scale, bool) or not isinstance(scale, Real):
+        raise TypeError(f"{name}={scale!r} is a {type(scale).__name__}; pass a number.")
     low, high = SCALE_RANGE
     if not low <= scale <= high:  # also false for NaN
         raise ValueError(f"{name}={scale} is out of range; pass a number in [{low}, {high}], or use Zeros().")
@@ -176,7 +179,7 @@ class Stored(Defaults):
         tensor: floating point, the weight's shape. Not copied.
 
     Raises:
-        TypeError: tensor is no floating-point tensor.
+        TypeError: tensor is no dense floating-point tensor.
 
     Example:
         >>> Stored(torch.ones(2, 2)).values((2, 2), torch.float64)
@@ -190,6 +193,8 @@ class Stored(Defaults):
         if not isinstance(self.tensor, Tensor) or not self.tensor.is_floating_point():
             given = getattr(self.tensor, "dtype", type(self.tensor).__name__)
             raise TypeError(f"Stored got {given}; pass a floating-point tensor of the weight's shape.")
+        if self.tensor.layout != torch.strided:
+            raise TypeError(f"Stored got a tensor in {self.tensor.layout}; pass a dense one, as its to_dense() is.")
         object.__setattr__(self, "tensor", self.tensor.detach())
 
     def values(self, shape, dtype=None, device=None, *, row=0, col=0) -> Tensor:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import torch
 from torch import Tensor
@@ -16,6 +18,9 @@ from partkernels.formats.philox import GROUP
 
 # Map bytes read at once when a map is checked.
 CHUNK_BYTES = 1 << 18
+# Proportions whose sum is this near 1 are as they were written, and not rounded to float32 or to a few digits: dividing
+# them by their sum would break ties otherwise, and the maps of all seeds depend on them.
+AS_WRITTEN = 1e-12
 # Of rows and columns: a draw's counter has 32 bits for each, and kernels count in as many.
 PLACE_LIMIT = 1 << 31
 
@@ -25,7 +30,7 @@ def sizes(total: int, proportions: Sequence[float]) -> list[int]:
 
     Args:
         total: the number of things to split, 0 or more.
-        proportions: at least one and at most 256 numbers in [0, 1] that sum to 1.
+        proportions: at least one and at most 256 numbers in [0, 1] that sum to 1, up to 1e-6; they are divided by their sum.
 
     Raises:
         ValueError: the proportions are none of that.
@@ -43,18 +48,30 @@ def sizes(total: int, proportions: Sequence[float]) -> list[int]:
         raise ValueError(
             f"proportions {proportions} sum to {sum(proportions):g}; pass numbers that are not negative and sum to 1."
         )
-    parts = [math.floor(p * total) for p in proportions]
-    by_remainder = sorted(range(len(parts)), key=lambda j: parts[j] - proportions[j] * total)
+    if abs(sum(proportions) - 1) > AS_WRITTEN:
+        whole = sum(map(Fraction, proportions))
+        proportions = [Fraction(p) / whole for p in proportions]
+    exact = [p * total for p in proportions]
+    parts = [math.floor(share) for share in exact]
+    by_remainder = sorted(range(len(parts)), key=lambda j: parts[j] - exact[j])
     for j in by_remainder[: total - sum(parts)]:
         parts[j] += 1
     return parts
 
 
 def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    shape = tuple(int(n) for n in shape)
+    try:
+        shape = tuple(map(operator.index, shape))
+    except TypeError:
+        raise TypeError(f"shape {shape!r} is no sequence of ints; pass a weight's shape.") from None
     if not shape or any(n < 1 for n in shape):
         raise ValueError(f"shape {shape} is empty; pass a weight's shape, each size at least 1.")
     return shape
+
+
+def _check_count(count: int) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= packed_map.MAX_COUNT:
+        raise ValueError(f"count={count!r}; pass an int from 1 to {packed_map.MAX_COUNT}.")
 
 
 def _check_range(name: str, start: int, stop: int, size: int) -> None:
@@ -137,8 +154,7 @@ class Partition:
         shape = _checked_shape(ids.shape)
         low, high = int(ids.min()), int(ids.max())
         count = high if count is None else count
-        if not 1 <= count <= packed_map.MAX_COUNT:
-            raise ValueError(f"count={count}; pass 1 to {packed_map.MAX_COUNT}.")
+        _check_count(count)
         if low < 1 or high > count:
             raise ValueError(f"ids run from {low} to {high}, but there are {count} partitions; pass ids in 1..{count}.")
         packed = packed_map.pack(packed_map.to_matrix(ids - 1), packed_map.bits_for(count))
@@ -156,8 +172,7 @@ class Partition:
 
     def __post_init__(self):
         object.__setattr__(self, "shape", _checked_shape(self.shape))
-        if not 1 <= self.count <= packed_map.MAX_COUNT:
-            raise ValueError(f"count={self.count}; pass 1 to {packed_map.MAX_COUNT}.")
+        _check_count(self.count)
         self._check_map()
         self._check_defaults()
 
@@ -179,7 +194,7 @@ class Partition:
         chunk = max(1, CHUNK_BYTES // expected[1])
         for start in range(0, rows, chunk):
             ids = packed_map.unpack(self.map[start : start + chunk], expected[1] * 8 // self.bits, self.bits)
-            if ids.max() >= self.count or ids[:, cols:].any():
+            if int(ids.max()) >= self.count or ids[:, cols:].any():
                 raise ValueError(
                     f"the map holds an id above its count of {self.count}, or padding that is not 0, in rows"
                     f" {start}..{min(start + chunk, rows) - 1}; build it with Partition.from_ids."

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 import pickle
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 import partkernels as pk
 from partkernels.backend import dispatch
 from partkernels.formats import packed_map
+from partkernels.partition import sizes
 
 SHAPE = (4, 6)
+IDS = torch.ones(SHAPE, dtype=torch.uint8)
 
 
-def example(defaults=None) -> pk.Partition:
+def a_partition(defaults=None) -> pk.Partition:
     return pk.Partition.random(SHAPE, (0.5, 0.25, 0.25), seed=7, defaults=defaults)
 
 
@@ -33,7 +40,7 @@ def assert_same(a: pk.Partition, b: pk.Partition) -> None:
 @pytest.mark.parametrize("defaults", ALL_DEFAULTS, ids=lambda d: type(d).__name__)
 @pytest.mark.parametrize("copied", ["deepcopy", "pickle", "torch.save"])
 def test_copies_and_files_keep_every_bit(defaults, copied):
-    partition = example(defaults).rows(1, 3)
+    partition = a_partition(defaults).rows(1, 3)
     if copied == "deepcopy":
         result = copy.deepcopy(partition)
         assert result.map.data_ptr() != partition.map.data_ptr()
@@ -48,21 +55,21 @@ def test_copies_and_files_keep_every_bit(defaults, copied):
 
 
 def test_what_was_pickled_before_there_were_shards_is_whole():
-    state = {name: value for name, value in vars(example()).items() if name not in ("row", "col")}
+    state = {name: value for name, value in vars(a_partition()).items() if name not in ("row", "col")}
     restored = object.__new__(pk.Partition)
     restored.__setstate__(state)
     assert (restored.row, restored.col) == (0, 0)
 
 
 def test_a_damaged_pickle_does_not_become_a_partition():
-    partition = example()
+    partition = a_partition()
     partition.map[1, 0] = 0xFF  # ids 3, of 3 partitions numbered from 0
     with pytest.raises(ValueError, match="above its count of 3"):
         pickle.loads(pickle.dumps(partition))
 
 
 def test_moves_take_the_map_and_stored_defaults_along():
-    partition = example(pk.Stored(torch.randn(SHAPE)))
+    partition = a_partition(pk.Stored(torch.randn(SHAPE)))
     moved = partition.to("meta", torch.float64)
     assert moved.map.is_meta and moved.map.dtype == torch.uint8
     assert moved.defaults.tensor.is_meta and moved.defaults.tensor.dtype == torch.float64
@@ -109,6 +116,37 @@ def test_256_partitions_fit():
     partition = pk.Partition.random((32, 32), [1 / 256] * 256, seed=0)
     assert (partition.bits, partition.sizes()) == (8, [4] * 256)
     assert partition.ids().max() == 256
+    assert_same(copy.deepcopy(partition), partition)
+    assert_same(pk.Partition(partition.shape, 256, partition.map), partition)
+
+
+@settings(deadline=None)
+@given(
+    st.integers(0, 10**9),
+    st.lists(st.integers(0, 1000), min_size=1, max_size=256).filter(any),
+    st.sampled_from([lambda p: p, np.float32, lambda p: math.ceil(p * 1e7) / 1e7, lambda p: math.floor(p * 1e9) / 1e9]),
+)
+@example(2_000_000, [1], lambda p: 1.0000009)
+@example(10**8, [8, 1, 1, 0], np.float32)
+@example(1000, [1] * 7, lambda p: 0.1428571)
+def test_sizes_are_the_rounded_shares_whatever_the_proportions_were_rounded_to(total, parts, rounded):
+    proportions = [float(rounded(part / sum(parts))) for part in parts]
+    if abs(sum(proportions) - 1) > 9e-7:
+        return
+    found = sizes(total, proportions)
+    whole = sum(map(Fraction, proportions))
+    assert sum(found) == total
+    assert all(abs(n - Fraction(p) / whole * total) < 1 for n, p in zip(found, proportions, strict=True))
+    assert sizes(total, np.array(proportions)) == found
+
+
+# What versions before made of proportions as they are written, ties of rounded products included.
+@pytest.mark.parametrize(
+    ("total", "proportions", "expected"),
+    [(25, (0.7, 0.2, 0.1), [18, 5, 2]), (8, (0.7, 0.2, 0.1), [5, 2, 1]), (14, (0.6, 0.3, 0.1), [9, 4, 1])],
+)
+def test_maps_of_before_stay(total, proportions, expected):
+    assert sizes(total, proportions) == expected
 
 
 def map_of(shape, count):
@@ -129,7 +167,7 @@ def map_of(shape, count):
         (lambda: pk.Partition.random(SHAPE, (1.0,), seed=0.5), TypeError, "pass an int"),
         (lambda: pk.Partition.random((4, 0), (1.0,), seed=0), ValueError, r"\(4, 0\) is empty"),
         (lambda: pk.Partition.random((), (1.0,), seed=0), ValueError, "is empty"),
-        (lambda: pk.Partition.from_ids(torch.zeros(2, 2, dtype=torch.uint8)), ValueError, "pass 1 to 256"),
+        (lambda: pk.Partition.from_ids(torch.zeros(2, 2, dtype=torch.uint8)), ValueError, "pass an int from 1 to 256"),
         (lambda: pk.Partition.from_ids(torch.zeros(2, 2, dtype=torch.uint8), count=2), ValueError, "from 0 to 0"),
         (lambda: pk.Partition.from_ids(torch.ones(2, 2)), ValueError, "pass torch.uint8"),
         (
@@ -137,19 +175,23 @@ def map_of(shape, count):
             ValueError,
             r"from 4 to 4, but there are 3 .* 1\.\.3",
         ),
-        (lambda: pk.Partition(SHAPE, 300, map_of(SHAPE, 3)), ValueError, "count=300; pass 1 to 256"),
+        (lambda: pk.Partition(SHAPE, 300, map_of(SHAPE, 3)), ValueError, "count=300; pass an int from 1 to 256"),
         (lambda: pk.Partition(SHAPE, 3, map_of((5, 6), 3)), ValueError, r"shape \(4, 16\).*from_ids"),
         (lambda: pk.Partition(SHAPE, 3, map_of(SHAPE, 3).int()), ValueError, "torch.int32"),
         (lambda: pk.Partition(SHAPE, 3, map_of(SHAPE, 3) | 3), ValueError, "above its count of 3"),
         (lambda: pk.Partition(SHAPE, 4, map_of(SHAPE, 4) | 0x40), ValueError, "padding that is not 0"),
-        (lambda: example(pk.Stored(torch.zeros(4, 7))), ValueError, r"\(4, 7\); pass Stored.*\(4, 6\)"),
-        (lambda: example(pk.Stored(torch.zeros(SHAPE, device="meta"))), ValueError, "on meta and the map is on cpu"),
+        (lambda: a_partition(pk.Stored(torch.zeros(4, 7))), ValueError, r"\(4, 7\); pass Stored.*\(4, 6\)"),
+        (
+            lambda: a_partition(pk.Stored(torch.zeros(SHAPE, device="meta"))),
+            ValueError,
+            "on meta and the map is on cpu",
+        ),
         (lambda: pk.Stored(torch.zeros(2, dtype=torch.int32)), TypeError, "floating-point"),
-        (lambda: example().rows(2, 2), ValueError, r"rows\(2, 2\) of 4; pass 0 <= start < stop <= 4"),
-        (lambda: example().rows(-1, 2), ValueError, r"rows\(-1, 2\)"),
-        (lambda: example().columns(0, 7), ValueError, r"columns\(0, 7\) of 6"),
-        (lambda: example().columns(2, 6), ValueError, "inside a byte of the map; begin at a multiple of 4"),
-        (lambda: example(pk.Uniform(0.1, 3)).columns(4, 6), ValueError, "begin at a multiple of 64, or keep"),
+        (lambda: a_partition().rows(2, 2), ValueError, r"rows\(2, 2\) of 4; pass 0 <= start < stop <= 4"),
+        (lambda: a_partition().rows(-1, 2), ValueError, r"rows\(-1, 2\)"),
+        (lambda: a_partition().columns(0, 7), ValueError, r"columns\(0, 7\) of 6"),
+        (lambda: a_partition().columns(2, 6), ValueError, "inside a byte of the map; begin at a multiple of 4"),
+        (lambda: a_partition(pk.Uniform(0.1, 3)).columns(4, 6), ValueError, "begin at a multiple of 64, or keep"),
         (
             lambda: pk.Partition.random((4, 8, 3, 1), (1.0,), seed=0).columns(0, 4),
             ValueError,
@@ -159,6 +201,13 @@ def map_of(shape, count):
         (lambda: pk.Partition(SHAPE, 3, map_of(SHAPE, 3), row=-1), ValueError, r"row=-1, col=0; pass those"),
         (lambda: pk.Partition(SHAPE, 3, map_of(SHAPE, 3), col=2**31), ValueError, r"in \[0, 2\*\*31\)"),
         (lambda: pk.Partition(SHAPE, 3, map_of(SHAPE, 3), row="1"), ValueError, "row='1'"),
+        (lambda: pk.Partition(SHAPE, True, map_of(SHAPE, 1)), ValueError, "count=True; pass an int"),
+        (lambda: pk.Partition.from_ids(IDS, count=2.5), ValueError, "count=2.5; pass an int from 1 to 256"),
+        (lambda: pk.Partition.random((4.5, 3), (1.0,), seed=0), TypeError, r"\(4.5, 3\) is no sequence of ints"),
+        (lambda: pk.Partition.random(4, (1.0,), seed=0), TypeError, "shape 4 is no sequence of ints"),
+        (lambda: pk.Uniform(True, 0), TypeError, "scale=True is a bool; pass a number"),
+        (lambda: pk.Normal("0.1", 0), TypeError, "std='0.1' is a str"),
+        (lambda: pk.Stored(torch.ones(2, 2).to_sparse()), TypeError, "torch.sparse_coo; pass a dense one"),
         (lambda: pk.Uniform(float("nan"), 0), ValueError, "scale=nan"),
         (lambda: pk.Uniform(-1.0, 0), ValueError, r"scale=-1.0 .* or use Zeros\(\)"),
         (lambda: pk.Normal(float("inf"), 0), ValueError, "std=inf"),
