@@ -30,7 +30,8 @@ def sizes(total: int, proportions: Sequence[float]) -> list[int]:
 
     Args:
         total: the number of things to split, 0 or more.
-        proportions: at least one and at most 256 numbers in [0, 1] that sum to 1, up to 1e-6; they are divided by their sum.
+        proportions: at least one and at most 256 numbers in [0, 1] that sum to 1, up to 1e-6, and are divided by their
+            sum.
 
     Raises:
         ValueError: the proportions are none of that.

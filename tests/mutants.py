@@ -111,8 +111,8 @@ MUTANTS = [
         f"{KERNELS}/test_formats.py {KERNELS}/test_partition.py {KERNELS}/test_shards.py",
         (
             "ties of remainders",
-            "key=lambda j: parts[j] - proportions[j] * total)",
-            "key=lambda j: (parts[j] - proportions[j] * total, -j))",
+            "key=lambda j: parts[j] - exact[j])",
+            "key=lambda j: (parts[j] - exact[j], -j))",
             "ties of the largest remainder go to the higher partition",
         ),
         (
@@ -305,7 +305,12 @@ MUTANTS = [
             "            name = 'reference'\n        return",
             "a backend that was asked for and cannot run is another one",
         ),
-        ("backend stays", "        _requested = previous\n", "        pass\n", "use_backend goes on after its block"),
+        (
+            "backend stays",
+            "        _thread.requested = previous\n",
+            "        pass\n",
+            "use_backend goes on after its block",
+        ),
     ),
     *_of(
         "partkernels/operators/linear.py",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,19 +44,38 @@ def _check_name(name: str, source: str) -> None:
         raise ValueError(f"{source} names the backend {name!r}; known are auto, {names}.")
 
 
-# Process-wide, as torch.backends' flags are: the compiler can guard on it, and gradients run in other threads.
-_requested = os.environ.get("PARTKERNELS_BACKEND", "auto")
-_check_name(_requested, "PARTKERNELS_BACKEND")
+_of_process = os.environ.get("PARTKERNELS_BACKEND", "auto")
+_check_name(_of_process, "PARTKERNELS_BACKEND")
+
+# What use_backend leaves with torch, which hands it on to threads that run backward passes.
+_HANDED_ON = "partkernels.use_backend"
+
+
+class _Thread(threading.local):
+    """What the present thread asks for, and notes of it; None outside of use_backend, and of noting."""
+
+    def __init__(self) -> None:
+        # Of the instance: the compiler guards on what it finds there, and would overlook what comes before the class's.
+        self.requested: str | None = None
+        self.notes: list[str] | None = None
+
+
+_thread = _Thread()
 
 
 def requested() -> str:
     """The backend that use_backend or PARTKERNELS_BACKEND asks for; 'auto' if neither does."""
-    return _requested
+    name = _thread.requested
+    if name is None and not torch.compiler.is_compiling() and torch._C._is_key_in_tls(_HANDED_ON):
+        name = torch._C._get_obj_in_tls(_HANDED_ON)
+    return _of_process if name is None else name
 
 
 @contextmanager
 def use_backend(name: str) -> Iterator[None]:
     """Runs the operators that are called inside, and their gradients, on one backend.
+
+    It holds in the thread that enters it, and in the backward passes that this thread starts.
 
     Args:
         name: 'reference', 'cpu', 'triton', 'cuda' or 'auto'.
@@ -72,12 +92,15 @@ def use_backend(name: str) -> Iterator[None]:
     _check_name(name, "use_backend")
     if name != "auto" and not BACKENDS[name].is_ready:
         raise RuntimeError(_cannot(name, BACKENDS[name].status()))
-    global _requested
-    previous, _requested = _requested, name
+    previous = _thread.requested
+    handed_on = torch._C._get_obj_in_tls(_HANDED_ON) if torch._C._is_key_in_tls(_HANDED_ON) else None
     try:
+        torch._C._stash_obj_in_tls(_HANDED_ON, name)
+        _thread.requested = name
         yield
     finally:
-        _requested = previous
+        _thread.requested = previous
+        torch._C._stash_obj_in_tls(_HANDED_ON, handed_on)
 
 
 def _cannot(name: str, reason: str) -> str:
@@ -121,36 +144,32 @@ def choose(name: str, device: torch.device, dtype: torch.dtype | None = None) ->
     return backend.operators()
 
 
-_notes: list[str] | None = None
-
-
 @contextmanager
 def noting() -> Iterator[list[str]]:
     """What ran inside, a line for each operator: see explain."""
-    global _notes
-    previous, _notes = _notes, []
+    previous, _thread.notes = _thread.notes, []
     try:
-        yield _notes
+        yield _thread.notes
     finally:
-        _notes = previous
+        _thread.notes = previous
 
 
 def note(operator: str, module: ModuleType, name: str, tensor: torch.Tensor) -> None:
     """Notes which backend runs an operator for such tensors, and why: `name` was asked for."""
-    if _notes is not None:
+    if _thread.notes is not None:
         backend = module.__name__.split(".")[-2]
         why = (
             "asked for"
             if name != "auto"
             else (f"automatic: of the backends that serve {tensor.dtype} on {tensor.device.type}, the first")
         )
-        _notes.append(f"{operator}: {backend} ({why})")
+        _thread.notes.append(f"{operator}: {backend} ({why})")
 
 
 def note_plan(plan: str) -> None:
     """Adds to the note of the operator that is running how its backend computes it."""
-    if _notes:
-        _notes[-1] += f"; {plan}"
+    if _thread.notes:
+        _thread.notes[-1] += f"; {plan}"
 
 
 def host() -> ModuleType:

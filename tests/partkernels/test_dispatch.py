@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import partkernels as pk
 from partkernels import build_info
@@ -73,6 +76,61 @@ def test_use_backend_nests_and_restores():
             raise KeyError
         assert dispatch.requested() == "cpu"
     assert dispatch.requested() == "auto"
+
+
+def one_at_a_time(compiled):
+    """The compiler's guards are for one thread at a time: others make it compile again, up to its limit."""
+    lock = threading.Lock()
+
+    def call(x):
+        with lock:
+            return compiled(x)
+
+    return call
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_each_thread_asks_for_its_own_backend(compiled):
+    x, weight, partition = example()
+
+    def asked(x):
+        pk.linear(x, weight, partition, 1)
+        return x + ("auto", "reference", "cpu").index(dispatch.requested())
+
+    if compiled:
+        torch.compiler.reset()
+        asked = one_at_a_time(torch.compile(asked, backend="eager", fullgraph=True))
+    wrong, start = [], threading.Barrier(8)
+
+    def ask(number, turns=50):
+        for turn in range(turns):
+            name = ("reference", "cpu")[(number + turn) % 2]
+            with pk.use_backend(name):
+                wrong.append(not torch.equal(asked(x), x + ("auto", "reference", "cpu").index(name)))
+            wrong.append(not torch.equal(asked(x), x))
+
+    ask(0, turns=2)  # compiled once, not by all threads at a time
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda number: [start.wait(), ask(number)], range(8)))
+    assert len(wrong) == 804 and not any(wrong)
+    assert dispatch.requested() == "auto"
+
+
+def test_a_backward_pass_in_a_thread_of_autograd_recomputes_on_the_backend_of_the_forward():
+    """As on a GPU, whose backward passes run in threads of their own; here nested ones do, past 60 of them."""
+    asked = []
+
+    def nested(depth):
+        def compute(x):
+            asked.append((threading.get_ident(), dispatch.requested()))
+            return x * 2 if depth == 0 else checkpoint(nested(depth - 1), x, use_reentrant=True)
+
+        return compute
+
+    with pk.use_backend("reference"):
+        nested(70)(torch.ones(2, requires_grad=True)).sum().backward()
+    assert len({thread for thread, _ in asked}) > 1
+    assert {name for _, name in asked} == {"reference"}
 
 
 def test_the_gradient_runs_on_the_backend_of_the_forward(monkeypatch):
