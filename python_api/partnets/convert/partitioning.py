@@ -50,10 +50,10 @@ def partition(
     partnets.models, and some layers of transformers and timm. `register` adds others. Any other module's code goes on
     reading its own parameters as attributes, and gets those of the live subnetwork: shifts, b_1 + ... + b_k, if they
     are broadcast (scalars, vectors, and those whose first dimension is 1, such as class tokens and position
-    embeddings), and else weights. So are layers treated whose parents read their parameters, as F.linear(x,
-    self.proj.weight) does. Layers that share a weight share its partition. Modules of partnets.hyper stay, and so do
-    modules without parameters. Parameters that require no gradient stay as they are, in every subnetwork: a module all
-    of which is frozen is left alone, like one that `skip` names.
+    embeddings), and else weights. Of layers whose parents read their parameters, as F.linear(x, self.proj.weight) does,
+    they get those of the live subnetwork too. Layers that share a weight share its partition. Modules of partnets.hyper
+    stay, and so do modules without parameters. Parameters that require no gradient stay as they are, in every
+    subnetwork: a module all of which is frozen is left alone, like one that `skip` names.
 
     A layer's own seed is derived from (seed, its dotted path), so the same call on the same architecture gives the same
     partitions everywhere.
@@ -126,6 +126,10 @@ def partition(
     for module, divided in own.items():  # others may hold the module itself, and it stays
         module.__class__ = type(divided)
         module.__dict__.update(divided.__dict__)
+    for module in model.modules():
+        if rule_of(type(module)) is None:
+            for layer in read_by(module) & new.keys():
+                new[layer].is_read = True
     model = replace_modules(model, new)
     REPLACED.update(dict.fromkeys(before.difference(model.parameters())))
     if not isinstance(model, PartitionedLayer):  # which look after themselves
@@ -257,7 +261,7 @@ class Found(NamedTuple):
 
     Attributes:
         layers: those that rules replace.
-        owning: modules without a rule that have parameters of their own, and layers whose parents read theirs.
+        owning: modules without a rule that have parameters of their own.
         obstacles: why each of the other modules that have something to divide cannot be divided.
     """
 
@@ -272,10 +276,7 @@ def find(model: nn.Module, skipped: Collection[nn.Module] = (), frozen: bool = F
     A frozen module is one with parameters, of its own or inside, none of which requires a gradient.
     """
     layers, owning, obstacles = {}, {}, {}
-    seen, read = set(), set()
-    for module in model.modules():
-        if module not in skipped and not isinstance(module, Hyperparameter) and rule_of(type(module)) is None:
-            read |= read_by(module)
+    seen = set()
 
     def left_alone(module: nn.Module) -> bool:
         return not frozen and is_frozen(module)
@@ -288,12 +289,12 @@ def find(model: nn.Module, skipped: Collection[nn.Module] = (), frozen: bool = F
         if isinstance(module, Partitioned):
             obstacles[path] = Obstacle(kind, "that is partitioned already", "merge the model first")
             return
-        if rule_of(type(module)) is not None and module not in read:
+        if rule_of(type(module)) is not None:
             if any(child in skipped for child in module.modules()):
                 obstacles[path] = Obstacle(kind, "of which a part is skipped", "skip all of it")
             layers[path] = module
             return
-        obstacle = _obstacle(module, {*skipped, *read}, frozen)
+        obstacle = _obstacle(module, skipped, frozen)
         if obstacle is not None:
             obstacles[path] = obstacle
         elif _owned(module, frozen):
@@ -311,12 +312,12 @@ def _owned(module: nn.Module, frozen: bool) -> dict[str, nn.Parameter]:
     return own if frozen or any(parameter.requires_grad for parameter in own.values()) else {}
 
 
-def _obstacle(module: nn.Module, without_rules: Collection[nn.Module], frozen: bool) -> Obstacle | None:
+def _obstacle(module: nn.Module, skipped: Collection[nn.Module], frozen: bool) -> Obstacle | None:
     """Why the parameters that a module keeps for itself cannot be divided; None if they can be, or there are none.
 
     Args:
         module: without a rule.
-        without_rules: modules whose rules do not count.
+        skipped: modules that stay as they are.
         frozen: whether parameters that require no gradient count.
     """
     kind = type(module).__name__
@@ -324,7 +325,7 @@ def _obstacle(module: nn.Module, without_rules: Collection[nn.Module], frozen: b
     if isinstance(module, nn.TransformerEncoderLayer):
         attention = module.self_attn
         left_alone = not frozen and is_frozen(attention)
-        if attention in without_rules or left_alone or rule_of(type(attention)) is None:
+        if attention in skipped or left_alone or rule_of(type(attention)) is None:
             what = "which reads its children's weights unless a rule replaces its self_attn"
             return Obstacle(kind, what, "skip or freeze all of it")
     if isinstance(module, _SpectralNorm):
@@ -333,7 +334,6 @@ def _obstacle(module: nn.Module, without_rules: Collection[nn.Module], frozen: b
     running = [name for name, buffer in module._buffers.items() if name.startswith("running_") and buffer is not None]
     if running and (own or isinstance(module, _NormBase)):
         what = "whose running statistics would carry data between chunks"
-        what += ", and whose parameters its parent reads" if module in without_rules else ""
         return Obstacle(kind, what, "replace it by one that keeps none, as GroupNorm, or has a rule, as BatchNorm2d")
     if any(isinstance(parameter, UninitializedParameter) for parameter in own.values()):
         return Obstacle(kind, "whose parameters are made by its first call", "call it first")

@@ -11,7 +11,6 @@ from torch.distributed import fsdp
 
 from partnets.distributed.consistency import check_agreement, partitions
 from partnets.hyper import hyperparameters
-from partnets.nn.own_parameters import OwnParameters
 from partnets.nn.partitioned import partitioned_layers
 
 
@@ -19,10 +18,10 @@ def fully_shard(model: nn.Module, units: Iterable[nn.Module] | None = None, **op
     """torch.distributed.fsdp.fully_shard for a partitioned model, in place.
 
     Weights, gradients and moments are sharded along their first dimension, and each rank steps what it holds. Maps stay
-    whole on every rank: 2 bits a weight where there are three or four partitions. So do the parameters that modules
-    without a rule keep for themselves, and ψ, whose gradients all ranks average: what is trained in turns with the
-    weights must be able to stop requiring gradients, which torch's sharded parameters cannot. Construct the optimiser
-    afterwards, as for torch's fully_shard.
+    whole on every rank: 2 bits a weight where there are three or four partitions. So do parameters that another forward
+    reads than their layer's own, as those of modules without a rule, and ψ, whose gradients all ranks average: what is
+    trained in turns with the weights must be able to stop requiring gradients, which torch's sharded parameters cannot.
+    Construct the optimiser afterwards, as for torch's fully_shard.
 
     Args:
         model: partitioned, the same on all ranks.
@@ -51,10 +50,10 @@ def fully_shard(model: nn.Module, units: Iterable[nn.Module] | None = None, **op
     """
     check_agreement(partitions(model) | dict(model.named_parameters()))  # torch gives each rank a part of its own
     layers, mesh = [layer for _, layer in partitioned_layers(model)], options.get("mesh")
-    # torch asks modules for their parameters, and OwnParameters answers with what is live of it.
-    read = [parameter for layer in layers if isinstance(layer, OwnParameters) for _, parameter in layer.owned()]
+    # Nothing gathers them for a forward that is not their layer's own.
+    read = [parameter for layer in layers if layer.is_read for _, parameter in layer.owned()]
     whole = [*hyperparameters(model), *read]
-    inner_first = [layer for layer in reversed(layers) if not isinstance(layer, OwnParameters)]
+    inner_first = [layer for layer in reversed(layers) if not layer.is_read]
     units = _tied(inner_first) if units is None else list(units)
     for unit in [*units, *([] if model in units or [model] in units else [model])]:
         fsdp.fully_shard(unit, ignored_params=set(whole), **options)

@@ -103,7 +103,7 @@ class MultiheadAttention(PartitionedLayer, nn.MultiheadAttention):
 
         q, k, v = self._projected(query, key, value)
         mask = self._mask(attn_mask, key_padding_mask, q)
-        if self.bias_k is not None:
+        if self._parameters.get("bias_k") is not None:
             k, v = (
                 torch.cat([x, self.live(name).expand(len(x), 1, -1)], 1) for x, name in ((k, "bias_k"), (v, "bias_v"))
             )
@@ -132,7 +132,7 @@ class MultiheadAttention(PartitionedLayer, nn.MultiheadAttention):
     def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         """The queries, keys and values of all heads, each [batch, length, embed_dim]."""
         bias = self.live("in_proj_bias")
-        if self.in_proj_weight is None:
+        if self._parameters.get("in_proj_weight") is None:
             names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
             biases = (None,) * 3 if bias is None else bias.chunk(3)
             return [self._project(x, name, b) for x, name, b in zip((query, key, value), names, biases, strict=True)]

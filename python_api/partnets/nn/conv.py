@@ -19,7 +19,7 @@ class _Convolution(PartitionedLayer):
     shifts = ("bias",)
     kernel: Callable[..., Tensor]
 
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         padding = self.padding
         if self.padding_mode != "zeros":
             input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
@@ -91,5 +91,5 @@ class Conv3d(PartitionedLayer, nn.Conv3d):
     weights = ("weight",)
     shifts = ("bias",)
 
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return same_subnetwork(self, super()._conv_forward(input, self.live("weight"), self.live("bias")))
+    def forward(self, input: Tensor) -> Tensor:
+        return same_subnetwork(self, self._conv_forward(input, self.live("weight"), self.live("bias")))

@@ -299,6 +299,18 @@ class PartitionedLayer(Partitioned):
             return None
         return same_subnetwork(self, self._value(name, parameter, *self.current_subnetwork()))
 
+    def __getattr__(self, name: str):
+        """As torch's, but that a parameter is that of the live subnetwork inside of partnets.subnetwork.
+
+        Whoever ties a weight by F.linear(x, self.embedding.weight) would else read what all partitions have learned.
+        """
+        value, own = super().__getattr__(name), self.__dict__
+        if value is None or name not in own["_parameters"] or "count" not in own:
+            return value
+        if hasattr(value, "placements"):  # a shard, as FSDP's between two passes: who gathers it asks for it
+            return value
+        return self.live(name) if self.is_read or (self.count > 1 and self.is_inside()) else value
+
     def _value(self, name: str, parameter: Tensor, active: int, update: int | None) -> Tensor:
         if name in self.partitions:
             weight = self.oriented(parameter)
@@ -307,10 +319,17 @@ class PartitionedLayer(Partitioned):
         return combine(parameter, self.count, active, update)
 
     def reset_parameters(self) -> None:
-        """Weights back to their defaults, or to torch's initial values if those are 0; shifts and scales to torch's."""
-        super().reset_parameters()
+        """Weights back to their defaults, or to torch's initial values if those are 0; shifts and scales to torch's.
+
+        Raises:
+            RuntimeError: inside of partnets.subnetwork, where torch would reset what is computed from the parameters.
+        """
         if "count" not in self.__dict__:  # torch's own constructor calls this
+            super().reset_parameters()
             return
+        if self.is_inside():
+            raise RuntimeError("reset_parameters resets all partitions; call it outside of partnets.subnetwork.")
+        super().reset_parameters()
         with torch.no_grad():
             for name, partition in self.partitions.items():
                 if not isinstance(partition.defaults, Zeros):

@@ -43,6 +43,7 @@ class OwnParameters(PartitionedLayer):
     def __init_subclass__(cls, **kwargs) -> None:
         """Nothing: such classes are made one by one, and are no rule for others."""
 
+    is_read = True
     caches: Sequence[str] = ()
 
     def divide(self, proportions, **options):
@@ -157,16 +158,12 @@ def own_parameters_class(
         'PReLU'
     """
 
-    def live(name):
-        return property(lambda self: self.live(name))
-
     def cache(name):
         return property(
             lambda self: self.__dict__[name][self.active, self.update], lambda self, _: self.__dict__[name].clear()
         )
 
-    attributes = {name: live(name) for name in (*weights, *shifts)}
-    attributes |= {name: cache(name) for name in caches}
+    attributes = {name: cache(name) for name in caches}
     attributes |= {"ordinary": ordinary, "weights": weights, "shifts": shifts, "caches": caches}
     attributes |= {"__doc__": ordinary.__doc__, "__module__": ordinary.__module__}
     attributes |= {"__qualname__": ordinary.__qualname__}

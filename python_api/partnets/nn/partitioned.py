@@ -95,6 +95,9 @@ class Partitioned(nn.Module):
     """
 
     count: int
+    # Whether a forward that is not its own reads its parameters: it gets those of the live subnetwork, also outside of
+    # any partnets.subnetwork.
+    is_read: bool = False
     # The fingerprint of the chunks that it has learned from; UNKNOWN after steps in a loop that has not told them.
     learned_from: str | None = None
 
@@ -116,10 +119,18 @@ class Partitioned(nn.Module):
 
     def current_subnetwork(self) -> tuple[int, int | None]:
         """`active` and `update`, in one look."""
+        now = self._inside()
+        return self._outside if now is None else now
+
+    def is_inside(self) -> bool:
+        """Whether a subnetwork has been chosen, by partnets.subnetwork or by `active` and `update`."""
+        return self._inside() is not None or self._outside != (self.count, self.count)
+
+    def _inside(self) -> tuple[int, int | None] | None:
         now = self._live.now
         if now is None and not torch.compiler.is_compiling() and torch._C._is_key_in_tls(HANDED_ON):
             now = torch._C._get_obj_in_tls(HANDED_ON).get(self)
-        return self._outside if now is None else now
+        return now
 
     def _assign(self, active: int, update: int | None) -> None:
         if "_live" not in self.__dict__:

@@ -164,24 +164,12 @@ def encoder():
     return layer
 
 
-class Folded(nn.Module):
-    """It computes with its norm's parameters by itself."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.BatchNorm1d(3)
-
-    def forward(self, x):
-        return x * self.norm.weight + self.norm.bias
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (Flat, "1 Flat .* keeps its parameters in flat too; give its type a rule with partnets.register"),
         (Twice, "1 Twice .* one parameter under several names of weight, again"),
         (encoder, "1 TransformerEncoderLayer .* unless a rule replaces its self_attn; skip or freeze all of it"),
-        (Folded, "1 BatchNorm1d .* and whose parameters its parent reads; replace it"),
         (lambda: Recurrent(3, 3), "1 Recurrent .* keeps its parameters in _flat_weights too"),
         (
             lambda: Kept(active=torch.ones(3), update=torch.ones(3)),

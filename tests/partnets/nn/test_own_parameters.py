@@ -14,6 +14,7 @@ import partkernels
 import partnets
 from partnets.convert.reads import read_by
 from partnets.nn.own_parameters import OwnParameters
+from partnets.nn.partitioned import partitioned_layers
 
 PROPORTIONS = (0.5, 0.3, 0.2)
 
@@ -238,11 +239,72 @@ def test_layers_whose_parameters_their_parent_reads_give_those_of_the_live_subne
     module = Reader().double()
     assert read_by(module) == {module.read, module.nested[0]}
     model = trained(partnets.partition(nn.Sequential(module), PROPORTIONS))
-    assert type(model[0].asked) is partnets.Linear and isinstance(model[0].read, OwnParameters)
+    assert [layer.is_read for layer in (model[0].read, model[0].nested[0], model[0].asked)] == [True, True, False]
     x = torch.randn(2, 4, dtype=torch.float64)
     for active in (1, 2, 3):
         with partnets.subnetwork(model, active):
             torch.testing.assert_close(partnets.merge(model, active)(x), model(x), rtol=1e-12, atol=1e-12)
+
+
+class Unseen(nn.Module):
+    """It reads as no source tells, and changes what it has got."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.norm = nn.Linear(4, 4), nn.Linear(4, 4), nn.LayerNorm(4)
+
+    def forward(self, x):
+        for name in ("first", "second"):
+            layer = getattr(self, name)
+            x = F.linear(x, layer.weight / layer.weight.norm(dim=1, keepdim=True), layer.bias)
+        return x * self.norm.weight + self.norm.bias + self.first(x)
+
+
+class Folded(nn.Module):
+    """It computes with its norm's parameters by itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x):
+        return x * self.norm.weight + self.norm.bias
+
+
+@pytest.mark.parametrize("make", [Unseen, Folded])
+@pytest.mark.parametrize(("active", "update"), [(1, 1), (2, 1), (2, None), (3, 3)])
+def test_whoever_reads_a_parameter_gets_that_of_the_live_subnetwork(make, active, update):
+    model = trained(partnets.partition(make().double(), PROPORTIONS))
+    x = torch.randn(2, 4 - (make is Folded), dtype=torch.float64)
+    merged = partnets.merge(model, active)
+    with partnets.subnetwork(model, active, update):
+        output = model(x)
+    torch.testing.assert_close(merged(x), output, rtol=1e-12, atol=1e-12)
+    if update is None:
+        assert not output.requires_grad
+        return
+    output.square().sum().backward()
+    merged(x).square().sum().backward()
+    for path, layer in partitioned_layers(model):
+        for name, parameter in layer.named_parameters(recurse=False):
+            theirs = merged.get_submodule(path).get_parameter(name).grad
+            if name in layer.partitions:
+                torch.testing.assert_close(parameter.grad, theirs * layer.partitions[name].mask(update))
+            elif name in layer.shifts:
+                torch.testing.assert_close(parameter.grad[update - 1], theirs)
+                assert parameter.grad.count_nonzero() == theirs.count_nonzero()
+
+
+def test_outside_of_a_subnetwork_attributes_are_the_parameters():
+    layer = partnets.Linear(4, 3, proportions=PROPORTIONS)
+    parameters = dict(layer.named_parameters())
+    assert layer.weight is parameters["weight"] and layer.bias is parameters["bias"]
+    with partnets.subnetwork(layer, 2):
+        assert layer.weight is not parameters["weight"] and layer.bias.shape == (3,)
+        with pytest.raises(RuntimeError, match="call it outside of"):
+            layer.reset_parameters()
+    layer.active, layer.update = 1, 1
+    assert torch.equal(layer.weight, partnets.merge(layer, 1).weight)
 
 
 class ReadTable(nn.Module):

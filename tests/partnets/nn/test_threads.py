@@ -151,8 +151,9 @@ def test_a_backward_pass_in_a_thread_of_autograd_recomputes_the_live_subnetwork(
         return compute
 
     x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+    (weight,) = layer.parameters()
     with partnets.subnetwork(layer, 1, 1):
-        (expected,) = torch.autograd.grad(layer(x).sum(), layer.weight)
+        (expected,) = torch.autograd.grad(layer(x).sum(), weight)
         nested(70)(x).sum().backward()
     assert len(threads) > 1
-    assert torch.equal(layer.weight.grad, expected)
+    assert torch.equal(weight.grad, expected)

@@ -128,11 +128,12 @@ def test_gradients_of_a_subnetwork_are_those_of_its_values(cls, training, one):
     layer = made(cls, training, one, proportions=PROPORTIONS, seed=3)
     owned = {}
     for path, name, owner in named(layer):
-        parameter = owner.get_parameter(name)
+        parameter = owner._parameters[name]
         rows = torch.arange(3).view(-1, *[1] * (parameter.dim() - 1)) == 1
         owned[f"{path}.{name}" if path else name] = owner.partitions[name].mask(2) if name in owner.partitions else rows
     args, kwargs, leaves = arguments(one)
     flat, spec = tree_flatten((args, kwargs))
+    parameters = dict(layer.named_parameters())
     places = [i for i, x in enumerate(flat) if any(x is leaf for leaf in leaves)]
 
     def function(*tensors):
@@ -140,9 +141,7 @@ def test_gradients_of_a_subnetwork_are_those_of_its_values(cls, training, one):
         for i, tensor in zip(places, tensors, strict=False):
             given[i] = tensor
         # Entries of other partitions have no gradient, so they are held.
-        held = {
-            name: torch.where(mask, values[name], layer.get_parameter(name).detach()) for name, mask in owned.items()
-        }
+        held = {name: torch.where(mask, values[name], parameters[name].detach()) for name, mask in owned.items()}
         args, kwargs = spec.unflatten(given)
         torch.manual_seed(2)
         outputs = tree_flatten(torch.func.functional_call(layer, held, args, kwargs))[0]
