@@ -25,7 +25,7 @@ from partnets import (
 from partnets.convert import finalize, merge, partition, without_rule
 from partnets.data.chunks import Chunks, chunk
 from partnets.data.loader import Loader
-from partnets.evaluation import accuracy, estimate_statistics, lml, loss_matrix, mean_loss, per_subnetwork
+from partnets.evaluation import accuracy, audit, estimate_statistics, lml, loss_matrix, mean_loss, per_subnetwork
 from partnets.nn.activation_checkpoint import checkpoint_contexts
 from partnets.nn.attention import MultiheadAttention
 from partnets.nn.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
@@ -65,6 +65,7 @@ __all__ = [
     "RMSNorm",
     "Trainer",
     "accuracy",
+    "audit",
     "baselines",
     "callbacks",
     "checkpoint_contexts",

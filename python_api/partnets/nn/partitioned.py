@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -98,6 +98,8 @@ class Partitioned(nn.Module):
     # Whether a forward that is not its own reads its parameters: it gets those of the live subnetwork, also outside of
     # any partnets.subnetwork.
     is_read: bool = False
+    # The names of buffers that each subnetwork has for itself, [C, ...].
+    per_subnetwork: Sequence[str] = ()
     # The fingerprint of the chunks that it has learned from; UNKNOWN after steps in a loop that has not told them.
     learned_from: str | None = None
 

@@ -4,31 +4,63 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import torch
 from torch import Generator, Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from partnets.data import batch as batches
 from partnets.data.chunks import Chunks
+from partnets.evaluation.auditing import leaks
 from partnets.evaluation.likelihood import is_cross_entropy
 from partnets.evaluation.same_chunks import has_learned
 from partnets.nn.partitioned import partitioned_layers
 from partnets.training.state import TrainingState
 from partnets.training.step import hyper_learning
-from partnets.utils.modules import to_device
+from partnets.utils.held import Held
+from partnets.utils.modules import device_of, to_device
 from partnets.utils.random_state import preserved
 
+# Examples of which an audit's batches have at most so many.
+AUDITED = 16
 # Shares of the weights and of the examples that differ by more than this are hardly meant.
 FAR_APART = 0.2
 # An untrained network's loss is about the labels' entropy, or above; and of few labels the entropy says little.
 KNOWS, FEWEST = 0.5, 16
 
 
+def check_leaks(
+    model: nn.Module,
+    chunks: Chunks,
+    batch_size: int,
+    compute: Callable[[Any], tuple[Any, Tensor]],
+    sampling: Sequence[float] = (),
+) -> None:
+    """Raises ValueError, naming it, for what partnets.audit finds with two batches of D_2; the model stays as it was.
+
+    Args:
+        batch_size: that of the training, of which AUDITED are enough.
+        compute: gives the model's output and loss for a batch on its device.
+        sampling: which subnetworks learn: those whose share is not 0; all if empty.
+    """
+    if chunks.count == 1:
+        return
+    generator, device = Generator().manual_seed(0), device_of(model)
+    with preserved(device):  # a data set may draw too
+        drawn = [chunks.sample(2, min(batch_size, AUDITED), generator) for _ in range(2)]
+        last = max((k for k, share in enumerate(sampling, start=1) if share), default=chunks.count)
+        found = leaks(model, compute, *to_device(drawn, device), last)
+    if found:
+        raise ValueError(
+            "this model carries later chunks into earlier subnetworks, so that L_ML and ψ would know what they are"
+            " judged by:\n" + "\n".join(f"  {leak}" for leak in found) + "\npartnets.audit looks for it at any time;"
+            " audit=False trains all the same."
+        )
+
+
 def check_start(trainer: TrainingState) -> None:
-    """Tries subnetwork 1 on a batch of D_2, and changes nothing by it: noise and buffers are as before.
+    """Tries subnetwork 1 on a batch of D_2, and changes nothing by it: noise and what the model holds stay.
 
     Raises:
         ValueError: a hyperparameter reaches the loss, but not the model's output.
@@ -37,18 +69,14 @@ def check_start(trainer: TrainingState) -> None:
         UserWarning: the weights seem to have learned from D_2 already.
     """
     model = trainer.model
-    buffers = {buffer: buffer.clone() for buffer in model.buffers()}
+    before = Held(model)
     try:
         with preserved(trainer.device), hyper_learning(model, 2):
             drawn = trainer.chunks.sample(2, trainer.hyper_batch_size, Generator().manual_seed(0))
             output, y = trainer.forward(model, to_device(drawn, trainer.device))
             loss = batches.mean(trainer.hyper_loss, output, y)
-        following = [name for name, buffer in model.named_buffers() if not torch.equal(buffer, buffers[buffer])]
     finally:
-        with torch.no_grad():
-            for buffer, value in buffers.items():
-                buffer.copy_(value)
-    _warn_of_buffers(following)
+        before.put_back()
     check_reaches_output(trainer.hyper, output, loss)
     _check_mean(trainer.hyper_loss, output, y, loss)
     if trainer.steps == 0 and not has_learned(model) and is_cross_entropy(trainer.hyper_loss):
@@ -110,16 +138,6 @@ def _check_mean(loss: batches.Loss, output: Any, y: Any, value: Tensor) -> None:
         raise ValueError(
             "the loss is twice as large for a batch that holds each example twice: it is a sum; pass the mean over the"
             " examples."
-        )
-
-
-def _warn_of_buffers(names: list[str]) -> None:
-    if names:
-        warnings.warn(
-            f"{len(names)} buffers ({names[0]} is the first) follow the data in training mode: they carry what later"
-            " chunks look like into earlier subnetworks. Put their modules into evaluation mode before the Trainer is"
-            " made, which keeps them there, or use modules without such statistics.",
-            stacklevel=6,
         )
 
 

@@ -32,7 +32,7 @@ from partnets.training.best_model import Best
 from partnets.training.callbacks import Callback
 from partnets.training.history import History
 from partnets.training.progress import Progress
-from partnets.training.start import check_finite, check_start, warn_of_proportions
+from partnets.training.start import check_finite, check_leaks, check_start, warn_of_proportions
 from partnets.training.state import TrainingState
 from partnets.training.step import check_clip, step_hyper, step_weights, still_modules
 from partnets.utils.checks import check_at_least
@@ -76,6 +76,8 @@ class Trainer(TrainingState):
         callbacks: called after each step, in this order, as callback(trainer); see partnets.callbacks and loggers.
         seed: an int in [0, 2**63) of the trainer's generator.
         other_chunks: whether the model may have learned from other chunks than these; see partnets.lml.
+        audit: whether to look, before the first step, for what of the model carries later chunks into earlier
+            subnetworks, as partnets.audit does; it takes some passes.
         forward: forward(model, batch), which returns output and y; see partnets.data.batch.call for the usual one.
         **loading: num_workers, pin_memory, prefetch_factor and others of a DataLoader's options: fit and the evaluation
             of L_ML fetch batches ahead by them. The draws are the same, and so is every bit unless the data set draws
@@ -91,7 +93,8 @@ class Trainer(TrainingState):
     Raises:
         ValueError: the model and the chunks differ in C, hyper is not inside the model, an optimiser belongs to other
             parameters, a scheduler to another optimiser, a loss is a sum over the batch, the model has learned from
-            other chunks, or a number is out of range. At the first step: ψ reaches the loss only.
+            other chunks, or a number is out of range. At the first step: ψ reaches the loss only, or the audit finds a
+            leak.
         FloatingPointError: in a step whose loss is not finite, before anything is stepped by it.
         TypeError: an option is none of these, nor of a DataLoader's, or one that says which examples a batch has.
 
@@ -135,6 +138,7 @@ class Trainer(TrainingState):
         callbacks: Iterable[Callback] = (),
         seed: int = 0,
         other_chunks: bool = False,
+        audit: bool = True,
         forward: Forward = call,
         **loading,
     ) -> None:
@@ -163,7 +167,7 @@ class Trainer(TrainingState):
         if self._judges:
             check_loss(self.hyper_loss)
             warn_of_proportions(model, chunks)
-        self.model, self.chunks, self.loss, self.forward = model, chunks, loss, forward
+        self.model, self.chunks, self.loss, self.forward, self.audit = model, chunks, loss, forward, audit
         self._ahead = Ahead(chunks, self.loading) if self.loading else None
         self._forward: nn.Module = model
         self.optimizer = optim.Adam(model) if optimizer is None else optimizer
@@ -233,10 +237,16 @@ class Trainer(TrainingState):
                     self.noise = None
 
     def _start(self) -> None:
+        if self.audit:
+            check_leaks(self.model, self.chunks, self.batch_size, self._audited, self.sampling)
         if self._judges:
             check_start(self)
         remember_chunks(self.model, self.chunks)
         self._started = True
+
+    def _audited(self, batch: Any) -> tuple[Any, Tensor]:
+        output, y = self.forward(self.model, batch)
+        return output, mean(self.loss, output, y)
 
     def iterate(self) -> tuple[int, float, int | None, float | None]:
         """One iteration of Appendix I.1; returns k and loss of the step of w, and of the step of ψ if one is due."""

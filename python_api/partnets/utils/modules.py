@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -55,6 +56,49 @@ def evaluating(*modules: nn.Module) -> Iterator[None]:
     finally:
         for part in training:
             part.training = True
+
+
+def overlapping(tensors: Mapping[str, Tensor]) -> list[tuple[str, str]]:
+    """The names of each two tensors that have an entry of memory in common.
+
+    Example:
+        >>> weight = torch.zeros(4, 4)
+        >>> overlapping({"top": weight[:2], "rest": weight[2:], "turned": weight.t()})
+        [('top', 'turned'), ('rest', 'turned')]
+    """
+    memories: dict[int, list[str]] = {}
+    for name, tensor in tensors.items():
+        if tensor.numel() and not (tensor.is_meta or hasattr(tensor, "placements")):
+            memories.setdefault(tensor.untyped_storage().data_ptr(), []).append(name)
+    return [
+        (first, second)
+        for names in memories.values()
+        for first, second in itertools.combinations(names, 2)
+        if _meet(tensors[first], tensors[second])
+    ]
+
+
+def _meet(first: Tensor, second: Tensor) -> bool:
+    (start, stop), (other_start, other_stop) = map(_range, (first, second))
+    if start >= other_stop or other_start >= stop:
+        return False
+    if first.is_contiguous() or second.is_contiguous():  # one that leaves nothing out of its range
+        return True
+    return bool(torch.isin(_places(first), _places(second)).any())
+
+
+def _range(tensor: Tensor) -> tuple[int, int]:
+    """Where in memory its first entry begins and its last one ends."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def _places(tensor: Tensor) -> Tensor:
+    """Where in memory its entries begin."""
+    offsets = torch.zeros((), dtype=torch.int64)
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        offsets = offsets[..., None] + torch.arange(size) * stride
+    return tensor.data_ptr() + offsets.flatten() * tensor.element_size()
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -106,7 +106,7 @@ def test_weights_of_classes_are_no_judge_of_themselves():
     }  # fmt: skip
 
 
-def test_buffers_that_follow_the_data_are_warned_of():
+def test_buffers_that_follow_the_data_are_refused_unless_they_are_still():
     class Centred(nn.Module):
         def __init__(self):
             super().__init__()
@@ -114,17 +114,17 @@ def test_buffers_that_follow_the_data_are_warned_of():
 
         def forward(self, x):
             if self.training:
-                self.mean.lerp_(x.mean(0), 0.1)
+                self.mean.lerp_(x.detach().mean(0), 0.1)
             return x - self.mean
 
     def made():
         return partnets.partition(nn.Sequential(hyper.InputMask(6), Centred(), nn.Linear(6, 3)), PROPORTIONS)
 
     model = made()
-    one = trainer(model)
-    with pytest.warns(UserWarning, match=r"1 buffers \(1\.mean is the first\) follow the data"):
-        one._start()
+    with pytest.raises(ValueError, match=r"1\.mean follows the data: .* evaluation mode(.|\n)*audit=False"):
+        trainer(model).fit(1)
     assert not model[1].mean.any()
+    trainer(model, audit=False).fit(1)
     model = made()
     model[1].eval()
     with warnings.catch_warnings(action="error"):

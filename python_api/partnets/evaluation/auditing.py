@@ -1,0 +1,339 @@
+"""audit: whether a model keeps to what every estimate rests on, tried on the model itself."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from partnets.data import batch as batches
+from partnets.data.batch import Forward, Loss, call
+from partnets.hyper import hyperparameters
+from partnets.nn.batch_norm import running_norms
+from partnets.nn.live import subnetwork
+from partnets.nn.local_shard import local_entries
+from partnets.nn.partitioned import Partitioned, count, partitioned_layers
+from partnets.utils import random_state
+from partnets.utils.held import Held, same
+from partnets.utils.modules import device_of, evaluating, overlapping, to_device
+
+LIVE = "read parameters as attributes (self.layer.weight), which gives those of the live subnetwork"
+APART = (
+    "give each subnetwork its own (partnets.state_per_subnetwork before partnets.partition), keep its module in"
+    " evaluation mode, or keep it outside of the model"
+)
+
+
+class Leak(NamedTuple):
+    """What carries later chunks into earlier subnetworks.
+
+    Attributes:
+        path: of the module, parameter or attribute.
+        what: what it does, in words that follow the path.
+        cure: what helps.
+    """
+
+    path: str
+    what: str
+    cure: str
+
+    def __str__(self) -> str:
+        return f"{self.path or 'the model itself'} {self.what}; {self.cure}."
+
+
+class Seen(NamedTuple):
+    """What a pass of a subnetwork gives: outputs and gradients by name, and the random state that it leaves."""
+
+    values: dict[str, Tensor]
+    drawn: dict
+
+    def differing(self, other: Seen) -> list[str]:
+        names = dict.fromkeys((*self.values, *other.values))
+        return [name for name in names if not same(self.values.get(name), other.values.get(name))]
+
+
+def audit(
+    model: nn.Module, batch: Any, loss: Loss | None = None, *, other: Any = None, forward: Forward = call
+) -> list[Leak]:
+    """What of a model carries later chunks into earlier subnetworks, as far as two batches show; [] if nothing does.
+
+    Partitions 1..k have not seen chunk k + 1: L_ML and the steps of ψ rest on it. So it is tried, in training mode and
+    in evaluation mode, for each k:
+
+    - the outputs and gradients of subnetwork k stay to the bit where the weights of all later partitions are NaN;
+    - a pass of subnetwork C leaves nothing behind, of its data or of its weights, that subnetwork 1 reads or keeps:
+      buffers, attributes, what hooks remember, and how many random numbers have been drawn;
+    - no two parameters share memory.
+
+    Afterwards model, gradients and random states are as before. It takes some 6 passes for each of at most 4
+    subnetworks. Trainers do this before their first step.
+
+    Args:
+        model: with partitioned layers, in the mode in which it trains.
+        batch: as chunks give them, at least 2 examples.
+        loss: loss(output, y), whose gradients are looked at; the mean square of all outputs if None.
+        other: a second batch of the same sizes; if None, the first with its numbers shuffled and scaled.
+        forward: forward(model, batch), which returns output and y; see partnets.data.batch.call for the usual one.
+
+    Raises:
+        ValueError: the model has no partitioned layers, or the batch does not fit it.
+
+    Example:
+        >>> import partnets
+        >>> class Tied(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.layer = nn.Linear(4, 4)
+        ...     def forward(self, x):
+        ...         (weight, bias) = self.layer.parameters()
+        ...         return self.layer(x) @ weight
+        >>> model = partnets.partition(Tied(), (0.5, 0.5))
+        >>> for leak in partnets.audit(model, (torch.randn(8, 4), None)):
+        ...     print(leak)
+        the model itself reads weights of partitions that are not live; read parameters as attributes ...
+    """
+    device = device_of(model)
+    batch = to_device(batch, device)
+
+    def compute(batch: Any) -> tuple[Any, Tensor]:
+        output, y = forward(model, batch)
+        return output, batches.mean(loss, output, y) if loss is not None else _size(output)
+
+    with random_state.preserved(device):
+        random_state.seed(0)
+        other = _varied(batch) if other is None else to_device(other, device)
+        return leaks(model, compute, batch, other)
+
+
+def leaks(
+    model: nn.Module, compute: Callable[[Any], tuple[Any, Tensor]], batch: Any, other: Any, last: int | None = None
+) -> list[Leak]:
+    """As audit, of a function that gives a batch's output and loss.
+
+    Args:
+        compute: of a batch on the model's device; both batches are there.
+        last: of the subnetworks that learn; C if None.
+    """
+    found = [
+        Leak(first, f"shares memory with {second}", "assign one Parameter to both, or copy it")
+        for first, second in overlapping(dict(model.named_parameters()))
+    ]
+    parts = count(model)
+    last = last or parts
+    before = Held(model)
+    trial = _Trial(model, compute, before)
+    try:
+        with random_state.preserved(trial.device):
+            ks = sorted({1, 2, parts // 2, parts - 1} & set(range(1, parts)))
+            reading = (leak for k in ks for leak in trial.reads_later_weights(k, batch))
+            remembering = trial.remembers(batch, other, last) if last > 1 else ()
+            return [*found, *itertools.islice(reading, 1), *remembering]
+    finally:
+        before.put_back()
+
+
+class _Trial:
+    """Passes of subnetworks, in worlds that differ in what earlier subnetworks must not see."""
+
+    def __init__(self, model: nn.Module, compute: Callable[[Any], tuple[Any, Tensor]], before: Held) -> None:
+        self.model, self.compute, self.before, self.device = model, compute, before, device_of(model)
+        # What each subnetwork has for itself, and weights, of which the passes tell what matters.
+        self.apart = {
+            f"{path}.{name}" if path else name
+            for path, layer in partitioned_layers(model)
+            for name in (*layer.per_subnetwork, *(name for name, _ in layer.owned()))
+        }
+
+    def reads_later_weights(self, k: int, batch: Any) -> Iterator[Leak]:
+        """A leak, if what subnetwork k computes or keeps depends on the weights of partitions above k."""
+        clean, after = self._kept(lambda: self._pass(k, batch))
+        try:
+            with self._later_weights(k, _poisoned):
+                poisoned, after_poison = self._kept(lambda: self._pass(k, batch))
+        except Exception as error:  # whatever a model does about weights that are no numbers
+            yield Leak("", f"fails where the weights of later partitions are NaN ({error})", LIVE)
+            return
+        differing, kept = clean.differing(poisoned), after.changed(after_poison, self.apart)
+        if any(name.startswith("output") for name in differing):
+            path = self._first_difference(k, [(batch, _same), (batch, _poisoned)], after=k, of_outputs=True)
+            yield Leak(path, "reads weights of partitions that are not live", LIVE)
+        elif differing:
+            yield Leak(differing[0], "has a gradient that depends on weights which are not live", LIVE)
+        elif kept:
+            yield Leak(kept[0], "keeps something of weights that are not live", APART)
+
+    def remembers(self, batch: Any, other: Any, last: int) -> Iterator[Leak]:
+        """Leaks, if a pass of the last subnetwork leaves something behind that subnetwork 1 reads, or keeps."""
+        drawn, seen, left = [], [], []
+        worlds = [(batch, _same), (other, _disturbed)]
+        for given, change in worlds:
+
+            def both(given=given, change=change) -> Seen:
+                with self._later_weights(1, change):
+                    drawn.append(self._pass(last, given).drawn)
+                return self._pass(1, batch)
+
+            for found, one in zip((seen, left), self._kept(both), strict=True):
+                found.append(one)
+        changed = left[0].changed(left[1], self.apart)
+        for path in changed:
+            yield Leak(path, "follows the data: it carries what later chunks look like to earlier subnetworks", APART)
+        if not changed and (differing := seen[0].differing(seen[1])):
+            what = f"gives another {differing[0]} after later chunks were seen, by what is kept out of sight"
+            yield Leak("", what, APART)
+        if not all(map(same, *map(tree_leaves, drawn))):
+            path = self._first_difference(last, worlds, after=1, of_outputs=False)
+            what = "draws random numbers, and how many depends on the data: later noise tells of it"
+            yield Leak(path, what, "draw as many for each batch, or take another module (LeakyReLU for RReLU)")
+
+    def _kept(self, run: Callable[[], Seen]) -> tuple[Seen, Held]:
+        """What it gives, and what is held after it; then all is as before."""
+        try:
+            return run(), Held(self.model)
+        finally:
+            self.before.put_back()
+
+    def _pass(self, k: int, batch: Any) -> Seen:
+        """Both modes of subnetwork k; in training mode with gradients, those of ψ too."""
+        random_state.seed(0)
+        with subnetwork(self.model, k, k, hyper=True), evaluating(*running_norms(self.model)[1]):
+            output, loss = self.compute(batch)
+            grads = self._gradients(loss)
+        values = {f"output {i}": leaf.detach().clone() for i, leaf in enumerate(_tensors(output))}
+        values |= self._live_entries(grads, k)
+        drawn = random_state.get_state(self.device)
+        with torch.no_grad(), evaluating(self.model), subnetwork(self.model, k):
+            output, _ = self.compute(batch)
+        values |= {f"output {i} in evaluation": leaf.clone() for i, leaf in enumerate(_tensors(output))}
+        return Seen(values, drawn)
+
+    def _gradients(self, loss: Tensor) -> dict[nn.Parameter, Tensor]:
+        learning = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        if not (learning and loss.requires_grad):
+            return {}
+        try:  # without what waits for gradients to arrive, as DistributedDataParallel does
+            grads = torch.autograd.grad(loss, learning, allow_unused=True)
+        except RuntimeError as error:
+            if "checkpoint" not in str(error):  # reentrant ones know backward() alone
+                raise
+            for parameter in learning:
+                parameter.grad = None
+            loss.backward()
+            grads = [parameter.grad for parameter in learning]
+        return {parameter: grad for parameter, grad in zip(learning, grads, strict=True) if grad is not None}
+
+    def _live_entries(self, grads: dict[nn.Parameter, Tensor], k: int) -> dict[str, Tensor]:
+        """The gradients of partitions 1..k, and of ψ."""
+        named, found = {parameter: name for name, parameter in self.model.named_parameters()}, {}
+        for _, layer in partitioned_layers(self.model):
+            for name, parameter in layer.owned():
+                for j in range(1, k + 1) if parameter in grads else ():
+                    for view, mask in _entries(layer, name, grads[parameter], j):
+                        found[f"{named[parameter]} of partition {j}"] = view[... if mask is None else mask].clone()
+        psi = hyperparameters(self.model)
+        return found | {named[parameter]: grads[parameter] for parameter in psi if parameter in grads}
+
+    @contextmanager
+    def _later_weights(self, k: int, change: Callable[[Tensor], None]) -> Iterator[None]:
+        """Inside, `change` has been applied to all entries of partitions above k."""
+        kept = []
+        with torch.no_grad():
+            for _, layer in partitioned_layers(self.model):
+                for name, parameter in layer.owned():
+                    kept.append((parameter, parameter.detach().clone()))
+                    for j in range(k + 1, layer.count + 1):
+                        for view, mask in _entries(layer, name, parameter, j):
+                            entries = view if mask is None else view[mask]
+                            change(entries)
+                            if mask is not None:
+                                view[mask] = entries
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for parameter, value in kept:
+                    parameter.copy_(value)
+
+    def _first_difference(
+        self, k: int, worlds: list[tuple[Any, Callable[[Tensor], None]]], *, after: int, of_outputs: bool
+    ) -> str:
+        """The path of the module that first computes, or draws, otherwise in one world than in the other."""
+        paths, calls = {module: path for path, module in self.model.named_modules()}, []
+        for given, change in worlds:
+            calls.append(found := [])
+            inside = [""]
+
+            def begins(module: nn.Module, args: Any, kwargs: Any, found=found, inside=inside) -> None:
+                found.append((inside[-1], seen((args, kwargs))))  # whoever calls has computed these
+                inside.append(paths[module])
+
+            def ends(module: nn.Module, _: Any, output: Any, found=found, inside=inside) -> None:
+                found.append((inside.pop(), seen(output)))
+
+            def seen(values: Any) -> list[Tensor]:
+                if not of_outputs:
+                    return tree_leaves(random_state.get_state(self.device))
+                return [leaf.detach().clone() for leaf in _tensors(values)]
+
+            hooks = [module.register_forward_pre_hook(begins, with_kwargs=True) for module in paths]
+            hooks += [module.register_forward_hook(ends) for module in paths]
+            try:
+                with self._later_weights(after, change):
+                    self._kept(lambda given=given: self._pass(k, given))
+            finally:
+                for hook in hooks:
+                    hook.remove()
+        pairs = zip(*calls, strict=False)
+        return next((path for (path, one), (_, two) in pairs if not all(map(same, one, two))), "")
+
+
+def _same(entries: Tensor) -> None:
+    """Nothing."""
+
+
+def _poisoned(entries: Tensor) -> None:
+    entries.fill_(torch.nan)
+
+
+def _disturbed(entries: Tensor) -> None:
+    entries.mul_(-1.25).add_(0.01)
+
+
+def _entries(layer: Partitioned, name: str, tensor: Tensor, update: int) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """A view of a tensor like the layer's parameter, and where in it are a partition's entries; None where all are."""
+    found = local_entries(layer, name, [tensor], update)
+    if found is not None:
+        (view,), partition = found
+        yield view, None if partition is None else partition.mask(update)
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    """All tensors in an output, whatever it is."""
+    leaves = tree_leaves(output)
+    objects = [getattr(leaf, "__dict__", {}) for leaf in leaves if not isinstance(leaf, Tensor)]
+    return [leaf for leaf in (*leaves, *tree_leaves(objects)) if isinstance(leaf, Tensor)]
+
+
+def _size(output: Any) -> Tensor:
+    """A loss for any output: the sum of the mean squares."""
+    numbers = [leaf for leaf in _tensors(output) if leaf.numel() and leaf.dtype != torch.bool]
+    return sum((leaf.abs().float().square().mean() for leaf in numbers), torch.zeros(()))
+
+
+def _varied(value: Any) -> Any:
+    """A batch of the same kind: its numbers shuffled, and scaled where that leaves them what they are."""
+    if isinstance(value, Mapping):
+        return {name: _varied(part) for name, part in value.items()}
+    return tree_map(_shuffled, value)
+
+
+def _shuffled(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    shuffled = leaf.flatten()[torch.randperm(leaf.numel())].view(leaf.shape)
+    return shuffled * 1.25 if leaf.is_floating_point() else shuffled

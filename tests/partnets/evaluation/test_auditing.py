@@ -1,0 +1,318 @@
+"""An audit finds what carries later chunks into earlier subnetworks, names it, and leaves everything as it was."""
+
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
+
+import partnets
+from partnets import hyper
+from partnets.utils.held import Held
+
+PROPORTIONS = (0.5, 0.3, 0.2)
+
+
+class Around(nn.Module):
+    """A layer, and something around it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.made()
+
+    def made(self):
+        pass
+
+    def between(self, x):
+        return x
+
+    def forward(self, x):
+        return self.head(self.between(self.layer(x)))
+
+
+class Parameters(Around):
+    def between(self, x):
+        return x + 1e-3 * sum(parameter.square().sum() for parameter in self.layer.parameters())
+
+
+class Entries(Around):
+    def between(self, x):
+        return F.linear(x, self.layer._parameters["weight"])
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(weight)
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad @ ctx.saved_tensors[0], None
+
+
+class Gradient(Around):
+    def between(self, x):
+        return Twice.apply(x, dict(self.layer.named_parameters())["weight"])
+
+
+class InEvaluation(Around):
+    def between(self, x):
+        return x if self.training else x * self.layer._parameters["weight"].norm()
+
+
+class RunningMean(Around):
+    def made(self):
+        self.register_buffer("mean", torch.zeros(6))
+
+    def between(self, x):
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return x - self.mean
+
+
+class Codebook(Around):
+    def made(self):
+        self.register_buffer("codes", torch.randn(4, 6))
+
+    def between(self, x):
+        nearest = torch.cdist(x, self.codes).argmin(1)
+        if self.training:
+            with torch.no_grad():
+                self.codes.index_add_(0, nearest, 0.1 * (x - self.codes[nearest]))
+        return x + (self.codes[nearest] - x).detach()
+
+
+class Experts(Around):
+    """Balanced by a bias that follows the load, as integers."""
+
+    def made(self):
+        self.register_buffer("load", torch.zeros(6, dtype=torch.int64))
+
+    def between(self, x):
+        chosen = (x - 0.01 * self.load).argmax(1)
+        self.load += chosen.bincount(minlength=6)
+        return x * F.one_hot(chosen, 6)
+
+
+class Number(Around):
+    scale = 1.0
+
+    def between(self, x):
+        if self.training:
+            self.scale = 0.9 * self.scale + 0.1 * x.std().item()
+        return x / self.scale
+
+
+class Nested(Around):
+    def made(self):
+        self.kept = {"means": [torch.zeros(6)]}
+
+    def between(self, x):
+        self.kept["means"][0] = 0.9 * self.kept["means"][0] + 0.1 * x.detach().mean(0)
+        return x - self.kept["means"][0]
+
+
+class Logged(Around):
+    """Nothing reads it yet."""
+
+    def made(self):
+        self.seen = []
+
+    def between(self, x):
+        self.seen.append(x.mean().item())
+        return x
+
+
+class Teacher(Around):
+    """It follows the weights of whichever subnetwork is live."""
+
+    def made(self):
+        self.teacher = [nn.Linear(6, 6).requires_grad_(False)]  # where no module finds it
+
+    def between(self, x):
+        if self.training:
+            with torch.no_grad():
+                self.teacher[0].weight.lerp_(self.layer.weight, 0.1)
+        return x + self.teacher[0](x)
+
+
+class Frozen(Around):
+    """A parameter that is not partitioned, and is written."""
+
+    def made(self):
+        self.center = nn.Parameter(torch.zeros(6, 6), requires_grad=False)
+
+    def between(self, x):
+        with torch.no_grad():
+            self.center.data[0] += x.mean(0)
+        return x - self.center[0]
+
+
+class Hooked(Around):
+    def made(self):
+        mean = torch.zeros(6)
+
+        def center(module, args, output):
+            mean.lerp_(output.detach().mean(0), 0.1)
+            return output - mean
+
+        self.layer.register_forward_hook(center)
+
+
+class Random(Around):
+    def made(self):
+        self.noise = nn.RReLU()
+
+    def between(self, x):
+        return self.noise(x)
+
+
+class PythonRandom(Around):
+    def between(self, x):
+        return x * sum(random.random() for _ in range(int(x.abs().sum())))
+
+
+class Overwritten(Around):
+    """What it keeps is of the last pass alone, and what it counts are passes."""
+
+    def made(self):
+        self.attention, self.steps, self.cache = None, 0, {}
+        self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
+
+    def between(self, x):
+        self.attention, self.steps = x.softmax(1), self.steps + 1
+        self.passes += 1
+        positions = self.cache.setdefault(x.shape[1], torch.arange(x.shape[1]))
+        return x * self.attention + positions
+
+
+def model_of(around, **options):
+    torch.manual_seed(0)
+    return partnets.partition(around(), PROPORTIONS, **options)
+
+
+def batch(count=12):
+    torch.manual_seed(1)
+    return torch.randn(count, 6), torch.arange(count) % 3
+
+
+LEAKS = {
+    Parameters: "the model itself reads weights of partitions that are not live",
+    Entries: "the model itself reads weights",
+    Gradient: "layer.weight of partition 1 has a gradient that depends on weights which are not live",
+    InEvaluation: "the model itself reads weights",
+    RunningMean: "mean follows the data",
+    Codebook: "codes follows the data",
+    Experts: "load follows the data",
+    Number: "scale follows the data",
+    Nested: "kept.means.0 follows the data",
+    Logged: "seen.",
+    Teacher: "teacher.0.weight follows the data",
+    Frozen: "center follows the data",
+    Hooked: "layer._forward_hooks.",
+    Random: "noise draws random numbers, and how many depends on the data",
+    PythonRandom: "the model itself draws random numbers",
+}
+
+
+@pytest.mark.parametrize("around", LEAKS, ids=lambda around: around.__name__)
+def test_a_leak_is_found_and_named_and_the_model_stays_as_it_was(around):
+    model, given = model_of(around), batch()
+    model(given[0]).sum().backward()
+    model.eval()(given[0])
+    before, drawn = Held(model.train()), torch.get_rng_state()
+    found = partnets.audit(model, given, F.cross_entropy)
+    assert any(str(leak).startswith(LEAKS[around]) for leak in found), found
+    assert all("; " in str(leak) for leak in found)
+    assert not before.changed(Held(model)) and torch.equal(torch.get_rng_state(), drawn)
+    assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
+
+
+class Tied(Around):
+    def between(self, x):
+        def compute(x):
+            return F.linear(x, self.layer.weight.t() / self.layer.weight.norm())
+
+        return checkpoint(compute, x, use_reentrant=False)
+
+
+def sequence():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)
+    return nn.Sequential(nn.Unflatten(1, (1, 6)), layer, nn.Flatten(), nn.Linear(6, 3))
+
+
+def normed():
+    noisy = hyper.Averaged(
+        hyper.InputMask(6), nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout()), samples=2
+    )
+    return nn.Sequential(noisy, nn.ReLU(), nn.PReLU(8), nn.Linear(8, 3))
+
+
+SOUND = {
+    "overwritten": Overwritten,
+    "tied by reading": Tied,
+    "transformer": sequence,
+    "BatchNorm, dropout and psi": normed,
+    "LSTM": lambda: nn.Sequential(nn.LSTM(6, 4), _First(), nn.Linear(4, 3)),
+    "weight norm": lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(6, 3))),
+}
+
+
+class _First(nn.Module):
+    def forward(self, outputs):
+        return outputs[0]
+
+
+@pytest.mark.parametrize("options", [{}, {"scheme": "node"}, {"defaults": "stored"}], ids=str)
+@pytest.mark.parametrize("proportions", [(1.0,), (0.8, 0.2), PROPORTIONS, (0.2,) * 5], ids=len)
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_model_has_no_leak(name, proportions, options):
+    torch.manual_seed(0)
+    model = partnets.partition(SOUND[name](), proportions, **options)
+    before = Held(model)
+    assert partnets.audit(model, batch(), F.cross_entropy) == []
+    assert not before.changed(Held(model))
+
+
+def test_left_out_norms_are_held_still_as_trainers_do():
+    model = partnets.partition(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)), (0.5, 0.5), skip="1")
+    assert partnets.audit(model, batch()) == []
+
+
+def test_a_batch_may_be_anything_that_forward_takes():
+    model = model_of(Number)
+    x, y = batch()
+    for given, options in (
+        ({"x": x, "labels": y}, {}),
+        ([{"deep": (x,)}], {"forward": lambda model, given: (model(given[0]["deep"][0]), None)}),
+        ((x, None), {"other": (x + 1, None)}),
+    ):
+        (leak,) = partnets.audit(model, given, **options)
+        assert leak.path == "scale"
+
+
+def test_two_parameters_on_one_memory_are_named():
+    model = model_of(Around)
+    model.layer._parameters["weight"].data = torch.randn(40)[:36].view(6, 6)
+    assert partnets.audit(model, batch()) == []
+    model.head._parameters["weight"].data = model.layer._parameters["weight"].data[:3]
+    (leak, *_) = partnets.audit(model, batch())
+    assert (leak.path, leak.what) == ("layer.weight", "shares memory with head.weight")
+
+
+@pytest.mark.parametrize("of", [nn.utils.spectral_norm, parametrizations.spectral_norm])
+@pytest.mark.parametrize("out", [1, 4])
+def test_spectral_norms_are_refused_of_vectors_too(of, out):
+    with pytest.raises(ValueError, match=r"power iteration|weight_orig|weight normalisation"):
+        partnets.partition(nn.Sequential(of(nn.Linear(4, out))), PROPORTIONS)
+
+
+def test_the_model_must_have_partitions():
+    with pytest.raises(ValueError, match="has no partitioned layer"):
+        partnets.audit(nn.Linear(6, 3), batch())
