@@ -22,7 +22,7 @@ def checkpoint_contexts(model: nn.Module) -> Callable[[], tuple[AbstractContextM
 
     It is needed where the backward pass runs after partnets.subnetwork was left; inside, it changes nothing. Without
     it such a backward pass raises RuntimeError. Checkpoints with use_reentrant=True take no context_fn: run their
-    backward pass inside, which nothing checks.
+    backward pass inside.
 
     Args:
         model: what is recomputed, or what it is a part of.
@@ -57,8 +57,16 @@ class _Again(AbstractContextManager):
 
 def same_subnetwork(layer: Partitioned, y: Tensor) -> Tensor:
     """The output y of a layer, whose backward pass raises RuntimeError if another subnetwork was recomputed for it."""
-    # Only with such hooks can anything be recomputed. In a compiled graph active and update are constants.
-    if not y.requires_grad or torch.compiler.is_compiling() or _top_saved_tensors_default_hooks(False) is None:
+    if torch.compiler.is_compiling():  # in a compiled graph active and update are constants
+        return y
+    if _top_saved_tensors_default_hooks(False) is None:  # with which others recompute
+        if torch._C._current_graph_task_id() != -1:  # a reentrant checkpoint's, whose forward was without autograd
+            state = layer.current_subnetwork()
+            _check(*state, *(layer._live.unlearned or state))
+        elif not y.requires_grad:
+            layer._live.unlearned = layer.current_subnetwork()
+        return y
+    if not y.requires_grad:
         return y
     return _SameSubnetwork.apply(y, *layer.current_subnetwork())
 
@@ -75,11 +83,15 @@ class _SameSubnetwork(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         active, update = ctx.saved_tensors[0].tolist()
-        if (active, update) != (ctx.active, ctx.update or 0):
-            raise RuntimeError(
-                f"a checkpoint recomputed subnetwork active={active}, update={update or None} of a layer that had"
-                f" active={ctx.active}, update={ctx.update} in the forward pass; call backward inside"
-                " partnets.subnetwork, or pass context_fn=partnets.checkpoint_contexts(model) to"
-                " torch.utils.checkpoint.checkpoint."
-            )
+        _check(active, update or None, ctx.active, ctx.update)
         return grad, None, None
+
+
+def _check(active: int, update: int | None, active_then: int, update_then: int | None) -> None:
+    if (active, update) != (active_then, update_then):
+        raise RuntimeError(
+            f"a checkpoint recomputed subnetwork active={active}, update={update} of a layer that had"
+            f" active={active_then}, update={update_then} in the forward pass; call backward inside"
+            " partnets.subnetwork, or pass context_fn=partnets.checkpoint_contexts(model) and use_reentrant=False to"
+            " torch.utils.checkpoint.checkpoint."
+        )

@@ -44,12 +44,14 @@ class _Live(threading.local):
     Attributes:
         now: its `active` and `update`; None outside of any partnets.subnetwork.
         learned: the partitions that have been `update` since their last step, for the optimisers.
+        unlearned: `active` and `update` of its last pass without autograd, which checkpoints may repeat.
     """
 
     def __init__(self) -> None:
         # Of the instance: the compiler guards on what it finds there, and would overlook what comes before the class's.
         self.now: tuple[int, int | None] | None = None
         self.learned: set[int] = set()
+        self.unlearned: tuple[int, int | None] | None = None
 
     def __reduce__(self):
         return _Live, ()
@@ -121,18 +123,20 @@ class Partitioned(nn.Module):
 
     def current_subnetwork(self) -> tuple[int, int | None]:
         """`active` and `update`, in one look."""
-        now = self._inside()
+        now = self._live.now
+        if now is None:
+            now = self._handed_on()
         return self._outside if now is None else now
 
     def is_inside(self) -> bool:
         """Whether a subnetwork has been chosen, by partnets.subnetwork or by `active` and `update`."""
-        return self._inside() is not None or self._outside != (self.count, self.count)
+        return self.current_subnetwork() != (self.count, self.count) or self._live.now is not None
 
-    def _inside(self) -> tuple[int, int | None] | None:
-        now = self._live.now
-        if now is None and not torch.compiler.is_compiling() and torch._C._is_key_in_tls(HANDED_ON):
-            now = torch._C._get_obj_in_tls(HANDED_ON).get(self)
-        return now
+    def _handed_on(self) -> tuple[int, int | None] | None:
+        """What is live where this thread's backward pass was started, if that was in another thread."""
+        if torch.compiler.is_compiling() or not torch._C._is_key_in_tls(HANDED_ON):
+            return None
+        return torch._C._get_obj_in_tls(HANDED_ON).get(self)
 
     def _assign(self, active: int, update: int | None) -> None:
         if "_live" not in self.__dict__:

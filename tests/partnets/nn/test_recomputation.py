@@ -1,5 +1,7 @@
 """Activation checkpoints: the backward pass is that of the subnetwork of the forward pass, or raises."""
 
+import functools
+
 import pytest
 import torch
 from small_network import CASES, PROPORTIONS
@@ -141,3 +143,27 @@ def test_checkpoints_compile():
     with partnets.subnetwork(model, 2, 1):
         expected, y = gradients(model(x), model, x), compiled(x)
     assert_equal(gradients(y, model, x), expected)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_reentrant_checkpoint_outside_raises_and_inside_is_right(depth):
+    torch.manual_seed(0)
+    model = partnets.partition(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)), (0.5, 0.5))
+    x = torch.randn(3, 4, requires_grad=True)
+
+    def again(x):
+        compute = model
+        for _ in range(depth):
+            compute = functools.partial(checkpoint, compute, use_reentrant=True)
+        return compute(x).square().sum()
+
+    with partnets.subnetwork(model, 1, 1):
+        expected = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+        again(x).backward()
+        assert all(torch.equal(p.grad, one) for p, one in zip(model.parameters(), expected, strict=True))
+        outside = again(x)
+    before = [parameter.grad.clone() for parameter in model.parameters()]
+    with pytest.raises(RuntimeError, match=r"recomputed subnetwork active=2.* had active=1.*use_reentrant=False"):
+        outside.backward()
+    assert all(torch.equal(p.grad, one) for p, one in zip(model.parameters(), before, strict=True))
+    again(x).backward()  # all of it outside: the whole network, as ever
