@@ -24,6 +24,7 @@ from partnets.nn.own_parameters import OwnParameters, is_broadcast, own_paramete
 from partnets.nn.partitioned import REPLACED, Partitioned
 from partnets.nn.registry import Rule, known, rule_of
 from partnets.utils import seeds
+from partnets.utils.held import inside
 from partnets.utils.modules import is_frozen
 
 # Layers that a warning names one by one.
@@ -188,26 +189,30 @@ def _warn_of_lost(paths: list[str]) -> None:
 def replace_modules(model: nn.Module, new: dict[nn.Module, nn.Module]) -> nn.Module:
     """The model with each module of `new` replaced, under every path that it has, also inside of what replaces one.
 
-    So are those that a module keeps in a plain list, tuple or dict beside its attributes, as forward may go through it.
+    So are those that a module keeps in plain lists, tuples and dicts beside its attributes: its forward may go through.
     """
     for root in (model, *new.values()):
         for module in list(root.modules()):
             for name, child in module._modules.items():
                 module._modules[name] = new.get(child, child)
             for name, value in list(vars(module).items()):
-                if name not in ("_modules", "_parameters", "_buffers") and isinstance(value, list | tuple | dict):
-                    vars(module)[name] = _replaced(value, new)
+                if name not in ("_modules", "_parameters", "_buffers"):
+                    vars(module)[name] = _replaced(value, new, [])
     return new.get(model, model)
 
 
-def _replaced(kept: list | tuple | dict, new: dict[nn.Module, nn.Module]) -> list | tuple | dict:
-    """A container with modules replaced; a list or a dict in place, for others may hold it too."""
+def _replaced(kept: Any, new: dict[nn.Module, nn.Module], around: list[Any]) -> Any:
+    """A container with modules replaced, however deep; a list or a dict in place, for others may hold it too."""
+    if isinstance(kept, nn.Module):
+        return new.get(kept, kept)
+    if not isinstance(kept, list | tuple | dict) or any(kept is one for one in around):
+        return kept
     pairs = list(kept.items() if isinstance(kept, dict) else enumerate(kept))
-    found = {key: new[value] for key, value in pairs if isinstance(value, nn.Module) and value in new}
-    if found and isinstance(kept, tuple):
-        make = getattr(type(kept), "_make", type(kept))  # a namedtuple's
-        return make(found.get(key, value) for key, value in pairs)
-    for key, value in found.items():
+    found = {key: _replaced(value, new, [*around, kept]) for key, value in pairs}
+    changed = {key: found[key] for key, value in pairs if found[key] is not value}
+    if changed and isinstance(kept, tuple):
+        return getattr(type(kept), "_make", type(kept))(found.values())  # a namedtuple's
+    for key, value in changed.items():
         kept[key] = value
     return kept
 
@@ -303,7 +308,31 @@ def find(model: nn.Module, skipped: Collection[nn.Module] = (), frozen: bool = F
             visit(f"{path}.{name}" if path else name, child)
 
     visit("", model)
+    for path in out_of_reach(model, layers):
+        what = "that an object, a function or a method keeps too, which would go on with it as it was"
+        obstacles[path] = Obstacle(type(layers[path]).__name__, what, "call it as a module's attribute")
     return Found(layers, owning, obstacles)
+
+
+def out_of_reach(model: nn.Module, layers: dict[str, nn.Module]) -> list[str]:
+    """The paths of those layers that a model keeps where replace_modules does not replace them."""
+    paths, found, seen = {layer: path for path, layer in layers.items()}, [], set()
+
+    def visit(value: Any, is_reached: bool) -> None:
+        if isinstance(value, nn.Module) and not is_reached and value in paths:
+            found.append(paths[value])
+        if id(value) not in seen:
+            seen.add(id(value))
+            for _, part in inside(value):
+                visit(part, is_reached and isinstance(value, list | tuple | dict))
+
+    modules = list(model.modules())
+    seen.update(map(id, modules))
+    for module in modules:
+        for name, value in vars(module).items():
+            if name not in ("_modules", "_parameters", "_buffers"):
+                visit(value, is_reached=True)
+    return found
 
 
 def _owned(module: nn.Module, frozen: bool) -> dict[str, nn.Parameter]:

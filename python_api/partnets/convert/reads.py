@@ -19,8 +19,8 @@ EACH = "*"
 def read_by(module: nn.Module) -> set[nn.Module]:
     """The modules inside of which this module's forward, or a method that it calls, reads a parameter.
 
-    It is told from the source, `self.a.b.weight` and no other way; without a source there are none. torch's own modules
-    are left out: what they read is the business of the layers that replace their children.
+    It is told from the source of methods and properties, `self.a.b.weight` and no other way; without a source there are
+    none. torch's own modules are left out: what they read is the business of the layers that replace their children.
 
     Example:
         >>> from transformers.models.beit.modeling_beit import BeitConfig, BeitModel
@@ -60,7 +60,7 @@ def _reads(cls: type[nn.Module]) -> frozenset[tuple[str, ...]]:
 def _chains(function: object) -> Iterator[tuple[str, ...]]:
     """What follows `self` in the source of a function, unless only its shape or dtype is asked for."""
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+        tree = ast.parse(textwrap.dedent(inspect.getsource(getattr(function, "fget", function))))
     except (OSError, SyntaxError, TypeError):
         return
     ignored = set()

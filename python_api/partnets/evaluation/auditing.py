@@ -17,6 +17,7 @@ from partnets.hyper import hyperparameters
 from partnets.nn.batch_norm import running_norms
 from partnets.nn.live import subnetwork
 from partnets.nn.local_shard import local_entries
+from partnets.nn.own_parameters import OwnParameters
 from partnets.nn.partitioned import Partitioned, count, partitioned_layers
 from partnets.utils import random_state
 from partnets.utils.held import Held, same
@@ -24,8 +25,8 @@ from partnets.utils.modules import device_of, evaluating, overlapping, to_device
 
 LIVE = "read parameters as attributes (self.layer.weight), which gives those of the live subnetwork"
 APART = (
-    "give each subnetwork its own (partnets.state_per_subnetwork before partnets.partition), keep its module in"
-    " evaluation mode, or keep it outside of the model"
+    "take a module with a rule that keeps it for each subnetwork (BatchNorm2d), or one that keeps nothing, or put it"
+    " into evaluation mode"
 )
 
 
@@ -146,7 +147,8 @@ class _Trial:
         self.apart = {
             f"{path}.{name}" if path else name
             for path, layer in partitioned_layers(model)
-            for name in (*layer.per_subnetwork, *(name for name, _ in layer.owned()))
+            for owned in (layer.owned(), () if isinstance(layer, OwnParameters) else layer.named_buffers())
+            for name, _ in owned
         }
 
     def reads_later_weights(self, k: int, batch: Any) -> Iterator[Leak]:

@@ -48,7 +48,6 @@ class _BatchNorm(PartitionedLayer):
     shifts = ("bias",)
     scales = ("weight",)
     notes = (*PartitionedLayer.notes, ESTIMATED_AT)
-    per_subnetwork = ("running_mean", "running_var", "num_batches_tracked")
     # The batches of all subnetworks when the statistics were estimated; None where nobody knows.
     _estimated_at: int | None = None
     # And when it was divided: a state_dict says nothing of those.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -100,8 +100,6 @@ class Partitioned(nn.Module):
     # Whether a forward that is not its own reads its parameters: it gets those of the live subnetwork, also outside of
     # any partnets.subnetwork.
     is_read: bool = False
-    # The names of buffers that each subnetwork has for itself, [C, ...].
-    per_subnetwork: Sequence[str] = ()
     # The fingerprint of the chunks that it has learned from; UNKNOWN after steps in a loop that has not told them.
     learned_from: str | None = None
 
@@ -130,7 +128,8 @@ class Partitioned(nn.Module):
 
     def is_inside(self) -> bool:
         """Whether a subnetwork has been chosen, by partnets.subnetwork or by `active` and `update`."""
-        return self.current_subnetwork() != (self.count, self.count) or self._live.now is not None
+        chosen = self._live.now is not None or self._handed_on() is not None
+        return chosen or self._outside != (self.count, self.count)
 
     def _handed_on(self) -> tuple[int, int | None] | None:
         """What is live where this thread's backward pass was started, if that was in another thread."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,8 @@ from torch import Generator, Tensor, nn
 LIBRARIES = {"accelerate", "lightning", "numpy", "pandas", "partkernels", "partnets", "torch", "transformers"}
 # As deep as an attribute of an attribute in a closure of a hook.
 DEEPEST = 8
+# Of a closure's cell that nothing has been put into.
+EMPTY = object()
 
 
 class Held:
@@ -115,34 +117,62 @@ class Held:
     def _take_container(self, path: str, value: Any, depth: int) -> None:
         if isinstance(value, dict):
             self._take_dict(path, value, depth)
-        elif isinstance(value, list | deque):
+            return
+        if isinstance(value, list | deque):
             kept = list(value)
             self._put_back.append(lambda: (value.clear(), value.extend(kept)))
-            self._take_all(path, kept, depth)
         elif isinstance(value, set):
             kept = set(value)
             self._put_back.append(lambda: (value.clear(), value.update(kept)))
             self.values[path] = frozenset(map(repr, kept))
-        elif isinstance(value, tuple):
-            self._take_all(path, value, depth)
-        elif isinstance(value, partial):
-            self._take_all(path, (value.func, *value.args, *value.keywords.values()), depth)
-        elif isinstance(value, types.MethodType):
-            self._take(path, value.__self__, depth + 1)
         elif isinstance(value, types.FunctionType):
-            for name, cell in _cells(value):
-                kept = cell.cell_contents
-                self._put_back.append(lambda cell=cell, kept=kept: setattr(cell, "cell_contents", kept))
-                self._take(_joined(path, name), kept, depth + 1)
-        elif hasattr(value, "__dict__") and not isinstance(value, type | types.ModuleType) and _is_ones_own(value):
+            for cell in value.__closure__ or ():
+                if (kept := _content(cell)) is not EMPTY:
+                    self._put_back.append(lambda cell=cell, kept=kept: setattr(cell, "cell_contents", kept))
+        elif _is_ones_own(value):
             self._take_dict(path, vars(value), depth)
+            return
+        for name, part in inside(value):
+            self._take(_joined(path, name), part, depth + 1)
 
-    def _take_all(self, path: str, values: Iterable[Any], depth: int) -> None:
-        for i, value in enumerate(values):
-            self._take(_joined(path, i), value, depth + 1)
+
+def inside(value: Any) -> list[tuple[Any, Any]]:
+    """The name and the value of what is in a container, remembered by a function, or an attribute of one's own object.
+
+    Example:
+        >>> layer = nn.Linear(2, 2)
+        >>> [name for name, _ in inside({"scale": 2, "layers": [layer]})]
+        ['scale', 'layers']
+        >>> inside(layer.forward)[0][1] is layer
+        True
+    """
+    if isinstance(value, dict):
+        return list(value.items())
+    if isinstance(value, list | tuple | deque | set):
+        return list(enumerate(value))
+    if isinstance(value, partial):
+        return list(enumerate((value.func, *value.args, *value.keywords.values())))
+    if isinstance(value, types.MethodType):
+        return [("__self__", value.__self__)]
+    if isinstance(value, types.FunctionType):
+        names = (*value.__code__.co_freevars, "__defaults__", "__kwdefaults__")
+        values = (*map(_content, value.__closure__ or ()), value.__defaults__, value.__kwdefaults__)
+        return [(name, part) for name, part in zip(names, values, strict=True) if part is not EMPTY]
+    if isinstance(value, nn.Module) or _is_ones_own(value):
+        return list(vars(value).items())
+    return []
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return EMPTY
 
 
 def _is_ones_own(value: Any) -> bool:
+    if not hasattr(value, "__dict__") or isinstance(value, type | types.ModuleType):
+        return False
     return type(value).__module__.partition(".")[0] not in LIBRARIES | sys.stdlib_module_names
 
 
@@ -166,13 +196,3 @@ def _same_but_nan(first: Tensor, second: Tensor) -> bool:
 
 def _joined(path: str, name: Any) -> str:
     return f"{path}.{name}" if path else str(name)
-
-
-def _cells(function: types.FunctionType) -> Iterator[tuple[str, types.CellType]]:
-    """What a function remembers by its names: closures' cells that are filled."""
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            cell.cell_contents  # noqa: B018
-        except ValueError:
-            continue
-        yield name, cell

@@ -1,6 +1,7 @@
 """partition: which layers change, and what refuses before anything changes. merge: the way back."""
 
 import copy
+import functools
 import warnings
 
 import pytest
@@ -478,3 +479,44 @@ def test_a_tied_weight_is_as_fresh_as_the_layer_that_drew_it():
     table, head = nn.Embedding(50, 8), nn.Linear(8, 50, bias=False)
     head.weight = table.weight
     partnets.partition(nn.Sequential(table, head), (0.5, 0.5))
+
+
+class Holding(nn.Module):
+    """It calls its layer by another way than its attribute."""
+
+    def __init__(self, keep):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.kept = keep(self.layer)
+
+
+class Box:
+    def __init__(self, layer):
+        self.layer = layer
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda layer: layer.forward,
+        lambda layer: functools.partial(layer, torch.ones(4)),
+        lambda layer: lambda x: layer(x),
+        lambda layer: lambda x, layer=layer: layer(x),
+        Box,
+        lambda layer: [(Box(layer), 1)],
+        lambda layer: {layer},
+    ],
+)
+@pytest.mark.parametrize("defaults", ["seed", "stored"])
+def test_layers_that_stay_as_they_were_out_of_reach_are_refused(keep, defaults):
+    model = nn.Sequential(Holding(keep), nn.Linear(4, 4))
+    with pytest.raises(ValueError, match=r"1 Linear \(0\.layer\) that an object, a function or a method keeps too"):
+        partnets.partition(model, PROPORTIONS, defaults=defaults)
+    assert type(model[1]) is nn.Linear
+
+
+def test_layers_in_containers_of_containers_are_replaced():
+    model = Holding(lambda layer: [(layer, torch.tanh), {"again": [layer]}, 3])
+    partnets.partition(model, PROPORTIONS)
+    assert type(model.layer) is partnets.Linear
+    assert model.kept == [(model.layer, torch.tanh), {"again": [model.layer]}, 3]
