@@ -151,12 +151,50 @@ def test_biases_do_not_decay(tmp_path):
     ("options", "message"),
     [
         ({"optim": "sgd"}, "pass one of partnets.optim"),
+        ({"optim": "galore_adamw"}, "galore_adamw; pass one of partnets.optim"),
+        ({"optim_args": "amsgrad=True"}, r"optim_args='amsgrad=True' .* pass one of partnets.optim"),
         ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps is 2"),
     ],
 )
 def test_what_it_does_not_do_is_refused(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         normalised(tmp_path, **options)
+
+
+@pytest.mark.parametrize("name", ["classes", "tokens"])
+def test_smoothed_labels_are_the_weights_alone(name, tmp_path):
+    torch.manual_seed(0)
+    config = {"vocab_size": 12, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 1, "pad_token_id": 0}
+    config = transformers.GPT2Config(**config, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, num_labels=3)
+    of_tokens = name == "tokens"
+    model = (transformers.GPT2LMHeadModel if of_tokens else transformers.GPT2ForSequenceClassification)(config)
+    partnets.partition(model, (0.8, 0.2), defaults="seed")
+    ids = torch.randint(1, 12, (40, 5))
+    data = Rows([{"input_ids": row, "labels": row if of_tokens else row[0] % 3} for row in ids])
+    arguments = transformers.TrainingArguments(str(tmp_path), **QUIET, label_smoothing_factor=0.3, report_to="none")
+    chunks = partnets.chunk(data, (0.8, 0.2))
+    trainer = PartitionedTrainer(model, arguments, train_dataset=chunks)
+
+    def forward(model, batch):
+        logits, labels = model(batch["input_ids"]).logits, batch["labels"]
+        return (logits[:, :-1].transpose(1, 2), labels[:, 1:]) if of_tokens else (logits, labels)
+
+    mean = partnets.lml(model, chunks, forward=forward) / (4 if of_tokens else 1)  # of an example's tokens
+    assert trainer.evaluate()["eval_lml"] == pytest.approx(mean, rel=1e-5)
+
+
+def test_a_leak_is_refused_at_the_start(tmp_path):
+    trainer = normalised(tmp_path)
+    trainer.model.register_buffer("mean", torch.zeros(6))
+
+    def center(model, args, kwargs):
+        model.mean.lerp_(kwargs["x"].mean(0), 0.1)
+        return args, kwargs | {"x": kwargs["x"] - model.mean}
+
+    trainer.model.register_forward_pre_hook(center, with_kwargs=True)
+    with pytest.raises(ValueError, match=r"mean follows the data"):
+        trainer.train()
+    assert not trainer.model.mean.any()
 
 
 def test_a_checkpoint_of_other_chunks_is_refused(example, trained):

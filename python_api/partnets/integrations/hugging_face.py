@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from partnets.nn.live import subnetwork
 from partnets.optim import AdamW, PartitionedOptimizer
 from partnets.optim.base import check_partitioned
 from partnets.training.checkpoint import raise_other_chunks
+from partnets.training.start import check_leaks
 from partnets.training.step import step_hyper, still_modules, weights_learning
 from partnets.utils.files import replacing
 from partnets.utils.modules import device_of
@@ -36,6 +38,9 @@ except ImportError as error:
         "partnets.integrations.hugging_face needs transformers; pip install 'transformers>=5' accelerate, or"
         " partkernels' extra 'transformers'."
     ) from error
+
+# What partnets.optim.AdamW does as well.
+ADAMW = {"adamw_torch", "adamw_torch_fused"}
 
 # Safetensors hold tensors alone, and a layer's partition is more than that.
 PARTITIONED = "partitioned.pt"
@@ -58,7 +63,12 @@ class PartitionedTrainerMixin:
     """Put it before transformers.Trainer, or a subclass of that, among the bases; see PartitionedTrainer."""
 
     def __init__(
-        self, *args, hyper_optimizer: Callable[..., torch.optim.Optimizer] | None = None, eval_dataset=None, **options
+        self,
+        *args,
+        hyper_optimizer: Callable[..., torch.optim.Optimizer] | None = None,
+        audit: bool = True,
+        eval_dataset=None,
+        **options,
     ) -> None:
         chunks = options.get("train_dataset")
         if not isinstance(chunks, Chunks):
@@ -73,8 +83,12 @@ class PartitionedTrainerMixin:
         for name, value in several.items():
             if value != 1:
                 raise ValueError(f"{name} is {value}; each batch is for a partition of its own: train with 1.")
-        if "adamw" not in str(self.args.optim).lower() and self.optimizer is None:
-            raise ValueError(f"optim is {self.args.optim}; pass one of partnets.optim as optimizers=(optimizer, None).")
+        cure = "pass one of partnets.optim as optimizers=(optimizer, None)."
+        optim = getattr(self.args.optim, "value", self.args.optim)
+        if optim not in ADAMW and self.optimizer is None:
+            raise ValueError(f"optim is {optim}; {cure}")
+        if self.args.optim_args and self.optimizer is None:
+            raise ValueError(f"optim_args={self.args.optim_args!r} are for an optimiser of transformers; {cure}")
         if self.args.fp16:
             raise ValueError(
                 "fp16=True scales gradients, which a step of ψ would not undo; train with bf16 or float32."
@@ -85,7 +99,14 @@ class PartitionedTrainerMixin:
         psi = hyperparameters(self.model)
         self.hyper_optimizer = make(psi) if psi else None
         self._hyper_losses: list[Tensor] = []
-        self._still = still_modules(self.model)
+        self._still, self._to_audit = still_modules(self.model), audit
+        config = getattr(self.model, "config", None)
+        if getattr(config, "problem_type", None) == "regression" or getattr(config, "num_labels", 2) == 1:
+            warnings.warn(
+                "the model's loss is a squared error, no negative log-likelihood: L_ML is in no nats, and a step of ψ"
+                " weighs nothing by it. Pass compute_loss_func, which returns one.",
+                stacklevel=3,
+            )
 
     def ordinary_model(self) -> nn.Module:
         """What is saved for from_pretrained: torch's layers, of the whole network.
@@ -149,14 +170,36 @@ class PartitionedTrainerMixin:
         self.model.train()
         for module in self._still:
             module.eval()
+        if self._to_audit:
+            check_leaks(self.model, self._collated(self.train_dataset), self.args.train_batch_size, self._audited)
+            self._to_audit = False
         k, batch, hyper_k, hyper_batch = inputs
         if hyper_k is not None:
-            self._hyper_losses.append(step_hyper(self.model, self.hyper_optimizer, {hyper_k: hyper_batch}, compute))
+            with self._plain_loss():
+                loss = step_hyper(self.model, self.hyper_optimizer, {hyper_k: hyper_batch}, compute)
+            self._hyper_losses.append(loss)
             self.hyper_optimizer.zero_grad()  # or it would count when the loop clips
         with weights_learning(self.model, k):
             loss = compute(batch)
         getattr(self.optimizer, "optimizer", self.optimizer).update = k
         return loss
+
+    def _audited(self, batch: Any) -> tuple[Tensor, Tensor]:
+        loss = self.compute_loss(self.model, self._prepare_inputs(batch))
+        return loss, loss
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        """As transformers', of each batch its own mean: it counts more labels than some models have losses for."""
+        return super().compute_loss(model, inputs, return_outputs=return_outputs)
+
+    @contextmanager
+    def _plain_loss(self) -> Iterator[None]:
+        """Inside, no labels are smoothed: that only regularises the weights."""
+        smoother, self.label_smoother = self.label_smoother, None
+        try:
+            yield
+        finally:
+            self.label_smoother = smoother
 
     def log(self, logs: dict[str, float], *args, **options) -> None:
         """As transformers', with the mean loss of ψ's steps and the present values of ψ beside a training loss."""
@@ -181,7 +224,7 @@ class PartitionedTrainerMixin:
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix, **options)
         lml = 0.0
         check_same_chunks(self.model, data)
-        with preserved(device_of(self.model)):
+        with preserved(device_of(self.model)), self._plain_loss():
             for k in range(2, data.count + 1):
                 torch.manual_seed(self.args.seed)  # the same noise each time
                 with subnetwork(self.model, active=k - 1):
@@ -235,7 +278,8 @@ class PartitionedTrainer(PartitionedTrainerMixin, transformers.Trainer):
     gradient of w_k, steps and schedules. Batches are those of partnets.Loader, made by the data collator. Checkpoints
     and save_model hold an ordinary model for from_pretrained and, in partitioned.pt, the partitioned one, from which
     resume_from_checkpoint goes on to the same bits. With metric_for_best_model="lml" and greater_is_better=True,
-    load_best_model_at_end selects by L_ML.
+    load_best_model_at_end selects by L_ML. Labels are smoothed for the weights alone; a compute_loss_func counts for ψ
+    and L_ML as well, so let it be a negative log-likelihood.
 
     Args:
         model: of transformers, with partitioned layers, and modules of partnets.hyper in it.
@@ -243,13 +287,15 @@ class PartitionedTrainer(PartitionedTrainerMixin, transformers.Trainer):
         eval_dataset: Chunks, for L_ML; the training's if None. Or another dataset, for transformers' own evaluation.
         hyper_optimizer: called with the parameters of ψ, as functools.partial(torch.optim.Adam, lr=0.05) is; Adam with
             a learning rate of 1e-3 if None.
+        audit: as of partnets.Trainer.
         optimizers: as of transformers.Trainer; the optimiser is one of partnets.optim.
         others: of transformers.Trainer.
 
     Raises:
         ImportError: transformers is not installed; when this module is imported.
         ValueError: train_dataset are no chunks or differ in C from the model, the optimiser is not of partnets.optim,
-            or the arguments ask for gradient accumulation, fp16, or several processes or GPUs.
+            or the arguments ask for gradient accumulation, fp16, or several processes or GPUs. As training starts: the
+            audit finds a leak.
 
     Example:
         >>> from partnets.integrations.hugging_face import PartitionedTrainer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -11,6 +13,7 @@ from partnets.evaluation.metrics import check_counts
 from partnets.evaluation.running_statistics import estimate_statistics
 from partnets.evaluation.same_chunks import check_same_chunks, remember_chunks
 from partnets.optim import PartitionedOptimizer
+from partnets.training.start import check_leaks
 from partnets.training.step import step_hyper, step_weights
 from partnets.utils import random_state
 
@@ -36,8 +39,8 @@ class PartitionedModule(LightningModule):
 
     Raises:
         ImportError: Lightning is not installed; when this module is imported.
-        ValueError: the loader or the optimisers are not as above, or the model and the chunks differ in C; when
-            training starts.
+        ValueError: the loader or the optimisers are not as above, the model and the chunks differ in C, or
+            partnets.audit finds a leak, unless the class has audit = False; when training starts.
 
     Example:
         >>> import partnets, torch
@@ -57,6 +60,9 @@ class PartitionedModule(LightningModule):
         >>> loader = partnets.Loader(chunks, batch_size=16, steps=100, hyper_batch_size=16)
         >>> lightning.Trainer(max_epochs=10).fit(Classifier(), loader)  # doctest: +SKIP
     """
+
+    # Whether training starts with partnets.audit.
+    audit: bool = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,9 +85,15 @@ class PartitionedModule(LightningModule):
 
     def on_train_start(self) -> None:
         """Checks what is to be trained, and sets the random states of the checkpoint that training resumes from."""
-        self._check(self.trainer.train_dataloader, self.trainer.optimizers)
-        check_same_chunks(self, self.trainer.train_dataloader.chunks)
-        remember_chunks(self, self.trainer.train_dataloader.chunks)
+        loader = self.trainer.train_dataloader
+        self._check(loader, self.trainer.optimizers)
+        check_same_chunks(self, loader.chunks)
+        if self.audit:
+            with self._without_logs():
+                check_leaks(
+                    self, loader.chunks, loader.dataset.batch_size, lambda batch: (self.training_loss(batch),) * 2
+                )
+        remember_chunks(self, loader.chunks)
         if self.trainer.ckpt_path is not None:
             random_state.set_state(self._noise, self.device)
 
@@ -91,9 +103,14 @@ class PartitionedModule(LightningModule):
         def compute(model: PartitionedModule, batch: Any) -> tuple[Tensor, None]:
             return model.training_loss(batch), None
 
+        with self._without_logs():
+            estimate_statistics(self, self.trainer.train_dataloader.chunks, forward=compute)
+
+    @contextmanager
+    def _without_logs(self) -> Iterator[None]:
         self.log = lambda *_, **__: None  # nothing is being trained
         try:
-            estimate_statistics(self, self.trainer.train_dataloader.chunks, forward=compute)
+            yield
         finally:
             del self.log
 
