@@ -16,7 +16,7 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 import partkernels
 from partkernels.defaults import check_seed
 from partkernels.partition import sizes
-from partnets.convert.reads import read_by
+from partnets.convert.reads import read_by, written_by
 from partnets.hyper import Hyperparameter
 from partnets.nn import state_dict
 from partnets.nn.layer import PartitionedLayer
@@ -128,6 +128,8 @@ def partition(
         module.__class__ = type(divided)
         module.__dict__.update(divided.__dict__)
     for module in model.modules():
+        if isinstance(module, nn.TransformerEncoder):  # its nested tensors are for torch's own layers
+            module.use_nested_tensor = False
         if rule_of(type(module)) is None:
             for layer in read_by(module) & new.keys():
                 new[layer].is_read = True
@@ -291,6 +293,8 @@ def find(model: nn.Module, skipped: Collection[nn.Module] = (), frozen: bool = F
             return
         seen.add(module)
         kind = type(module).__name__
+        if obstacle := _lost(module, frozen):
+            obstacles[path] = obstacle
         if isinstance(module, Partitioned):
             obstacles[path] = Obstacle(kind, "that is partitioned already", "merge the model first")
             return
@@ -333,6 +337,18 @@ def out_of_reach(model: nn.Module, layers: dict[str, nn.Module]) -> list[str]:
             if name not in ("_modules", "_parameters", "_buffers"):
                 visit(value, is_reached=True)
     return found
+
+
+def _lost(module: nn.Module, frozen: bool) -> Obstacle | None:
+    """What a module does with its parameters that those of its subnetworks would not know of."""
+    kind = type(module).__name__
+    learning = [(name, p) for name, p in module.named_parameters(recurse=False) if frozen or p.requires_grad]
+    if hooked := [name for name, p in learning if p._backward_hooks or p._post_accumulate_grad_hooks]:
+        return Obstacle(kind, f"with hooks on its {hooked[0]}", "register them on the new parameter, afterwards")
+    if not isinstance(module, Partitioned) and (written := written_by(module)):
+        what = f"whose forward writes {written[0]} in place, which a subnetwork's weight would forget"
+        return Obstacle(kind, what, "compute with the changed value (weight = torch.renorm(self.weight, ...)) instead")
+    return None
 
 
 def _owned(module: nn.Module, frozen: bool) -> dict[str, nn.Parameter]:

@@ -12,6 +12,8 @@ from torch import nn
 
 # What these give of a parameter is the same for all subnetworks.
 SHAPELY = {"device", "dim", "dtype", "is_cuda", "itemsize", "ndim", "numel", "requires_grad", "shape", "size", "stride"}
+# What ends as torch's methods that write do, and writes no values.
+HARMLESS = {"requires_grad_", "retain_grad_", "__init__"}
 # Stands for all children of a container that is indexed.
 EACH = "*"
 
@@ -41,28 +43,60 @@ def _children(module: nn.Module, step: str) -> list[nn.Module]:
     return [child for child in children if child is not None]
 
 
+def written_by(module: nn.Module) -> list[str]:
+    """The parameters that this module's forward, or a method that it calls, writes, as self.weight.clamp_(0)."""
+    found = []
+    for chain in sorted(_writes(type(module))):
+        inner = [module]
+        for i, step in enumerate(chain):
+            if any(one._parameters.get(step) is not None for one in inner):
+                found.append(".".join(chain[: i + 1]))
+                break
+            inner = [child for one in inner for child in _children(one, step)]
+    return found
+
+
 @functools.cache
 def _reads(cls: type[nn.Module]) -> frozenset[tuple[str, ...]]:
     """The attributes of attributes, ("a", "b", "weight"), that forward and the methods which it calls read."""
-    found, seen, names = set(), set(), ["forward"]
+    return frozenset(chain for tree in _sources(cls) for chain in _chains(tree) if len(chain) > 1)
+
+
+@functools.cache
+def _writes(cls: type[nn.Module]) -> frozenset[tuple[str, ...]]:
+    """What they write in place: ("weight", "data") of self.weight.data = ..., ("weight",) of self.weight.clamp_(0)."""
+    nodes = [node for tree in _sources(cls) for node in ast.walk(tree)]
+    targets = [target for node in nodes if isinstance(node, ast.Assign) for target in node.targets]
+    targets = [target for target in targets if isinstance(target, ast.Attribute | ast.Subscript)]
+    written = [_chain(target) for target in targets if _chain(target)[-1:] in (("data",), (EACH,))]
+    written += [_chain(node.target) for node in nodes if isinstance(node, ast.AugAssign)]
+    called = [node.func for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    written += [_chain(func.value) for func in called if func.attr.endswith("_") and func.attr not in HARMLESS]
+    return frozenset(written) - {()}
+
+
+@functools.cache
+def _sources(cls: type[nn.Module]) -> list[ast.AST]:
+    """What is known of the source of forward and of the methods and properties that it names."""
+    found, seen, names = [], set(), ["forward"]
     while names:
         name = names.pop()
         if name in seen:
             continue
         seen.add(name)
         for owner in (one for one in cls.__mro__ if not one.__module__.startswith("torch.")):
-            for chain in _chains(vars(owner).get(name)):
-                names += chain[:1] if len(chain) == 1 else []
-                found |= {chain} if len(chain) > 1 else set()
-    return frozenset(found)
+            function = vars(owner).get(name)
+            try:
+                tree = ast.parse(textwrap.dedent(inspect.getsource(getattr(function, "fget", function))))
+            except (OSError, SyntaxError, TypeError):
+                continue
+            found.append(tree)
+            names += [chain[0] for chain in _chains(tree) if len(chain) == 1]
+    return found
 
 
-def _chains(function: object) -> Iterator[tuple[str, ...]]:
+def _chains(tree: ast.AST) -> Iterator[tuple[str, ...]]:
     """What follows `self` in the source of a function, unless only its shape or dtype is asked for."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(getattr(function, "fget", function))))
-    except (OSError, SyntaxError, TypeError):
-        return
     ignored = set()
     for node in ast.walk(tree):  # outer nodes before those inside
         if isinstance(node, ast.Attribute) and node.attr in SHAPELY:

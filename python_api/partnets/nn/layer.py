@@ -364,9 +364,14 @@ class PartitionedLayer(Partitioned):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.count > 1:
             for name, partition in self.partitions.items():
-                destination[prefix + _key(name)] = partition_format.to_plain(partition)
+                destination[prefix + self.partition_key(name)] = partition_format.to_plain(partition)
             if self.learned_from is not None:
                 destination[prefix + LEARNED_FROM] = self.learned_from
+
+    @staticmethod
+    def partition_key(weight: str) -> str:
+        """What a state_dict calls the partition of a weight."""
+        return "partition" if weight == "weight" else f"{weight}_partition"
 
     def unfit(self, state_dict, prefix):
         return [*self._saved_partitions(state_dict, prefix)[1], *unfit_tensors(self, state_dict, prefix)]
@@ -375,7 +380,7 @@ class PartitionedLayer(Partitioned):
         """The partitions that a state_dict has for this layer, and what is wrong with the others."""
         saved, messages = {}, []
         for name, partition in self.partitions.items():
-            key = prefix + _key(name)
+            key = prefix + self.partition_key(name)
             if key in state_dict:
                 try:
                     saved[name] = partition_format.from_plain(state_dict[key], partition.shape, self.count)
@@ -392,7 +397,7 @@ class PartitionedLayer(Partitioned):
         refuse_unfit(self, state_dict, prefix)
         errors = len(error_msgs)
         saved, _ = self._saved_partitions(state_dict, prefix)
-        keys = [prefix + _key(name) for name in self.partitions]
+        keys = [prefix + self.partition_key(name) for name in self.partitions]
         theirs = []  # torch does not expect partitions
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing_keys, theirs, error_msgs)
         unexpected_keys += [key for key in theirs if key not in (*keys, *(prefix + note for note in self.notes))]
@@ -406,8 +411,3 @@ class PartitionedLayer(Partitioned):
             self.partitions[name] = copied.to(dtype=weight.dtype)
         if any(prefix + name in state_dict for name in self._parameters):
             self.learned_from = state_dict.get(prefix + LEARNED_FROM)
-
-
-def _key(weight: str) -> str:
-    """What a state_dict calls the partition of a weight."""
-    return "partition" if weight == "weight" else f"{weight}_partition"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 
 import torch
@@ -41,13 +42,21 @@ def unguard(model: nn.Module) -> None:
 
 def refuse_unfit(module: nn.Module, state_dict: Mapping, prefix: str, *_) -> None:
     """Raises RuntimeError, which names every misfit, if an entry for a module or what is in it does not fit."""
-    unfit = []
+    unfit, tied = [], defaultdict(list)
     for path, inner in module.named_modules(remove_duplicate=False):
         inside = f"{prefix}{path}." if path else prefix
         if loads_as_torch(inner, type(inner)):
             unfit += unfit_tensors(inner, state_dict, inside)
         elif isinstance(inner, Partitioned):
             unfit += inner.unfit(state_dict, inside)
+            for name in getattr(inner, "partitions", ()):
+                tied[inner._parameters.get(name)].append(f"{inside}{inner.partition_key(name)}")
+    for keys in tied.values():
+        if missing := [key for key in keys if key not in state_dict and any(other in state_dict for other in keys)]:
+            there = next(key for key in keys if key in state_dict)
+            unfit.append(
+                f"{missing[0]}: is missing, and {there} is there; the weight that they share has one partition."
+            )
     if unfit:
         listed = "\n".join(f"  {message}" for message in unfit)
         raise RuntimeError(f"this state_dict does not fit the {type(module).__name__}, which stays as it is:\n{listed}")

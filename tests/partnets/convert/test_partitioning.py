@@ -520,3 +520,67 @@ def test_layers_in_containers_of_containers_are_replaced():
     partnets.partition(model, PROPORTIONS)
     assert type(model.layer) is partnets.Linear
     assert model.kept == [(model.layer, torch.tanh), {"again": [model.layer]}, 3]
+
+
+class Constrained(nn.Conv2d):
+    """As EEGNet's: the filters' norms are kept below 1."""
+
+    def forward(self, x):
+        self.constrain()
+        return super().forward(x)
+
+    def constrain(self):
+        self.weight.data = torch.renorm(self.weight.data, 2, 0, 1.0)
+
+
+class Clamped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.gain = nn.Linear(4, 4), nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.layer.weight.clamp_(0)
+        return self.layer(x) * self.gain
+
+
+class Updated(Clamped):
+    def forward(self, x):
+        self.gain.requires_grad_(True)
+        y = self.layer(x)
+        y.clamp_(0)
+        self.gain -= 1
+        return y * self.gain
+
+
+@pytest.mark.parametrize(
+    ("make", "written"),
+    [(lambda: Constrained(1, 1, 1), "weight"), (Clamped, r"layer\.weight"), (Updated, "gain")],
+    ids=["constrained", "clamped", "updated"],
+)
+def test_a_forward_that_writes_its_parameters_in_place_is_refused(make, written):
+    model = nn.Sequential(make(), nn.Linear(4, 4))
+    with pytest.raises(
+        ValueError, match=rf"whose forward writes {written} in place, .* compute with the changed value"
+    ):
+        partnets.partition(model, PROPORTIONS)
+    assert type(model[1]) is nn.Linear
+
+
+def test_hooks_on_a_parameter_are_not_lost_without_a_word():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[0].weight.register_hook(lambda grad: grad * 0)
+    with pytest.raises(ValueError, match=r"1 Linear \(0\) with hooks on its weight; register them"):
+        partnets.partition(model, PROPORTIONS)
+    partnets.partition(model, PROPORTIONS, skip="0")
+
+
+def test_an_encoder_pads_in_evaluation_too():
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
+    model = partnets.partition(encoder, PROPORTIONS, defaults="zero").eval()
+    x, padding = torch.randn(2, 5, 8), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    for k in (1, 3):
+        with partnets.subnetwork(model, k), torch.no_grad():
+            y = model(x, src_key_padding_mask=padding)
+        expected = partnets.merge(model, k)(x, src_key_padding_mask=padding)
+        torch.testing.assert_close(y[~padding], expected[~padding])

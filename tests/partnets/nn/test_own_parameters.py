@@ -357,3 +357,13 @@ def test_what_a_class_makes_fit_loads_and_what_does_not_fit_raises():
     model = biased()
     with pytest.raises(RuntimeError, match=r"table: has the shape \[5, 4\]"):
         model.load_state_dict(model.state_dict() | {"table": torch.zeros(5, 4)})
+
+
+def test_a_tied_weight_is_loaded_with_its_one_partition_or_not_at_all():
+    models = [partnets.partition(ReadTable(), PROPORTIONS, defaults="stored", seed=seed) for seed in (0, 1)]
+    state = {key: value for key, value in models[0].state_dict().items() if not key.startswith("head.")}
+    before = models[1].table.partition
+    with pytest.raises(RuntimeError, match=r"head\.partition: is missing, and table\.partition is there; the weight"):
+        models[1].load_state_dict(state, strict=False)
+    assert models[1].table.partition is before
+    models[1].load_state_dict(models[0].state_dict())
