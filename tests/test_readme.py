@@ -14,7 +14,7 @@ PAGES = {
     "docs/tutorial.md": (9, "deployed", "GraphModule"),
     "docs/data.md": (5, "history", "History"),
     "docs/training.md": (4, "history", "History"),
-    "docs/layers.md": (2, "model", "Embedded"),
+    "docs/layers.md": (3, "model", "Centred"),
     "docs/export.md": (4, "loaded", "Sequential"),
     "docs/integrations.md": (3, "bert", "BertForSequenceClassification"),
 }
