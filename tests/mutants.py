@@ -415,8 +415,8 @@ MUTANTS = [
         ("one for all threads", "class _Live(threading.local):", "class _Live:", "threads share a subnetwork"),
         (
             "autograd's threads",
-            "now = torch._C._get_obj_in_tls(HANDED_ON).get(self)",
-            "pass",
+            "return torch._C._get_obj_in_tls(HANDED_ON).get(self)",
+            "return None",
             "a backward pass on a GPU recomputes the whole network",
         ),
     ),
@@ -676,7 +676,7 @@ MUTANTS = [
         f"{NETS}/nn/test_own_parameters.py",
         (
             "methods that are called",
-            "names += chain[:1] if len(chain) == 1 else []",
+            "names += [chain[0] for chain in _chains(tree) if len(chain) == 1]",
             "names += []",
             "what a method reads that forward calls has the weights of all partitions",
         ),
@@ -686,8 +686,8 @@ MUTANTS = [
         f"{NETS}/nn/test_own_parameters.py",
         (
             "weights that are read",
-            "is not None and module not in read:",
-            "is not None:",
+            "                new[layer].is_read = True\n",
+            "                pass\n",
             "who reads a layer's weight gets that of all partitions",
         ),
     ),

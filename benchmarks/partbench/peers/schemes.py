@@ -66,7 +66,8 @@ def weight(module: nn.Module) -> nn.Parameter:
     """The trained weight of what `under` made of a layer."""
     if parametrize.is_parametrized(module):
         return module.parametrizations.weight.original
-    return module.layer.weight if isinstance(module, Where) else module.weight
+    inside = module.layer if isinstance(module, Where) else module
+    return dict(inside.named_parameters())["weight"]  # of a partitioned layer the attribute is what is live
 
 
 class Where(nn.Module):

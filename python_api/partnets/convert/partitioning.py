@@ -345,7 +345,8 @@ def _lost(module: nn.Module, frozen: bool) -> Obstacle | None:
     learning = [(name, p) for name, p in module.named_parameters(recurse=False) if frozen or p.requires_grad]
     if hooked := [name for name, p in learning if p._backward_hooks or p._post_accumulate_grad_hooks]:
         return Obstacle(kind, f"with hooks on its {hooked[0]}", "register them on the new parameter, afterwards")
-    if not isinstance(module, Partitioned) and (written := written_by(module)):
+    written = {} if isinstance(module, Partitioned) else written_by(module)
+    if written := [name for name, parameter in written.items() if frozen or parameter.requires_grad]:
         what = f"whose forward writes {written[0]} in place, which a subnetwork's weight would forget"
         return Obstacle(kind, what, "compute with the changed value (weight = torch.renorm(self.weight, ...)) instead")
     return None

@@ -43,15 +43,17 @@ def _children(module: nn.Module, step: str) -> list[nn.Module]:
     return [child for child in children if child is not None]
 
 
-def written_by(module: nn.Module) -> list[str]:
-    """The parameters that this module's forward, or a method that it calls, writes, as self.weight.clamp_(0)."""
-    found = []
+def written_by(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that this module's forward, or a method that it calls, writes, by path: self.weight.clamp_(0)."""
+    found = {}
     for chain in sorted(_writes(type(module))):
         inner = [module]
         for i, step in enumerate(chain):
-            if any(one._parameters.get(step) is not None for one in inner):
-                found.append(".".join(chain[: i + 1]))
-                break
+            found |= {
+                ".".join(chain[: i + 1]): one._parameters[step]
+                for one in inner
+                if one._parameters.get(step) is not None
+            }
             inner = [child for one in inner for child in _children(one, step)]
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -201,16 +202,19 @@ class _Trial:
             self.before.put_back()
 
     def _pass(self, k: int, batch: Any) -> Seen:
-        """Both modes of subnetwork k; in training mode with gradients, those of ψ too."""
+        """Both modes of subnetwork k; in training mode with gradients, those of ψ too.
+
+        Each computes with a batch of its own: a forward may take things out of it.
+        """
         random_state.seed(0)
         with subnetwork(self.model, k, k, hyper=True), evaluating(*running_norms(self.model)[1]):
-            output, loss = self.compute(batch)
+            output, loss = self.compute(copy.deepcopy(batch))
             grads = self._gradients(loss)
         values = {f"output {i}": leaf.detach().clone() for i, leaf in enumerate(_tensors(output))}
         values |= self._live_entries(grads, k)
         drawn = random_state.get_state(self.device)
         with torch.no_grad(), evaluating(self.model), subnetwork(self.model, k):
-            output, _ = self.compute(batch)
+            output, _ = self.compute(copy.deepcopy(batch))
         values |= {f"output {i} in evaluation": leaf.clone() for i, leaf in enumerate(_tensors(output))}
         return Seen(values, drawn)
 
@@ -243,11 +247,13 @@ class _Trial:
     @contextmanager
     def _later_weights(self, k: int, change: Callable[[Tensor], None]) -> Iterator[None]:
         """Inside, `change` has been applied to all entries of partitions above k."""
-        kept = []
+        kept: dict[nn.Parameter, Tensor] = {}
         with torch.no_grad():
             for _, layer in partitioned_layers(self.model):
                 for name, parameter in layer.owned():
-                    kept.append((parameter, parameter.detach().clone()))
+                    if parameter in kept:  # tied
+                        continue
+                    kept[parameter] = parameter.detach().clone()
                     for j in range(k + 1, layer.count + 1):
                         for view, mask in _entries(layer, name, parameter, j):
                             entries = view if mask is None else view[mask]
@@ -258,7 +264,7 @@ class _Trial:
             yield
         finally:
             with torch.no_grad():
-                for parameter, value in kept:
+                for parameter, value in kept.items():
                     parameter.copy_(value)
 
     def _first_difference(

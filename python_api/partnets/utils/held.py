@@ -155,6 +155,8 @@ def inside(value: Any) -> list[tuple[Any, Any]]:
     if isinstance(value, types.MethodType):
         return [("__self__", value.__self__)]
     if isinstance(value, types.FunctionType):
+        if (value.__module__ or "").partition(".")[0] in LIBRARIES:
+            return []
         names = (*value.__code__.co_freevars, "__defaults__", "__kwdefaults__")
         values = (*map(_content, value.__closure__ or ()), value.__defaults__, value.__kwdefaults__)
         return [(name, part) for name, part in zip(names, values, strict=True) if part is not EMPTY]

@@ -254,7 +254,18 @@ def normed():
     return nn.Sequential(noisy, nn.ReLU(), nn.PReLU(8), nn.Linear(8, 3))
 
 
+class TiedLayers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.into, self.out = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.out.weight = self.into.weight
+
+    def forward(self, x):
+        return self.out(self.into(x))
+
+
 SOUND = {
+    "tied layers": TiedLayers,
     "overwritten": Overwritten,
     "tied by reading": Tied,
     "transformer": sequence,
