@@ -110,6 +110,12 @@ MUTANTS = [
         "partkernels/partition.py",
         f"{KERNELS}/test_formats.py {KERNELS}/test_partition.py {KERNELS}/test_shards.py",
         (
+            "rounded proportions",
+            "- 1) > AS_WRITTEN:",
+            "- 1) > 1:",
+            "proportions that were rounded give a partition too much",
+        ),
+        (
             "ties of remainders",
             "key=lambda j: parts[j] - exact[j])",
             "key=lambda j: (parts[j] - exact[j], -j))",
@@ -310,6 +316,54 @@ MUTANTS = [
             "        _thread.requested = previous\n",
             "        pass\n",
             "use_backend goes on after its block",
+        ),
+        ("a backend for all threads", "class _Thread(threading.local):", "class _Thread:", "threads share a backend"),
+    ),
+    *_of(
+        "python_api/partnets/nn/layer.py",
+        f"{NETS}/nn/test_own_parameters.py",
+        (
+            "who else reads",
+            "self.is_read or (self.count > 1 and self.is_inside())",
+            "self.is_read",
+            "whoever reads a weight inside of a subnetwork gets that of all partitions",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/evaluation/auditing.py",
+        f"{NETS}/evaluation/test_auditing.py",
+        ("no poison", "    entries.fill_(torch.nan)", "    pass", "an audit misses weights that are not live"),
+        (
+            "what is kept",
+            "        for path in changed:",
+            "        for path in ():",
+            "an audit misses what follows the data",
+        ),
+        (
+            "draws of the audit",
+            "        if not all(map(same, *map(tree_leaves, drawn))):",
+            "        if False:",
+            "an audit misses draws that depend on the data",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/convert/partitioning.py",
+        f"{NETS}/convert/test_partitioning.py",
+        (
+            "out of reach",
+            "    for path in out_of_reach(model, layers):",
+            "    for path in ():",
+            "layers that an object keeps stay as they were",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/nn/activation_checkpoint.py",
+        f"{NETS}/nn/test_recomputation.py",
+        (
+            "reentrant checkpoints",
+            "            _check(*state, *(layer._live.unlearned or state))",
+            "            pass",
+            "a reentrant checkpoint recomputes another subnetwork",
         ),
     ),
     *_of(
