@@ -20,6 +20,7 @@ OTHERS = {
     "triplet_margin_loss", "TripletMarginLoss", "cosine_embedding_loss", "CosineEmbeddingLoss",
 }  # fmt: skip
 CROSS_ENTROPIES = {"cross_entropy", "CrossEntropyLoss"}
+NLL_LOSSES = {"nll_loss", "NLLLoss"}
 
 
 def check_loss(loss: Loss, stacklevel: int = 3) -> None:
@@ -51,10 +52,10 @@ def check_loss(loss: Loss, stacklevel: int = 3) -> None:
 
 
 def plain(loss: Loss) -> Loss:
-    """The negative log-likelihood in a training loss; any other than torch's cross-entropy is unchanged.
+    """The negative log-likelihood in a training loss; any other than torch's cross-entropy and nll_loss is unchanged.
 
-    Of that, label smoothing goes and so do the classes' weights: with them, each choice of weights would be its own
-    judge.
+    Of these, label smoothing goes and so do the classes' weights: with them, each choice of weights would be its own
+    judge, and a mean that of the weights in its batch.
 
     Example:
         >>> plain(nn.CrossEntropyLoss(label_smoothing=0.1)).label_smoothing
@@ -62,13 +63,16 @@ def plain(loss: Loss) -> Loss:
         >>> plain(F.mse_loss) is F.mse_loss
         True
     """
-    changed = setting(loss, "label_smoothing", 0.0) or setting(loss, "weight", None) is not None
-    if not is_cross_entropy(loss) or not changed:
+    usual = {"weight": None} | ({"label_smoothing": 0.0} if is_cross_entropy(loss) else {})
+    if name_of(loss) not in CROSS_ENTROPIES | NLL_LOSSES:
+        return loss
+    if not setting(loss, "label_smoothing", 0.0) and setting(loss, "weight", None) is None:
         return loss
     if isinstance(loss, functools.partial):
-        return functools.partial(loss.func, *loss.args, **(loss.keywords | {"label_smoothing": 0.0, "weight": None}))
+        return functools.partial(loss.func, *loss.args, **(loss.keywords | usual))
     loss = copy.deepcopy(loss)
-    loss.label_smoothing, loss.weight = 0.0, None
+    for name, value in usual.items():
+        setattr(loss, name, value)
     return loss
 
 

@@ -15,6 +15,7 @@ from partnets.data.batch import IGNORED, OWN_RULE, Forward, Loss, call, scores, 
 from partnets.data.chunks import Chunks
 from partnets.data.examples import Collate, as_dataset
 from partnets.data.fetching import batches, check_options
+from partnets.evaluation.likelihood import plain
 from partnets.evaluation.running_statistics import fresh_statistics
 from partnets.evaluation.same_chunks import check_same_chunks
 from partnets.nn.batch_norm import warn_of_stale
@@ -108,6 +109,11 @@ def accuracy(
     """
 
     def right(output: Any, y: Tensor) -> Tensor:
+        if scores(output).shape[1:2] == (1,):
+            raise ValueError(
+                f"the output is {list(scores(output).shape)}, of one class; accuracy takes a logit for each class. For"
+                " one logit in all, pass mean_loss a loss that counts what is right."
+            )
         found = scores(output).argmax(1)
         if found.shape != y.shape:
             raise ValueError(
@@ -170,6 +176,7 @@ def loss_matrix(
     check_counts(model, chunks)
     if not other_chunks:
         check_same_chunks(model, chunks)
+    loss = plain(loss)
     how = {"batch_size": batch_size, "forward": forward, **loading}
     with fresh_statistics(model, chunks, **how):
         how["collate"] = chunks.collate

@@ -12,13 +12,13 @@ from torch import nn
 from partnets.data.batch import Forward, Loss, call
 from partnets.data.chunks import Chunks, check_unseen
 from partnets.data.fetching import check_options
-from partnets.evaluation.likelihood import check_loss
+from partnets.evaluation.likelihood import check_loss, plain
 from partnets.evaluation.metrics import check_counts, total_loss
 from partnets.evaluation.running_statistics import fresh_statistics
 from partnets.evaluation.same_chunks import check_same_chunks
 from partnets.nn.live import subnetwork
+from partnets.utils import random_state
 from partnets.utils.modules import device_of
-from partnets.utils.random_state import preserved
 
 
 def lml(
@@ -43,9 +43,11 @@ def lml(
         chunks: of examples (x, y), or of dicts with labels; batches go to the model's device.
         loss: loss(output, y), the mean negative log-likelihood in nats, as torch's criteria return it, or those of
             each example or token. The sum is over examples, and over tokens, but for those whose label is -100, where
-            y has a class for each: see mean_loss.
+            y has a class for each: see mean_loss. Of torch's cross-entropy and nll_loss, label smoothing and the
+            classes' weights don't count, as in Trainer.
         batch_size: the examples at once.
-        seed: of torch's random state during the evaluation, for models with noise; None goes on from the present one.
+        seed: of the random states (torch's, Python's, NumPy's) during the evaluation, for models and data with noise;
+            None goes on from the present ones.
         other_chunks: whether the model may have learned from other chunks than these. Trainers tell the model, and its
             state_dict, which it learns from; what is new to it in others, only you know.
         forward: forward(model, batch), which returns output and y; see partnets.data.batch.call for the usual one.
@@ -69,6 +71,7 @@ def lml(
     """
     check_counts(model, chunks)
     check_loss(loss)
+    loss = plain(loss)
     if not other_chunks:
         check_same_chunks(model, chunks)
     check_unseen(chunks)
@@ -76,8 +79,9 @@ def lml(
     how["loading"] = check_options(loading, "lml")
     total = 0.0
     batched = {"batch_size": batch_size, "forward": forward, **loading}
-    with fresh_statistics(model, chunks, **batched), preserved(device_of(model)):
+    with fresh_statistics(model, chunks, **batched), random_state.preserved(device_of(model)):
         if seed is not None:
+            random_state.seed(seed)  # a data set may draw by Python's or NumPy's generator
             torch.manual_seed(seed)
         for k in range(2, chunks.count + 1):
             with subnetwork(model, active=k - 1):

@@ -21,7 +21,7 @@ class Sweep:
     """What a sweep found.
 
     Attributes:
-        tried: each choice and its L_ML in nats, in their order; minus infinity for NaN.
+        tried: each choice and its L_ML in nats, in their order; minus infinity where a loss was not finite.
         best: the choice with the highest L_ML.
         trainer: that choice's trainer; the others' are gone.
     """
@@ -39,7 +39,7 @@ def sweep(make: Callable[[Any], Trainer], choices: Iterable, steps: int, *, seed
     learned in a single training instead.
 
     All trainings have the same chunks and the same likelihood, or their L_ML could not be compared, and start from the
-    same random state of torch's.
+    same random state of torch's. Of a trainer with keep_best its best state counts, and the model is left there.
 
     Args:
         make: make(choice) returns a Trainer, which has not trained yet.
@@ -50,6 +50,7 @@ def sweep(make: Callable[[Any], Trainer], choices: Iterable, steps: int, *, seed
     Raises:
         ValueError: there is no choice, trainers have other chunks or another hyper_loss than the one before, or a model
             has learned already.
+        FloatingPointError: no choice has a loss that stays finite.
         TypeError: make returned no Trainer.
 
     Example:
@@ -65,30 +66,44 @@ def sweep(make: Callable[[Any], Trainer], choices: Iterable, steps: int, *, seed
         >>> [choice for choice, _ in found.tried], found.best in (0.0, 0.5)
         ([0.0, 0.5], True)
     """
-    tried, best = [], None
+    tried, first, best = [], None, None
     for choice in choices:
         with preserved(torch.device("cpu")):
             torch.manual_seed(seed)
             trainer = make(choice)
             if not isinstance(trainer, Trainer):
                 raise TypeError(f"make({choice!r}) returned a {type(trainer).__name__}; return a partnets.Trainer.")
-            if best is not None and not best.chunks.is_of(trainer.chunks.fingerprint):
+            first = first or trainer
+            if not first.chunks.is_of(trainer.chunks.fingerprint):
                 raise ValueError(
                     f"make({choice!r}) has other chunks than the choice before, and their L_ML says nothing about the"
                     " two; call partnets.chunk once, outside of make."
                 )
             if has_learned(trainer.model):
                 raise ValueError(f"make({choice!r}) has a model that has learned already; make a fresh one each time.")
-            if best is not None and not same_loss(trainer.hyper_loss, best.hyper_loss):
+            if not same_loss(trainer.hyper_loss, first.hyper_loss):
                 raise ValueError(
                     f"make({choice!r}) judges by another loss than the choice before, and their L_ML says nothing about"
                     " the two; pass one hyper_loss= to all trainers, the plain negative log-likelihood."
                 )
-            trainer.fit(steps)
-            found = lml(trainer.model, trainer.chunks, trainer.hyper_loss, seed=seed, **trainer.evaluating)
-        tried.append((choice, -math.inf if math.isnan(found) else found))
-        if best is None or tried[-1][1] > max(value for _, value in tried[:-1]):
+            found = _trained(trainer, steps, seed)
+        if found > max((value for _, value in tried), default=-math.inf):
             best = trainer
-    if best is None:
+        tried.append((choice, found))
+    if not tried:
         raise ValueError("there is no choice to try; pass at least one.")
+    if best is None:
+        raise FloatingPointError(f"none of {len(tried)} choices has a loss that stays finite; lower the learning rate.")
     return Sweep(tried, max(tried, key=lambda each: each[1])[0], best)
+
+
+def _trained(trainer: Trainer, steps: int, seed: int) -> float:
+    """L_ML after a training, of its best state if it keeps one; minus infinity where it is not finite."""
+    try:
+        trainer.fit(steps)
+    except FloatingPointError:
+        return -math.inf
+    if trainer.best is not None and trainer.history.best_lml():
+        trainer.restore_best()
+    found = lml(trainer.model, trainer.chunks, trainer.hyper_loss, seed=seed, **trainer.evaluating)
+    return -math.inf if math.isnan(found) else found

@@ -162,12 +162,14 @@ class Trainer(TrainingState):
             check_unseen(chunks)
         psi = list(dict.fromkeys(parameter for module in self.hyper.values() for parameter in module.parameters()))
 
+        _check_learns(model, loss)
         self.hyper_loss = plain(loss) if hyper_loss is None else hyper_loss
         self._judges = chunks.count > 1 and self.needs_unseen and bool(self.hyper or lml_every)
         if self._judges:
             check_loss(self.hyper_loss)
             warn_of_proportions(model, chunks)
-        self.model, self.chunks, self.loss, self.forward, self.audit = model, chunks, loss, forward, audit
+        self.model, self.chunks, self.loss, self.forward = model, chunks, loss, forward
+        self.audit, self.other_chunks = audit, other_chunks
         self._ahead = Ahead(chunks, self.loading) if self.loading else None
         self._forward: nn.Module = model
         self.optimizer = optim.Adam(model) if optimizer is None else optimizer
@@ -237,6 +239,8 @@ class Trainer(TrainingState):
                     self.noise = None
 
     def _start(self) -> None:
+        if not self.other_chunks:  # the weights may have come since this trainer was made
+            check_same_chunks(self.model, self.chunks)
         if self.audit:
             check_leaks(self.model, self.chunks, self.batch_size, self._audited, self.sampling)
         if self._judges:
@@ -350,6 +354,17 @@ def _find_hyper(model: nn.Module, hyper) -> dict[str, Hyperparameter]:
         if not any(parameter.requires_grad for parameter in module.parameters()):
             raise ValueError(f"hyper has {paths[module]}, without a trainable parameter; leave it out of hyper.")
     return {paths[module]: module for module in modules}
+
+
+def _check_learns(model: nn.Module, loss: Loss) -> None:
+    """Raises ValueError if a loss has parameters of its own, of which no optimiser knows."""
+    own = dict(loss.named_parameters()) if isinstance(loss, nn.Module) else {}
+    strange = [name for name, p in own.items() if p.requires_grad and not any(p is one for one in model.parameters())]
+    if strange:
+        raise ValueError(
+            f"the loss has {', '.join(strange)}, which would never learn; put what learns into the model, as"
+            " hyper.ObservationNoise for a variance."
+        )
 
 
 def _check_optimizers(model, optimizer, psi, hyper_optimizer) -> None:

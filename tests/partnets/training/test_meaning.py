@@ -1,8 +1,10 @@
 """Trainings whose L_ML or ψ would mean nothing raise or warn before they begin, and others don't."""
 
 import functools
+import random
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -267,3 +269,84 @@ def test_a_sweep_finds_what_predicts_unseen_data_and_compares_like_with_like():
         partnets.sweep(make, [], steps=1)
     with pytest.raises(TypeError, match=r"return a partnets\.Trainer"):
         partnets.sweep(lambda _: network(), [0], steps=1)
+
+
+def test_weights_that_come_after_the_trainer_was_made_bring_their_chunks():
+    learned = network()
+    trainer(learned).fit(2)
+    fresh = network()
+    other = partnets.Trainer(fresh, chunks(seed=1), hyper=fresh[0], batch_size=16)
+    fresh.load_state_dict(learned.state_dict())
+    before = [parameter.clone() for parameter in fresh.parameters()]
+    with pytest.raises(ValueError, match="has learned from other chunks"):
+        other.fit(1)
+    assert all(map(torch.equal, before, fresh.parameters()))
+    with pytest.raises(ValueError, match="has learned from other chunks"):
+        partnets.lml(fresh, chunks(seed=1))
+    partnets.Trainer(fresh, chunks(seed=1), hyper=fresh[0], batch_size=16, other_chunks=True).fit(1)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 256])
+def test_the_weights_of_classes_do_not_count_in_lml_whatever_the_batches(batch_size):
+    model, weight = network(), torch.tensor([1.0, 9.0, 2.0])
+    expected = partnets.lml(model, chunks())
+    for loss in (
+        nn.CrossEntropyLoss(weight=weight, label_smoothing=0.1),
+        functools.partial(F.cross_entropy, weight=weight),
+        nn.NLLLoss(weight=weight),
+    ):
+        forward = None
+        if isinstance(loss, nn.NLLLoss):
+            forward = {"forward": lambda model, batch: (model(batch[0]).log_softmax(1), batch[1])}
+        how = {"batch_size": batch_size} | (forward or {})
+        assert partnets.lml(model, chunks(), loss, **how) == pytest.approx(expected, rel=1e-5)
+        matrix = partnets.loss_matrix(model, chunks(), loss, **how)
+        sizes = chunks().sizes
+        assert -matrix[0, 1] * sizes[1] - matrix[1, 2] * sizes[2] == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_a_loss_has_of_its_own_would_never_learn():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, output, y):
+            return F.cross_entropy(output * self.scale, y)
+
+    with pytest.raises(ValueError, match="the loss has scale, which would never learn; put what learns into the model"):
+        trainer(network(), loss=Scaled())
+
+
+def test_a_sweep_takes_the_best_state_and_goes_on_where_a_choice_diverges():
+    def make(lr):
+        model = network()
+        optimizer = partnets.optim.SGD(model, lr=lr)
+        return partnets.Trainer(model, chunks(), optimizer=optimizer, batch_size=16, lml_every=1, keep_best=True)
+
+    found = partnets.sweep(make, [0.5, 1e38, 20.0], steps=10)
+    assert found.tried[1][1] == float("-inf") and found.best in (0.5, 20.0)
+    for (lr, value), best in zip(found.tried[::2], (0.5, 20.0), strict=True):
+        alone = make(best)
+        alone.fit(10)
+        assert lr == best and value == pytest.approx(alone.history.best_lml()[1])
+    with pytest.raises(FloatingPointError, match="none of 1 choices"):
+        partnets.sweep(make, [1e38], steps=10)
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_what_data_draw_during_lml_is_the_same_each_time(seed):
+    class Noisy(torch.utils.data.Dataset):
+        def __len__(self):
+            return 60
+
+        def __getitem__(self, i):
+            return torch.ones(6) * random.gauss(0, 1) + np.random.randn(), i % 3
+
+    model, noisy = network(), partnets.chunk(Noisy(), PROPORTIONS)
+    assert partnets.lml(model, noisy, seed=seed) == partnets.lml(model, noisy, seed=seed)
+
+
+def test_accuracy_of_one_logit_is_refused():
+    with pytest.raises(ValueError, match=r"the output is \[4, 1\], of one class; accuracy takes a logit for each"):
+        partnets.accuracy(nn.Linear(6, 1), (torch.randn(4, 6), torch.ones(4, 1)))
