@@ -321,17 +321,19 @@ def test_what_a_loss_has_of_its_own_would_never_learn():
 def test_a_sweep_takes_the_best_state_and_goes_on_where_a_choice_diverges():
     def make(lr):
         model = network()
-        optimizer = partnets.optim.SGD(model, lr=lr)
+        if lr is None:
+            nn.init.constant_(model[1].bias, float("nan"))
+        optimizer = partnets.optim.SGD(model, lr=lr or 1.0)
         return partnets.Trainer(model, chunks(), optimizer=optimizer, batch_size=16, lml_every=1, keep_best=True)
 
-    found = partnets.sweep(make, [0.5, 1e38, 20.0], steps=10)
+    found = partnets.sweep(make, [0.5, None, 20.0], steps=10)
     assert found.tried[1][1] == float("-inf") and found.best in (0.5, 20.0)
     for (lr, value), best in zip(found.tried[::2], (0.5, 20.0), strict=True):
         alone = make(best)
         alone.fit(10)
         assert lr == best and value == pytest.approx(alone.history.best_lml()[1])
     with pytest.raises(FloatingPointError, match="none of 1 choices"):
-        partnets.sweep(make, [1e38], steps=10)
+        partnets.sweep(make, [None], steps=10)
 
 
 @pytest.mark.parametrize("seed", [0, 3])
