@@ -25,7 +25,7 @@ from partnets.nn.partitioned import REPLACED, Partitioned
 from partnets.nn.registry import Rule, known, rule_of
 from partnets.utils import seeds
 from partnets.utils.held import inside
-from partnets.utils.modules import is_frozen
+from partnets.utils.modules import is_frozen, overlapping
 
 # Layers that a warning names one by one.
 MOST_NAMED = 10
@@ -430,6 +430,19 @@ def _class_for(module: nn.Module) -> type[OwnParameters]:
 def _found(model: nn.Module, skipped: set[nn.Module], frozen: bool) -> Found:
     """What `find` finds; raises for all that need a rule and have none."""
     found = find(model, skipped, frozen)
+    divided = {
+        parameter: f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        if module not in skipped
+        for name, parameter in module.named_parameters(recurse=False)
+        if frozen or parameter.requires_grad
+    }
+    if shared := overlapping({name: parameter for parameter, name in divided.items()}):
+        first, second = shared[0]
+        raise ValueError(
+            f"{first} and {second} are two parameters that share memory, and would have two partitions; tie them by"
+            f" assigning one Parameter to both, or copy it."
+        )
     if found.obstacles:
         raise ValueError(_refusal(found.obstacles))
     if not found.layers and not found.owning and is_frozen(model) and not frozen:

@@ -6,6 +6,7 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -73,7 +74,7 @@ def audit(
     - no two parameters share memory.
 
     Afterwards model, gradients and random states are as before. It takes some 6 passes for each of at most 4
-    subnetworks. Trainers do this before their first step.
+    subnetworks, and up to five times the weights' memory. Trainers do this before their first step.
 
     Args:
         model: with partitioned layers, in the mode in which it trains.
@@ -121,9 +122,9 @@ def leaks(
         compute: of a batch on the model's device; both batches are there.
         last: of the subnetworks that learn; C if None.
     """
+    learning = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     found = [
-        Leak(first, f"shares memory with {second}", "assign one Parameter to both, or copy it")
-        for first, second in overlapping(dict(model.named_parameters()))
+        Leak(one, f"shares memory with {two}", "assign one Parameter to both") for one, two in overlapping(learning)
     ]
     parts = count(model)
     last = last or parts
@@ -161,7 +162,12 @@ class _Trial:
         except Exception as error:  # whatever a model does about weights that are no numbers
             yield Leak("", f"fails where the weights of later partitions are NaN ({error})", LIVE)
             return
-        differing, kept = clean.differing(poisoned), after.changed(after_poison, self.apart)
+        differing, kept = clean.differing(poisoned), after.changed(after_poison)
+        if differing or kept:  # what differs by itself, as sums by atomics on a GPU, tells by its NaN alone
+            again, after_again = self._kept(lambda: self._pass(k, batch))
+            unsteady = {name for name in clean.differing(again) if not _has_more_nan(clean, poisoned, name)}
+            differing = [name for name in differing if name not in unsteady]
+            kept = [path for path in kept if path not in after.changed(after_again)]
         if any(name.startswith("output") for name in differing):
             path = self._first_difference(k, [(batch, _same), (batch, _poisoned)], after=k, of_outputs=True)
             yield Leak(path, "reads weights of partitions that are not live", LIVE)
@@ -172,24 +178,25 @@ class _Trial:
 
     def remembers(self, batch: Any, other: Any, last: int) -> Iterator[Leak]:
         """Leaks, if a pass of the last subnetwork leaves something behind that subnetwork 1 reads, or keeps."""
-        drawn, seen, left = [], [], []
-        worlds = [(batch, _same), (other, _disturbed)]
-        for given, change in worlds:
+        drawn, worlds = [], [(batch, _same), (other, _disturbed)]
 
-            def both(given=given, change=change) -> Seen:
-                with self._later_weights(1, change):
-                    drawn.append(self._pass(last, given).drawn)
-                return self._pass(1, batch)
+        def first_after(given: Any, change: Callable[[Tensor], None]) -> Seen:
+            with self._later_weights(1, change):
+                drawn.append(self._pass(last, given).drawn)
+            return self._pass(1, batch)
 
-            for found, one in zip((seen, left), self._kept(both), strict=True):
-                found.append(one)
-        changed = left[0].changed(left[1], self.apart)
+        (one, left), (two, left_too) = (self._kept(partial(first_after, *world)) for world in worlds)
+        differing, changed = one.differing(two), left.changed(left_too)
+        if differing or changed:
+            again, left_again = self._kept(partial(first_after, *worlds[0]))
+            differing = [name for name in differing if name not in one.differing(again)]
+            changed = [path for path in changed if path not in left.changed(left_again)]
         for path in changed:
             yield Leak(path, "follows the data: it carries what later chunks look like to earlier subnetworks", APART)
-        if not changed and (differing := seen[0].differing(seen[1])):
+        if differing and not changed:
             what = f"gives another {differing[0]} after later chunks were seen, by what is kept out of sight"
             yield Leak("", what, APART)
-        if not all(map(same, *map(tree_leaves, drawn))):
+        if not all(map(same, *map(tree_leaves, drawn[:2]))):
             path = self._first_difference(last, worlds, after=1, of_outputs=False)
             what = "draws random numbers, and how many depends on the data: later noise tells of it"
             yield Leak(path, what, "draw as many for each batch, or take another module (LeakyReLU for RReLU)")
@@ -197,7 +204,7 @@ class _Trial:
     def _kept(self, run: Callable[[], Seen]) -> tuple[Seen, Held]:
         """What it gives, and what is held after it; then all is as before."""
         try:
-            return run(), Held(self.model)
+            return run(), Held(self.model, without=self.apart)
         finally:
             self.before.put_back()
 
@@ -208,8 +215,7 @@ class _Trial:
         """
         random_state.seed(0)
         with subnetwork(self.model, k, k, hyper=True), evaluating(*running_norms(self.model)[1]):
-            output, loss = self.compute(copy.deepcopy(batch))
-            grads = self._gradients(loss)
+            output, grads = self._learned(batch)
         values = {f"output {i}": leaf.detach().clone() for i, leaf in enumerate(_tensors(output))}
         values |= self._live_entries(grads, k)
         drawn = random_state.get_state(self.device)
@@ -218,10 +224,12 @@ class _Trial:
         values |= {f"output {i} in evaluation": leaf.clone() for i, leaf in enumerate(_tensors(output))}
         return Seen(values, drawn)
 
-    def _gradients(self, loss: Tensor) -> dict[nn.Parameter, Tensor]:
+    def _learned(self, batch: Any) -> tuple[Any, dict[nn.Parameter, Tensor]]:
+        """The output in training mode, and the gradients."""
         learning = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        output, loss = self.compute(copy.deepcopy(batch))
         if not (learning and loss.requires_grad):
-            return {}
+            return output, {}
         try:  # without what waits for gradients to arrive, as DistributedDataParallel does
             grads = torch.autograd.grad(loss, learning, allow_unused=True)
         except RuntimeError as error:
@@ -229,9 +237,10 @@ class _Trial:
                 raise
             for parameter in learning:
                 parameter.grad = None
+            output, loss = self.compute(copy.deepcopy(batch))
             loss.backward()
             grads = [parameter.grad for parameter in learning]
-        return {parameter: grad for parameter, grad in zip(learning, grads, strict=True) if grad is not None}
+        return output, {parameter: grad for parameter, grad in zip(learning, grads, strict=True) if grad is not None}
 
     def _live_entries(self, grads: dict[nn.Parameter, Tensor], k: int) -> dict[str, Tensor]:
         """The gradients of partitions 1..k, and of ψ."""
@@ -310,6 +319,11 @@ def _poisoned(entries: Tensor) -> None:
 
 def _disturbed(entries: Tensor) -> None:
     entries.mul_(-1.25).add_(0.01)
+
+
+def _has_more_nan(one: Seen, other: Seen, name: str) -> bool:
+    first, second = (each.values.get(name) for each in (one, other))
+    return first is not None and second is not None and int(second.isnan().sum()) > int(first.isnan().sum())
 
 
 def _entries(layer: Partitioned, name: str, tensor: Tensor, update: int) -> Iterator[tuple[Tensor, Tensor | None]]:

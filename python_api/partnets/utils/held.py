@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,10 @@ class Held:
     That is: tensors, numbers, text and arrays, in attributes, in lists, dicts, sets and objects of one's own, and in
     closures of hooks.
 
+    Args:
+        model: any module.
+        without: dotted paths of what is left out.
+
     Attributes:
         values: {dotted path: a copy of a tensor or of an array, or a plain value}.
 
@@ -40,22 +44,18 @@ class Held:
         [0.0, 0.0]
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, without: Container[str] = ()) -> None:
+        self._without = without
         self.values: dict[str, Any] = {}
         self._put_back: list[Callable[[], None]] = []
         self._seen: set[int] = set()
         self._alive: list[Any] = []  # or an id could be given twice
         self._take("", model, 0)
 
-    def changed(self, after: Held, ignored: Iterable[str] = ()) -> list[str]:
-        """The paths of what differs, or is only in one of the two; in order, without those that are ignored."""
-        paths = dict.fromkeys((*self.values, *after.values))
-        missing = object()
-        return [
-            path
-            for path in paths
-            if path not in ignored and not same(self.values.get(path, missing), after.values.get(path, missing))
-        ]
+    def changed(self, after: Held) -> list[str]:
+        """The paths of what differs, or is only in one of the two, in order."""
+        paths, missing = dict.fromkeys((*self.values, *after.values)), object()
+        return [p for p in paths if not same(self.values.get(p, missing), after.values.get(p, missing))]
 
     def put_back(self) -> None:
         """Sets everything to what it was, in place."""
@@ -64,6 +64,8 @@ class Held:
                 put_back()
 
     def _take(self, path: str, value: Any, depth: int) -> None:
+        if path in self._without:
+            return
         if value is None or isinstance(value, bool | int | float | complex | str | bytes):
             self.values[path] = value
             return

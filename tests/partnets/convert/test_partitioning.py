@@ -584,3 +584,16 @@ def test_an_encoder_pads_in_evaluation_too():
             y = model(x, src_key_padding_mask=padding)
         expected = partnets.merge(model, k)(x, src_key_padding_mask=padding)
         torch.testing.assert_close(y[~padding], expected[~padding])
+
+
+@pytest.mark.parametrize("defaults", ["seed", "stored"])
+def test_two_parameters_on_one_memory_are_refused(defaults):
+    model = nn.Sequential(nn.Embedding(6, 4), nn.Linear(4, 6, bias=False))
+    model[1].weight.data = model[0].weight.data
+    with pytest.raises(ValueError, match=r"0\.weight and 1\.weight are two parameters that share memory"):
+        partnets.partition(model, PROPORTIONS, defaults=defaults)
+    model[1].weight = nn.Parameter(model[0].weight.t()[:, :4].t())
+    with pytest.raises(ValueError, match="share memory"):
+        partnets.partition(model, PROPORTIONS, defaults=defaults)
+    model[1].weight = model[0].weight
+    partnets.partition(model, PROPORTIONS, defaults=defaults)

@@ -1,5 +1,6 @@
 """An audit finds what carries later chunks into earlier subnetworks, names it, and leaves everything as it was."""
 
+import itertools
 import random
 
 import pytest
@@ -289,6 +290,37 @@ def test_a_sound_model_has_no_leak(name, proportions, options):
     before = Held(model)
     assert partnets.audit(model, batch(), F.cross_entropy) == []
     assert not before.changed(Held(model))
+
+
+class Reentrant(Around):
+    def between(self, x):
+        return checkpoint(lambda x: x.tanh(), x, use_reentrant=True)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_reentrant_checkpoints_are_tried_as_well():
+    assert partnets.audit(model_of(Reentrant), batch(), F.cross_entropy) == []
+
+
+class Unsteady(Around):
+    """As sums by atomics on a GPU: the last bits are others each time."""
+
+    turn = itertools.count()
+
+    def between(self, x):
+        self.last = x.detach() * (1 + 1e-6 * next(Unsteady.turn))
+        return x * (1 + 1e-6 * next(Unsteady.turn))
+
+
+class UnsteadyLeak(Unsteady):
+    def between(self, x):
+        return super().between(x) + 1e-3 * self.layer._parameters["weight"].sum()
+
+
+def test_what_differs_by_itself_is_no_leak_and_hides_none():
+    assert partnets.audit(model_of(Unsteady), batch(), F.cross_entropy) == []
+    (leak, *_) = partnets.audit(model_of(UnsteadyLeak), batch(), F.cross_entropy)
+    assert "reads weights" in leak.what
 
 
 def test_left_out_norms_are_held_still_as_trainers_do():
