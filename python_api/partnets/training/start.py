@@ -108,6 +108,7 @@ def reached(tensors: Iterable[Tensor]) -> set[Tensor]:
     """The leaves that tensors were computed from and that require a gradient.
 
     Example:
+        >>> import torch
         >>> layer = nn.Linear(2, 1)
         >>> reached([layer(torch.ones(2))]) == {layer.weight, layer.bias}
         True

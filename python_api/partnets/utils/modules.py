@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
 
@@ -68,7 +69,8 @@ def overlapping(tensors: Mapping[str, Tensor]) -> list[tuple[str, str]]:
     """
     memories: dict[int, list[str]] = {}
     for name, tensor in tensors.items():
-        if tensor.numel() and not (tensor.is_meta or hasattr(tensor, "placements")):
+        has_memory = not (is_lazy(tensor) or tensor.is_meta or hasattr(tensor, "placements"))
+        if has_memory and tensor.numel():
             memories.setdefault(tensor.untyped_storage().data_ptr(), []).append(name)
     return [
         (first, second)

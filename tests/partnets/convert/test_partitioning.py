@@ -597,3 +597,8 @@ def test_two_parameters_on_one_memory_are_refused(defaults):
         partnets.partition(model, PROPORTIONS, defaults=defaults)
     model[1].weight = model[0].weight
     partnets.partition(model, PROPORTIONS, defaults=defaults)
+
+
+def test_a_lazy_module_is_named_where_others_have_memory():
+    with pytest.raises(ValueError, match=r"1 LazyLinear \(1\) whose parameters are made by its first call; call it"):
+        partnets.partition(nn.Sequential(nn.Linear(3, 3), nn.LazyLinear(2)), PROPORTIONS)
