@@ -20,6 +20,9 @@ class _Convolution(PartitionedLayer):
     kernel: Callable[..., Tensor]
 
     def forward(self, input: Tensor) -> Tensor:
+        return self._conv_forward(input, None, None)
+
+    def _conv_forward(self, input: Tensor, weight: None, bias: None) -> Tensor:
         padding = self.padding
         if self.padding_mode != "zeros":
             input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
@@ -92,4 +95,7 @@ class Conv3d(PartitionedLayer, nn.Conv3d):
     shifts = ("bias",)
 
     def forward(self, input: Tensor) -> Tensor:
-        return same_subnetwork(self, self._conv_forward(input, self.live("weight"), self.live("bias")))
+        return self._conv_forward(input, None, None)
+
+    def _conv_forward(self, input: Tensor, weight: None, bias: None) -> Tensor:
+        return same_subnetwork(self, super()._conv_forward(input, self.live("weight"), self.live("bias")))

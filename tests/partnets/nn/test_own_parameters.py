@@ -1,5 +1,6 @@
 """Parameters that a module of any class keeps for itself: whoever reads them gets those of the live subnetwork."""
 
+import contextlib
 import copy
 import functools
 import io
@@ -305,6 +306,24 @@ def test_outside_of_a_subnetwork_attributes_are_the_parameters():
             layer.reset_parameters()
     layer.active, layer.update = 1, 1
     assert torch.equal(layer.weight, partnets.merge(layer, 1).weight)
+
+
+class Padded(nn.Conv2d):
+    def forward(self, x):
+        return self._conv_forward(F.pad(x, (1, 0, 1, 0)), self.weight, self.bias)
+
+
+class PartitionedPadded(partnets.Conv2d):
+    ordinary = Padded
+    forward = Padded.forward
+
+
+@pytest.mark.parametrize("active", [None, 1, 3])
+def test_a_subclass_calls_the_convolution_as_torchs_does(active):
+    layer = trained(PartitionedPadded(2, 3, 2, proportions=PROPORTIONS))
+    x = torch.randn(1, 2, 5, 5)
+    with partnets.subnetwork(layer, active) if active else contextlib.nullcontext():
+        torch.testing.assert_close(layer(x), partnets.merge(layer, active or 3)(x))
 
 
 class ReadTable(nn.Module):
