@@ -221,6 +221,8 @@ class PartitionedOptimizer(torch.optim.Optimizer):
             raise_foreign(f"{sorted(state_dict)} instead of state and param_groups")
         states, groups = state_dict["state"], state_dict["param_groups"]
         indices = [index for group in groups for index in group["params"]]
+        if len(indices) != len(self.parameters()):
+            raise_foreign(f"{len(indices)} parameters and this one {len(self.parameters())}")
         theirs, own = ([len(group["params"]) for group in each] for each in (groups, self.param_groups))
         if theirs != own or len(set(indices)) < len(indices):
             raise_foreign(f"parameter groups of {theirs} and this one of {own}")

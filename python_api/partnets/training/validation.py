@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 
 from partnets.nn.layer import PartitionedLayer
 from partnets.nn.partitioned import partitioned_layers
@@ -22,6 +24,8 @@ from partnets.utils import random_state
 
 # Of a scheduler, by the names that all of torch's have: these count, and rates are none below 0.
 COUNTS, RATES = ("last_epoch", "_step_count"), ("base_lrs", "_last_lr")
+# Settings are numbers of the parameters' dtype in torch's steps.
+LARGEST = torch.finfo(torch.float32).max
 
 
 def check(trainer: TrainingState, saved: dict, rank: int) -> None:
@@ -80,7 +84,12 @@ def _hyper_optimizer(trainer: TrainingState, state: dict | None, _) -> None:
     own = tried.state_dict()["param_groups"]
     tried.load_state_dict(copy.deepcopy(state))
     _like(state["state"], tried.state_dict()["state"], "state")
-    _settings(tried.state_dict()["param_groups"], own)
+    groups = tried.state_dict()["param_groups"]
+    _settings(groups, own)
+    for told, group, mine in zip(state["param_groups"], groups, own, strict=True):
+        # What torch fills in where an older version of it saved less.
+        if missing := [name for name in mine.keys() - told.keys() if group.get(name) != mine[name]]:
+            raise ValueError(f"its param_groups lack {', '.join(missing)}.")
     parameters = [parameter for group in tried.param_groups for parameter in group["params"]]
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
@@ -106,8 +115,22 @@ def _scheduler(which: str) -> Callable:
                 raise ValueError(f"{name} is {state[name]!r}; it must be an int that is not negative.")
         for name in RATES:
             _check_not_negative(state.get(name, []), name)
+        if type(scheduler).__module__ == LRScheduler.__module__:  # others may hold what cannot be copied
+            _check_not_negative(_next_rates(scheduler, state), "the rate after its next step")
 
     return check
+
+
+def _next_rates(scheduler: LRScheduler, state: dict) -> list:
+    """Those that a copy with this state sets, of an optimiser of nothing."""
+    groups = [group | {"params": [torch.zeros(())]} for group in scheduler.optimizer.param_groups]
+    optimizer = torch.optim.SGD(groups)
+    tried = copy.deepcopy(scheduler, {id(scheduler.optimizer): optimizer})
+    tried.load_state_dict(copy.deepcopy(state))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the optimiser has taken no step
+        tried.step()
+    return [group["lr"] for group in optimizer.param_groups]
 
 
 def _best(trainer: TrainingState, state: dict | None, _) -> None:
@@ -139,6 +162,8 @@ def _history(trainer: TrainingState, state: dict, _) -> None:
     steps, k = history.steps["step"], history.steps["k"]
     if steps != list(range(1, len(steps) + 1)):
         raise ValueError("the steps are not numbered 1, 2, 3, ...")
+    if steps and history.values.keys() != trainer.values().keys():
+        raise ValueError(f"the values are of {[*history.values]}, and this trainer's of {[*trainer.values()]}.")
     if not all(1 <= each <= trainer.chunks.count for each in k):
         raise ValueError(f"k is not in 1..{trainer.chunks.count}.")
 
@@ -169,8 +194,8 @@ def _settings(groups: list[dict], own: list[dict]) -> None:
 
 def _check_not_negative(numbers: list, at: str) -> None:
     for number in numbers:
-        if not 0 <= number < math.inf:
-            raise ValueError(f"{at} is {number}; it must be a finite number that is not negative.")
+        if not 0 <= number <= LARGEST:
+            raise ValueError(f"{at} is {number}; it must be a number in [0, {LARGEST:g}].")
 
 
 def _like(found, own, at: str = "", *, keys: bool = True) -> None:

@@ -45,7 +45,11 @@ def check_state(state: dict, device: torch.device) -> None:
     random.Random().setstate(state["python"])
     numpy = sys.modules.get("numpy")
     if numpy is not None and state["numpy"] is not None:
-        numpy.random.RandomState().set_state(_for_numpy(state["numpy"]))
+        (_, keys, *rest), generator = state["numpy"], numpy.random.RandomState()
+        generator.set_state(_for_numpy(state["numpy"]))
+        _, own, *numbers = generator.get_state()
+        if rest != numbers or not (own == keys.numpy()).all():  # it casts what is none
+            raise ValueError("NumPy's state has other numbers than 32-bit words.")
 
 
 def set_state(state: dict, device: torch.device) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import random
+from contextlib import suppress
 
 import pytest
 import torch
@@ -40,7 +41,7 @@ OPTIONS = {"momentum": momentum, "adam": adam, "per partition": per_partition}
 
 
 def trainer(options, steps=0):
-    """With all that a checkpoint can have: BatchNorm, stored defaults, groups, schedulers, metrics, matrices, a best."""
+    """With all that a checkpoint can have: BatchNorm, stored defaults, groups, schedulers, metrics, a best."""
     generator = torch.Generator().manual_seed(0)
     x, mask = torch.randn(50, 4, generator=generator), hyper.InputMask(4, temperature=0.5)
     torch.manual_seed(1)
@@ -112,7 +113,7 @@ TENSORS = (
     lambda t: t.to("meta"),
     lambda t: torch.full_like(t, -7) if t.dtype != torch.uint8 else ~t,
     lambda t: t * float("nan"),
-    lambda t: torch.full_like(t, torch.finfo(t.dtype).max if t.is_floating_point() else torch.iinfo(t.dtype).max),
+    lambda t: torch.full_like(t, torch.finfo(t.dtype).max) if t.is_floating_point() else t + 2**62,
     lambda t: t.tolist(),
 )
 
@@ -167,10 +168,6 @@ def raises_and_changes_nothing(one, path):
     return False
 
 
-# A damaged setting of a scheduler, as a negative gamma, is one that the optimiser refuses at its next step.
-LATER = FloatingPointError, ValueError
-
-
 @pytest.mark.filterwarnings("ignore")  # what numbers that are damaged warn of
 @pytest.mark.parametrize("batch", cases(2, 40))
 def test_a_structure_that_is_damaged_loads_to_what_it_says_or_changes_nothing(batch, saved, tmp_path):
@@ -185,10 +182,8 @@ def test_a_structure_that_is_damaged_loads_to_what_it_says_or_changes_nothing(ba
             if not raises_and_changes_nothing(one, path):
                 loaded += 1
                 assert is_told(contents(one), file, state)
-                try:
+                with suppress(FloatingPointError):  # a weight may be NaN
                     one.fit(1)
-                except LATER as error:
-                    assert "is not finite" in str(error) or "lr=" in str(error)
                 one = trainer(options)
     assert loaded < 24
 
@@ -246,6 +241,8 @@ CASES = {
     ),
     "a scheduler's type": ("momentum", lambda f: f["scheduler"].update(last_epoch="6"), "last_epoch"),
     "a scheduler's rate": ("adam", lambda f: f["scheduler"].update(gamma=float("nan")), "gamma is nan"),
+    "a scheduler's next rate": ("adam", lambda f: f["scheduler"].update(gamma=-1.0), "rate after its next step is -"),
+    "a scheduler's period": ("momentum", lambda f: f["hyper_scheduler"].update(T_max=0), "hyper_scheduler: "),
     "sparse defaults": (
         "momentum",
         lambda f: f["model"]["1.partition"]["defaults"].update(tensor=torch.zeros(5, 4).to_sparse()),
