@@ -26,6 +26,9 @@ PICKLE = "a file of cifar-10-python.tar.gz, unpacked"
 JPEG = "train/*/images/*.JPEG"
 WNIDS = "a WordNet id a line"
 ANNOTATIONS = "lines of a file's name, a tab and a WordNet id of wnids.txt"
+# Bytes that are read at once. EMNIST's images, the most in MNIST's format, have 547 million; Tiny ImageNet's longest
+# list has half a million.
+LARGEST_IDX, LARGEST_LIST = 600_000_000, 10_000_000
 
 
 def mnist(root: str | PathLike) -> Data:
@@ -59,6 +62,7 @@ def mnist(root: str | PathLike) -> Data:
 
     def read(name: str, reader: Callable) -> Tensor:
         path = _find(folder, [name], IDX)
+        _check_size(path, LARGEST_IDX, IDX)
         try:
             return reader(path)
         except Exception as error:  # its assertions, and what its views raise
@@ -139,9 +143,9 @@ def tiny_imagenet(root: str | PathLike) -> Data:
         Traceback (most recent call last):
         FileNotFoundError: there is no nowhere/wnids.txt, and no nowhere/tiny-imagenet-200/wnids.txt; expected a WordNet id a line. Nothing is downloaded: put the official files there, or pass the folder that holds them as root.
     """  # noqa: E501, a message is one line
-    folders = _torchvision("datasets.folder")
+    folders, pillow = _torchvision("datasets.folder"), import_module("PIL.Image")
     wnids_path = _find(root, ["wnids.txt", "tiny-imagenet-200/wnids.txt"], WNIDS)
-    folder, wnids = wnids_path.parent, wnids_path.read_text(errors="replace").split()
+    folder, wnids = wnids_path.parent, _text(wnids_path, WNIDS).split()
     if not wnids or len(set(wnids)) < len(wnids):
         raise _damaged(wnids_path, f"has {len(wnids)} lines, {len(set(wnids))} distinct", WNIDS)
     labels = {wnid: label for label, wnid in enumerate(wnids)}
@@ -156,12 +160,14 @@ def tiny_imagenet(root: str | PathLike) -> Data:
         images = torch.empty(len(samples), 3, 64, 64, dtype=torch.uint8, device="cpu")
         for image, (path, _) in zip(images.numpy(), tqdm(samples, what, unit=" images", disable=None), strict=True):
             try:
-                picture = folders.pil_loader(path)
-            except (OSError, SyntaxError) as error:  # Pillow's errors for damaged files
+                with pillow.open(path) as picture:
+                    width, height = picture.size  # of which nothing is decoded yet
+                    if width == height == 64:
+                        image.transpose(1, 2, 0)[:] = picture.convert("RGB")
+            except Exception as error:  # Pillow's are of many types
                 raise _damaged(path, f"cannot be decoded ({error})", "an image of 64x64") from error
-            if picture.size != (64, 64):
-                raise _damaged(path, f"is an image of {picture.width}x{picture.height}", "one of 64x64")
-            image.transpose(1, 2, 0)[:] = picture
+            if not width == height == 64:
+                raise _damaged(path, f"is an image of {width}x{height}", "one of 64x64")
         return images, torch.tensor([label for _, label in samples], device="cpu")
 
     train, test = decode(train, "training images"), decode(test, "test images")
@@ -171,7 +177,7 @@ def tiny_imagenet(root: str | PathLike) -> Data:
 def _validation_files(folder: Path, labels: dict[str, int]) -> list[tuple[Path, int]]:
     annotations = _find(folder, ["val/val_annotations.txt"], ANNOTATIONS)
     samples = []
-    for number, line in enumerate(annotations.read_text(errors="replace").splitlines(), start=1):
+    for number, line in enumerate(_text(annotations, ANNOTATIONS).splitlines(), start=1):
         name, wnid = (*line.split("\t"), "")[:2]
         if wnid not in labels:
             raise _damaged(annotations, f"has {line!r} as line {number}", ANNOTATIONS)
@@ -180,6 +186,16 @@ def _validation_files(folder: Path, labels: dict[str, int]) -> list[tuple[Path, 
     if len(samples) != images or not samples:
         raise _damaged(annotations, f"has {len(samples)} lines", f"{ANNOTATIONS}: one for each of the {images} images")
     return samples
+
+
+def _check_size(path: Path, most: int, expected: str) -> None:
+    if (size := path.stat().st_size) > most:
+        raise _damaged(path, f"has {size} bytes", f"{expected}, of {most} bytes at most")
+
+
+def _text(path: Path, expected: str) -> str:
+    _check_size(path, LARGEST_LIST, expected)
+    return path.read_text(errors="replace")
 
 
 def _torchvision(module: str):

@@ -61,9 +61,10 @@ def load(trainer: partnets.Trainer, folder: str | PathLike) -> None:
     Raises:
         ValueError: as Trainer.load.
     """
-    checkpoint.load(trainer, Path(folder) / REST, own_rank())
+    rest = checkpoint.read(trainer, Path(folder) / REST, own_rank(), without=LARGE)
     large = _large(trainer)
     dcp.load(large, checkpoint_id=folder)
+    checkpoint.take(trainer, rest, own_rank())
     if trainer.steps:
         remember_chunks(trainer.model, trainer.chunks)  # of which dcp reads what a new model has, and that has none
     if trainer.best is not None:

@@ -27,7 +27,7 @@ from partnets.optim.base import check_partitioned
 from partnets.training.checkpoint import raise_other_chunks
 from partnets.training.start import check_leaks
 from partnets.training.step import step_hyper, still_modules, weights_learning
-from partnets.utils.files import replacing
+from partnets.utils import sealed
 from partnets.utils.modules import device_of
 from partnets.utils.random_state import preserved
 
@@ -252,14 +252,13 @@ class PartitionedTrainerMixin:
         states = {"model": self.model.state_dict(), "order": chunks.order, "sizes": chunks.sizes}
         if self.hyper_optimizer is not None:
             states["hyper_optimizer"] = self.hyper_optimizer.state_dict()
-        with replacing(Path(output_dir or self.args.output_dir) / PARTITIONED, binary=True) as file:
-            torch.save(states, file)
+        sealed.save(states, Path(output_dir or self.args.output_dir) / PARTITIONED)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         path = Path(resume_from_checkpoint) / PARTITIONED
         if not path.exists():
             raise ValueError(f"{path} is not there; resume from a checkpoint that a PartitionedTrainer saved.")
-        states = torch.load(path, map_location="cpu", weights_only=True)
+        states = sealed.load(path, f"{PARTITIONED} of a checkpoint; pass one that a PartitionedTrainer saved.")
         order, sizes = self.train_dataset.order, self.train_dataset.sizes
         if not torch.equal(states.get("order", order), order) or states.get("sizes", sizes) != sizes:
             raise_other_chunks(path)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -47,7 +49,7 @@ class _BatchNorm(PartitionedLayer):
 
     shifts = ("bias",)
     scales = ("weight",)
-    notes = (*PartitionedLayer.notes, ESTIMATED_AT)
+    notes: ClassVar[Mapping[str, type]] = {**PartitionedLayer.notes, ESTIMATED_AT: int}
     # The batches of all subnetworks when the statistics were estimated; None where nobody knows.
     _estimated_at: int | None = None
     # And when it was divided: a state_dict says nothing of those.

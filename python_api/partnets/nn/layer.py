@@ -7,6 +7,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -62,8 +63,8 @@ class PartitionedLayer(Partitioned):
     weights: Sequence[str] = ()
     shifts: Sequence[str] = ()
     scales: Sequence[str] = ()
-    # What a state_dict has of this layer beside tensors and partitions, where it is known.
-    notes: Sequence[str] = (LEARNED_FROM,)
+    # What a state_dict has of this layer beside tensors and partitions, where it is known, and of which type.
+    notes: ClassVar[Mapping[str, type]] = {LEARNED_FROM: str}
     seed_defaults: Defaults | Callable[..., Defaults] | None = None
     partitions: dict[str, Partition]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,9 @@ from partkernels.operators.optimizers import check_not_negative
 from partnets.hyper import hyperparameters
 from partnets.nn.local_shard import local_entries
 from partnets.nn.partitioned import UNKNOWN, Partitioned, count, partitioned_layers
+
+# Of the steps in a saved state: doubles count to here.
+STEPS_LIMIT = 1 << 53
 
 
 class PartitionedOptimizer(torch.optim.Optimizer):
@@ -191,6 +195,8 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         """Raises ValueError unless these can be states of the parameters, by the settings of their saved group."""
         for parameter, state in states.items():
             check_shapes(state, state and self.state_shapes(parameter, group))
+            if state and self.counts and state["step"].dtype != torch.int64:
+                raise_foreign(f"numbers of steps as {state['step'].dtype} instead of torch.int64")
 
     def __getstate__(self) -> dict:
         return {**super().__getstate__(), "count": self.count, "_owners": self._owners}
@@ -199,8 +205,17 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         """As torch.optim.Optimizer's; the state must be of such an optimiser of the same model.
 
         Raises:
-            ValueError: settings, parameters, their shapes or the number of partitions differ, or something is missing;
-                nothing has changed then.
+            ValueError: as check_state_dict; nothing has changed then.
+        """
+        self.check_state_dict(state_dict)
+        super().load_state_dict(state_dict)
+
+    def check_state_dict(self, state_dict: dict) -> None:
+        """What load_state_dict checks before anything changes.
+
+        Raises:
+            ValueError: settings, parameters, their shapes or the number of partitions differ, a setting or a number of
+                steps is out of range, or something is missing.
         """
         if not {"state", "param_groups"} <= state_dict.keys():
             raise_foreign(f"{sorted(state_dict)} instead of state and param_groups")
@@ -208,6 +223,9 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         indices = [index for group in groups for index in group["params"]]
         if len(indices) != len(self.parameters()):
             raise_foreign(f"{len(indices)} parameters and this one {len(self.parameters())}")
+        theirs, own = ([len(group["params"]) for group in each] for each in (groups, self.param_groups))
+        if theirs != own or len(set(indices)) < len(indices):
+            raise_foreign(f"parameter groups of {theirs} and this one of {own}")
         if not set(indices) >= states.keys():
             raise_foreign(f"states of {sorted(states)}, but the parameters {sorted(indices)}")
         for group in groups:
@@ -217,10 +235,13 @@ class PartitionedOptimizer(torch.optim.Optimizer):
             if lacking or (decays is not None and (not isinstance(decays, Sequence) or len(decays) != self.count)):
                 what = f"no {', '.join(sorted(lacking))}" if lacking else f"weight_decay={decays}"
                 raise_foreign(f"{what}, and this one is a {self.kind} of {self.count} partitions")
+            try:
+                self.check(self._with_decays(group))
+            except (TypeError, ValueError) as error:
+                raise_foreign(f"settings out of range: {error}", error)
         owners = dict(zip(indices, self.parameters(), strict=True))
         for group in groups:
             self.check_states({owners[i]: states[i] for i in group["params"] if i in states}, group)
-        super().load_state_dict(state_dict)
 
 
 def check_partitioned(optimizer: object, name: str = "optimizer") -> None:
@@ -233,21 +254,44 @@ def check_partitioned(optimizer: object, name: str = "optimizer") -> None:
 
 
 def check_shapes(state: dict, expected: dict) -> None:
-    """Raises ValueError unless a saved state has these names and shapes; dicts within dicts have those of theirs."""
+    """Raises ValueError unless a saved state has these names and shapes, and numbers of steps that can be some.
+
+    Dicts within dicts have those of theirs.
+    """
     if (shapes := _shapes(state)) != expected:
         raise_foreign(f"a parameter's state of shapes {shapes} instead of {expected}")
+    _check_steps(state)
 
 
-def raise_foreign(what: str) -> None:
+def raise_foreign(what: str, cause: Exception | None = None) -> NoReturn:
     """Raises the ValueError that a saved optimiser has something that this one cannot load."""
-    raise ValueError(f"the saved optimiser has {what}; load the state of such an optimiser of the same model.")
+    raise ValueError(
+        f"the saved optimiser has {what}; load the state of such an optimiser of the same model."
+    ) from cause
+
+
+def _check_steps(state: dict) -> None:
+    """Raises ValueError unless each number of steps in a parameter's state, or of its partitions, can be one."""
+    for name, value in state.items():
+        if isinstance(value, dict):
+            _check_steps(value)
+        elif name == "step":
+            steps = torch.as_tensor(value)
+            if not ((steps >= 0) & (steps < STEPS_LIMIT)).all():  # also false for NaN
+                raise_foreign(f"{steps.tolist()} as numbers of steps")
 
 
 def _shapes(state: dict) -> dict:
-    return {
-        name: _shapes(value) if isinstance(value, dict) else tuple(getattr(value, "shape", ()))
-        for name, value in state.items()
-    }
+    """The shape of each dense tensor, () of what is a number, and the layout of another tensor."""
+    shapes = {}
+    for name, value in state.items():
+        if isinstance(value, dict):
+            shapes[name] = _shapes(value)
+        elif isinstance(value, Tensor):
+            shapes[name] = tuple(value.shape) if value.layout == torch.strided else value.layout
+        else:
+            shapes[name] = () if isinstance(value, int | float) else type(value)
+    return shapes
 
 
 def _listed(group: dict) -> list[nn.Parameter]:

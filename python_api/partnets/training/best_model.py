@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -47,7 +48,7 @@ class Best:
         """
         if not self.state:
             raise ValueError("no state has been kept; evaluate L_ML first, as Trainer(..., lml_every=100) does.")
-        for name, tensor in _tensors(model):
+        for name, tensor in tensors(model):
             tensor.copy_(self.state[name])
 
 
@@ -58,9 +59,10 @@ def copies(model: nn.Module) -> dict[str, Tensor]:
         >>> list(copies(nn.Linear(1, 1)))
         ['weight', 'bias']
     """
-    return {name: tensor.detach().clone() for name, tensor in _tensors(model)}
+    return {name: tensor.detach().clone() for name, tensor in tensors(model)}
 
 
-def _tensors(model: nn.Module):
+def tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Each parameter and buffer, with its dotted name."""
     yield from model.named_parameters()
     yield from model.named_buffers()

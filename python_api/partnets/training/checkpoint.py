@@ -9,17 +9,24 @@ from os import PathLike
 from typing import NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from partnets.data.chunks import digest
 from partnets.nn.partitioned import partitioned_layers
+from partnets.training import validation
 from partnets.training.best_model import Best
 from partnets.training.history import History
 from partnets.training.state import TrainingState
 from partnets.utils import random_state as random_states
-from partnets.utils.files import replacing
+from partnets.utils import sealed
 
 FORMAT = 4
+_EXPECTED = f"checkpoint of format {FORMAT}; pass a file that Trainer.save wrote."
+# What all checkpoints have beside format and configuration.
+_NAMES = (
+    *("order", "examples", "model", "optimizer", "hyper_optimizer", "scheduler", "hyper_scheduler", "best"),
+    *("generator", "history", "noises"),
+)
 
 
 def save(trainer: TrainingState, path: str | PathLike, noises: list[dict], without: Collection[str] = ()) -> None:
@@ -30,15 +37,7 @@ def save(trainer: TrainingState, path: str | PathLike, noises: list[dict], witho
         without: what is kept elsewhere: of "model", "optimizer" and "best".
     """
     state = {name: value for name, value in _state(trainer).items() if name not in without}
-    contents = {"format": FORMAT, "configuration": configuration(trainer), "noises": noises, **state}
-    with replacing(path, binary=True) as file:
-        torch.save(contents, file)
-        file.flush()
-        if code := torch.serialization.get_unsafe_globals_in_checkpoint(file.name):
-            raise ValueError(
-                f"the checkpoint would need {', '.join(code)}, which Trainer.load does not run; give optimisers and"
-                " schedulers Python's numbers and torch's tensors, not NumPy's, and no functions inside of objects."
-            )
+    sealed.save({"format": FORMAT, "configuration": configuration(trainer), "noises": noises, **state}, path)
 
 
 def load(trainer: TrainingState, path: str | PathLike, rank: int = 0) -> None:
@@ -47,23 +46,44 @@ def load(trainer: TrainingState, path: str | PathLike, rank: int = 0) -> None:
     Args:
         rank: whose noise it takes; of a rank that was not there when the file was saved, it stays.
     """
-    saved = _read(path)
+    take(trainer, read(trainer, path, rank), rank)
+
+
+def read(trainer: TrainingState, path: str | PathLike, rank: int = 0, without: Collection[str] = ()) -> dict:
+    """What `save` wrote, which `take` can set this trainer to; nothing has changed yet.
+
+    Args:
+        without: as of `save`.
+    """
+    saved = sealed.load(path, _EXPECTED)
+    if not _same(saved.get("format"), FORMAT) or not isinstance(saved.get("configuration"), dict):
+        raise ValueError(f"{path} is no {_EXPECTED}")
     own = configuration(trainer)
     for name, value in saved["configuration"].items():
-        if value != own[name]:
+        if not _same(value, own.get(name)):
             raise ValueError(
-                f"{path} was saved with {name} {reprlib.repr(value)}, and this trainer has {reprlib.repr(own[name])};"
-                " construct the trainer as the saved one was."
+                f"{path} was saved with {name} {reprlib.repr(value)}, and this trainer has"
+                f" {reprlib.repr(own.get(name))}; construct the trainer as the saved one was."
             )
-    if not torch.equal(saved["order"], trainer.chunks.order) or saved["examples"] != digest(trainer.chunks):
+    try:
+        if missing := sorted({*_NAMES} - {*without} - saved.keys()):
+            raise ValueError(f"it has no {', '.join(missing)}.")
+        same_order = torch.equal(saved["order"], trainer.chunks.order)
+        validation.check(trainer, saved, rank)
+    except Exception as error:  # an order that is no tensor is damage too
+        raise ValueError(
+            f"{path} is damaged, or of another program, and nothing has changed. {error} Load an earlier file that"
+            " Trainer.save wrote."
+        ) from error
+    if not same_order or saved["examples"] != digest(trainer.chunks):
         raise_other_chunks(path)
-    for name in ("model", "optimizer"):
-        if name in saved:
-            getattr(trainer, name).load_state_dict(saved[name])
-    if trainer.hyper_optimizer is not None:
-        trainer.hyper_optimizer.load_state_dict(saved["hyper_optimizer"])
-    for name in ("scheduler", "hyper_scheduler"):
-        if saved[name] is not None:
+    return saved
+
+
+def take(trainer: TrainingState, saved: dict, rank: int = 0) -> None:
+    """Sets a trainer to what `read` has found to fit."""
+    for name in ("model", "optimizer", "hyper_optimizer", "scheduler", "hyper_scheduler"):
+        if getattr(trainer, name) is not None and name in saved:
             getattr(trainer, name).load_state_dict(saved[name])
     if trainer.best is not None and "best" in saved:
         trainer.best = Best(**saved["best"])
@@ -73,25 +93,19 @@ def load(trainer: TrainingState, path: str | PathLike, rank: int = 0) -> None:
     trainer.history = History(**saved["history"])
 
 
+def _same(saved, own) -> bool:
+    try:
+        return bool(saved == own)
+    except Exception:  # tensors, where plain values should be
+        return False
+
+
 def raise_other_chunks(path: str | PathLike) -> NoReturn:
     """Raises the ValueError that a file cannot go on with these chunks."""
     raise ValueError(
         f"{path} was saved with other chunks: its partitions have seen examples of what are later chunks here."
         " Call partnets.chunk with the same data, in the same order, and the same proportions and seed."
     )
-
-
-def _read(path: str | PathLike) -> dict:
-    no_checkpoint = f"{path} is no checkpoint of format {FORMAT}; pass a file that Trainer.save wrote."
-    try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-    except (FileNotFoundError, IsADirectoryError, PermissionError):
-        raise
-    except Exception as error:  # torch's are of many types
-        raise ValueError(no_checkpoint) from error
-    if not isinstance(saved, dict) or saved.get("format") != FORMAT or "configuration" not in saved:
-        raise ValueError(no_checkpoint)
-    return saved
 
 
 def _state(trainer: TrainingState) -> dict:
@@ -125,18 +139,12 @@ def _groups(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[l
     return [[names[parameter] for parameter in group["params"]] for group in groups]
 
 
-def _kind(value) -> str:
-    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-
-
 def configuration(trainer: TrainingState) -> dict:
     """What a trainer must have alike to go on where another one was."""
     return {
         "chunk sizes": trainer.chunks.sizes,
         "partitions": {path: layer.count for path, layer in partitioned_layers(trainer.model)},
-        "parameters": {
-            name: _kind(value) for name, value in trainer.model.state_dict().items() if not isinstance(value, str | int)
-        },
+        "parameters": validation.kinds(trainer.model.state_dict()),
         "hyper": list(trainer.hyper),
         "optimizer": trainer.optimizer.kind,
         "hyper_optimizer": type(trainer.hyper_optimizer).__name__,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 STEP_COLUMNS = ("step", "k", "loss", "hyper_k", "hyper_loss")
 
@@ -39,6 +40,26 @@ class Records:
     lml: dict[str, list] = field(default_factory=lambda: {"step": [], "lml": []})
     metrics: dict[str, dict[str, list]] = field(default_factory=dict)
     matrices: dict[str, list] = field(default_factory=lambda: {"step": [], "matrix": []})
+
+    def check(self) -> None:
+        """Raises ValueError unless all lists are as the methods below make them, as of a file that may be damaged.
+
+        Example:
+            >>> history = Records(lml={"step": [10, 20], "lml": [-80.0]})
+            >>> history.check()
+            Traceback (most recent call last):
+            ValueError: lml has lists of different lengths: step 2, lml 1.
+        """
+        columns = {"steps": self.steps, "lml": self.lml, "matrices": self.matrices}
+        expected = {"steps": STEP_COLUMNS, "lml": ("step", "lml"), "matrices": ("step", "matrix")}
+        expected |= dict.fromkeys(self.metrics, ("step", "value"))
+        for name, record in (columns | self.metrics).items():
+            if set(record) != set(expected[name]):
+                raise ValueError(f"{name} has {', '.join(record)} instead of {', '.join(expected[name])}.")
+            _check_columns(name, record)
+            if not all(a <= b for a, b in pairwise(record["step"])):
+                raise ValueError(f"{name} has steps that are not in order.")
+        _check_columns("values", self.values | {"step": self.steps["step"]} if self.values else {})
 
     def add(
         self,
@@ -162,6 +183,33 @@ class Records:
     def _check_name(self, name: str) -> None:
         if name in STEP_COLUMNS or name == "lml" or name in self.values or name in self.metrics:
             raise ValueError(f"{name!r} is another column of History.frame; give this one a name of its own.")
+
+
+def _check_columns(name: str, columns: dict[str, list]) -> None:
+    """Raises ValueError unless these are lists of one length, of numbers or what else their column may have."""
+    if not all(isinstance(column, list) for column in columns.values()):
+        raise ValueError(f"{name} has columns that are no lists.")
+    if len({len(column) for column in columns.values()}) > 1:
+        lengths = ", ".join(f"{column} {len(values)}" for column, values in columns.items())
+        raise ValueError(f"{name} has lists of different lengths: {lengths}.")
+    for column, values in columns.items():
+        is_right = _OTHERS.get(column, lambda value: type(value) in (int, float))
+        if wrong := [value for value in values if not is_right(value)]:
+            raise ValueError(f"{name} has {repr(wrong[0])[:60]} under {column}.")
+
+
+# What is in the columns that have something else than numbers.
+_OTHERS = {
+    "step": lambda value: type(value) is int and value >= 0,
+    "k": lambda value: type(value) is int,
+    "hyper_k": lambda value: value is None or type(value) is int,
+    "hyper_loss": lambda value: value is None or type(value) in (int, float),
+    "matrix": lambda rows: (
+        bool(rows)
+        and {len(row) for row in rows} == {len(rows)}
+        and all(type(loss) in (int, float) for row in rows for loss in row)
+    ),
+}
 
 
 def _check_order(step: int, record: dict[str, list]) -> None:

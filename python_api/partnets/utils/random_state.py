@@ -37,6 +37,21 @@ def get_state(device: torch.device) -> dict:
     }
 
 
+def check_state(state: dict, device: torch.device) -> None:
+    """Raises, as the generators do, unless set_state can set a state; none of them changes."""
+    torch.Generator().set_state(state["torch"])
+    if device.type != "cpu" and state["device"] is not None:
+        torch.Generator(device).set_state(state["device"])
+    random.Random().setstate(state["python"])
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and state["numpy"] is not None:
+        (_, keys, *rest), generator = state["numpy"], numpy.random.RandomState()
+        generator.set_state(_for_numpy(state["numpy"]))
+        _, own, *numbers = generator.get_state()
+        if rest != numbers or not (own == keys.numpy()).all():  # it casts what is none
+            raise ValueError("NumPy's state has other numbers than 32-bit words.")
+
+
 def set_state(state: dict, device: torch.device) -> None:
     """Sets the states to what `get_state` gave; one of another kind of device leaves the device's as it is."""
     torch.set_rng_state(state["torch"])
@@ -45,8 +60,12 @@ def set_state(state: dict, device: torch.device) -> None:
     random.setstate(state["python"])
     numpy = sys.modules.get("numpy")
     if numpy is not None and state["numpy"] is not None:
-        name, keys, *rest = state["numpy"]
-        numpy.random.set_state((name, keys.numpy().astype("uint32"), *rest))
+        numpy.random.set_state(_for_numpy(state["numpy"]))
+
+
+def _for_numpy(state: list) -> tuple:
+    name, keys, *rest = state
+    return name, keys.numpy().astype("uint32"), *rest
 
 
 def seed(number: int) -> None:

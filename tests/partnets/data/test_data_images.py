@@ -1,6 +1,7 @@
 """MNIST, CIFAR-10 and Tiny ImageNet: files become the right tensors, damage is named, and nothing is downloaded."""
 
 import gzip
+import os
 import socket
 import subprocess
 import sys
@@ -205,6 +206,34 @@ def test_damaged_images_are_named(root):
             tiny_imagenet(root)
     save(path, (0, 0, 0), size=(64, 32))
     with pytest.raises(ValueError, match=r"n03_1.JPEG is an image of 64x32"):
+        tiny_imagenet(root)
+
+
+@pytest.mark.parametrize(
+    ("root", "file"),
+    [
+        ("mnist", "train-images-idx3-ubyte"),
+        ("mnist", "t10k-labels-idx1-ubyte"),
+        ("tiny-imagenet", "wnids.txt"),
+        ("tiny-imagenet", "val/val_annotations.txt"),
+    ],
+    indirect=["root"],
+)
+def test_files_that_are_far_too_large_are_not_read(root, file, request):
+    os.truncate(root / file, 1 << 40)  # nothing of it is on the disk
+    with pytest.raises(ValueError, match=f"{file} has {1 << 40} bytes; expected .* bytes at most"):
+        load(request.node.callspec.params["root"], root)
+
+
+@pytest.mark.parametrize("root", ["tiny-imagenet"], indirect=True)
+def test_an_image_that_is_far_too_large_is_not_decoded(root, monkeypatch):
+    path = root / "train" / "n03" / "images" / "n03_1.JPEG"
+    save(path, 0, size=(9000, 9000), mode="1", kind="PNG")  # 2 kB, and a quarter of a gigabyte in colour
+    monkeypatch.setattr(Image.Image, "convert", lambda picture, mode: picture if picture.size == (64, 64) else 1 / 0)
+    with pytest.raises(ValueError, match=r"n03_1.JPEG is an image of 9000x9000; expected one of 64x64"):
+        tiny_imagenet(root)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # twice as many, and Pillow refuses to open it
+    with pytest.raises(ValueError, match=r"JPEG cannot be decoded \(Image size .* decompression bomb"):
         tiny_imagenet(root)
 
 

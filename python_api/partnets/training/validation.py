@@ -1,0 +1,245 @@
+"""What a checkpoint must hold to be loaded: all of it is looked at before anything of a trainer changes.
+
+The configurations are alike by then: the same parameters, groups and schedulers.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
+
+from partnets.nn.layer import PartitionedLayer
+from partnets.nn.partitioned import partitioned_layers
+from partnets.nn.state_dict import refuse_unfit
+from partnets.training.best_model import Best, tensors
+from partnets.training.history import History
+from partnets.training.state import TrainingState
+from partnets.utils import random_state
+
+# Of a scheduler, by the names that all of torch's have: these count, and rates are none below 0.
+COUNTS, RATES = ("last_epoch", "_step_count"), ("base_lrs", "_last_lr")
+# Settings are numbers of the parameters' dtype in torch's steps.
+LARGEST = torch.finfo(torch.float32).max
+
+
+def check(trainer: TrainingState, saved: dict, rank: int) -> None:
+    """Raises ValueError, which names the part and what is wrong with it, unless a trainer can take all of this."""
+    if empty := [at for at, value in _leaves(saved) if isinstance(value, Tensor) and value.is_meta]:
+        raise ValueError(f"{empty[0]} is on the meta device, without values.")
+    for name, check_part in PARTS.items():
+        if name in saved:
+            try:
+                check_part(trainer, saved[name], rank)
+            except Exception as error:  # a part that is damaged may fail anywhere
+                raise ValueError(f"{name}: {error}") from error
+
+
+def kinds(state: Mapping) -> dict[str, str]:
+    """The dtype and shape of each tensor in a state_dict, and the type of what is none; notes are left out."""
+    return {name: _kind(value) for name, value in state.items() if not isinstance(value, str | int)}
+
+
+def _kind(value) -> str:
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"{value.dtype} {list(value.shape)}" + (f" {value.layout}" if value.layout != torch.strided else "")
+
+
+def _model(trainer: TrainingState, state: dict, _) -> None:
+    model = trainer.model
+    _like(kinds(state), kinds(model.state_dict()))
+    layers = [(path, layer) for path, layer in partitioned_layers(model) if isinstance(layer, PartitionedLayer)]
+    noted = {f"{path}.{note}".lstrip("."): kind for path, layer in layers for note, kind in layer.notes.items()}
+    noted |= {name: type(value) for name, value in model.state_dict().items() if isinstance(value, str | int)}
+    for name in state.keys() - kinds(state).keys():
+        if type(state[name]) is not noted.get(name):
+            raise ValueError(f"{name} is {state[name]!r}, and no layer here has this to note.")
+    refuse_unfit(model, state, "")
+
+
+def _optimizer(trainer: TrainingState, state: dict, _) -> None:
+    optimizer = trainer.optimizer
+    optimizer.check_state_dict(state)
+    _settings(state["param_groups"], optimizer.state_dict()["param_groups"])
+    indices = [index for group in state["param_groups"] for index in group["params"]]
+    for index, parameter in zip(indices, optimizer.parameters(), strict=True):
+        for at, value in _leaves(state["state"].get(index, {}), f"state.{index}"):
+            # torch casts them. Numbers, as of steps, have dtypes of their own.
+            entries = isinstance(value, Tensor) and value.is_floating_point() and value.dim()
+            if entries and value.dtype != parameter.dtype:
+                raise ValueError(f"{at} is {value.dtype}, and the parameter {parameter.dtype}.")
+
+
+def _hyper_optimizer(trainer: TrainingState, state: dict | None, _) -> None:
+    """A copy of it loads the state, and takes a step: each optimiser of torch has a state of its own."""
+    if trainer.hyper_optimizer is None:
+        return
+    tried = copy.deepcopy(trainer.hyper_optimizer)
+    own = tried.state_dict()["param_groups"]
+    tried.load_state_dict(copy.deepcopy(state))
+    _like(state["state"], tried.state_dict()["state"], "state")
+    groups = tried.state_dict()["param_groups"]
+    _settings(groups, own)
+    for told, group, mine in zip(state["param_groups"], groups, own, strict=True):
+        # What torch fills in where an older version of it saved less.
+        if missing := [name for name in mine.keys() - told.keys() if group.get(name) != mine[name]]:
+            raise ValueError(f"its param_groups lack {', '.join(missing)}.")
+    parameters = [parameter for group in tried.param_groups for parameter in group["params"]]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    tried.step()
+    if not all(parameter.isfinite().all() for parameter in parameters):
+        raise ValueError("a step with it makes ψ infinite or NaN.")
+
+
+def _scheduler(which: str) -> Callable:
+    def check(trainer: TrainingState, state: dict | None, _) -> None:
+        scheduler = getattr(trainer, which)
+        if scheduler is None:
+            return
+        own = scheduler.state_dict()
+        # Some of torch's own flags came with its versions, and some schedulers count what their settings name.
+        told = {name for name in own if not name.startswith("_") or name in (*COUNTS, *RATES)}
+        if missing := sorted(told - state.keys()):
+            raise ValueError(f"{', '.join(missing)} is missing.")
+        for name in own.keys() & state.keys():
+            _like(state[name], own[name], name, keys=False)
+        for name in COUNTS:
+            if type(state.get(name, 0)) is not int or state.get(name, 0) < 0:
+                raise ValueError(f"{name} is {state[name]!r}; it must be an int that is not negative.")
+        for name in RATES:
+            _check_not_negative(state.get(name, []), name)
+        if type(scheduler).__module__ == LRScheduler.__module__:  # others may hold what cannot be copied
+            _check_not_negative(_next_rates(scheduler, state), "the rate after its next step")
+
+    return check
+
+
+def _next_rates(scheduler: LRScheduler, state: dict) -> list:
+    """Those that a copy with this state sets, of an optimiser of nothing."""
+    groups = [group | {"params": [torch.zeros(())]} for group in scheduler.optimizer.param_groups]
+    optimizer = torch.optim.SGD(groups)
+    tried = copy.deepcopy(scheduler, {id(scheduler.optimizer): optimizer})
+    tried.load_state_dict(copy.deepcopy(state))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the optimiser has taken no step
+        tried.step()
+    return [group["lr"] for group in optimizer.param_groups]
+
+
+def _best(trainer: TrainingState, state: dict | None, _) -> None:
+    if trainer.best is None:
+        return
+    best = Best(**state)
+    _like(state, vars(Best(state=best.state)))
+    if type(best.step) is not int or best.step < 0 or math.isnan(best.lml):
+        raise ValueError(f"step {best.step} with L_ML {best.lml}; they must be an int and a number.")
+    own = dict(tensors(trainer.model)) if best.step else {}
+    _like(kinds(best.state), kinds(own), "state")
+
+
+def _generator(trainer: TrainingState, state: Tensor, _) -> None:
+    torch.Generator().set_state(state)
+
+
+def _noises(trainer: TrainingState, states: list, rank: int) -> None:
+    if not isinstance(states, list) or not states:
+        raise TypeError(f"there is a {type(states).__name__} instead of a list of each rank's.")
+    for state in states[rank : rank + 1]:
+        random_state.check_state(state, trainer.device)
+
+
+def _history(trainer: TrainingState, state: dict, _) -> None:
+    _like(dict.fromkeys(state), dict.fromkeys(vars(History())))
+    history = History(**state)
+    history.check()
+    steps, k = history.steps["step"], history.steps["k"]
+    if steps != list(range(1, len(steps) + 1)):
+        raise ValueError("the steps are not numbered 1, 2, 3, ...")
+    if steps and history.values.keys() != trainer.values().keys():
+        raise ValueError(f"the values are of {[*history.values]}, and this trainer's of {[*trainer.values()]}.")
+    if not all(1 <= each <= trainer.chunks.count for each in k):
+        raise ValueError(f"k is not in 1..{trainer.chunks.count}.")
+
+
+PARTS = {
+    "model": _model,
+    "optimizer": _optimizer,
+    "hyper_optimizer": _hyper_optimizer,
+    "scheduler": _scheduler("scheduler"),
+    "hyper_scheduler": _scheduler("hyper_scheduler"),
+    "best": _best,
+    "generator": _generator,
+    "noises": _noises,
+    "history": _history,
+}
+
+
+def _settings(groups: list[dict], own: list[dict]) -> None:
+    """Of groups of an optimiser: each number that is not negative here is none in the file either."""
+    for i, (group, mine) in enumerate(zip(groups, own, strict=True)):
+        _like({name: group[name] for name in mine.keys() & group.keys()}, mine, f"param_groups.{i}")
+        for at, value in _leaves({n: v for n, v in group.items() if n != "params"}, f"param_groups.{i}"):
+            if isinstance(value, int | float | Tensor):
+                _check_not_negative([value], at)
+        if not all(beta < 1 for beta in group.get("betas", ())):
+            raise ValueError(f"param_groups.{i}.betas are {group['betas']}; each must be in [0, 1).")
+
+
+def _check_not_negative(numbers: list, at: str) -> None:
+    for number in numbers:
+        if not 0 <= number <= LARGEST:
+            raise ValueError(f"{at} is {number}; it must be a number in [0, {LARGEST:g}].")
+
+
+def _like(found, own, at: str = "", *, keys: bool = True) -> None:
+    """Raises ValueError unless a value is of the same type as this trainer's, and what is in it; None stands for any.
+
+    Args:
+        keys: whether dicts have the same keys.
+    """
+    if own is None:
+        return
+    if isinstance(own, Tensor):
+        if not isinstance(found, Tensor) or _kind(found) != _kind(own):
+            _raise_unlike(at, found, own)
+    elif isinstance(own, Mapping):
+        if not isinstance(found, Mapping):
+            _raise_unlike(at, found, own)
+        if keys and (different := sorted(map(str, found.keys() ^ own.keys()))):
+            raise ValueError(f"{at} and this trainer's differ in {', '.join(different)}.".lstrip())
+        for name in found.keys() & own.keys():
+            _like(found[name], own[name], f"{at}.{name}".lstrip("."), keys=keys)
+    elif isinstance(own, list | tuple):
+        if not isinstance(found, list | tuple) or len(found) != len(own):
+            _raise_unlike(at, found, own)
+        for i, (one, mine) in enumerate(zip(found, own, strict=True)):
+            _like(one, mine, f"{at}.{i}", keys=keys)
+    elif isinstance(own, str):
+        if found != own:
+            _raise_unlike(at, found, own)
+    elif isinstance(own, int | float) and not isinstance(own, bool):
+        if not isinstance(found, int | float) or isinstance(found, bool) or math.isfinite(own) > math.isfinite(found):
+            _raise_unlike(at, found, own)
+    elif type(found) is not type(own):
+        _raise_unlike(at, found, own)
+
+
+def _raise_unlike(at: str, found, own) -> None:
+    shown = [_kind(value) if isinstance(value, Tensor) else repr(value)[:60] for value in (found, own)]
+    raise ValueError(f"{at or 'it'} is {shown[0]}, and this trainer's {shown[1]}.")
+
+
+def _leaves(value, at: str = "") -> Iterator[tuple[str, object]]:
+    """What is in dicts, lists and tuples and is none itself, each with its place."""
+    if not isinstance(value, Mapping | list | tuple):
+        yield at, value
+        return
+    for name, one in value.items() if isinstance(value, Mapping) else enumerate(value):
+        yield from _leaves(one, f"{at}.{name}".lstrip("."))
