@@ -675,7 +675,49 @@ MUTANTS = [
             "",
             "a resumed run draws other batches",
         ),
+        (
+            "unchecked parts",
+            "        validation.check(trainer, saved, rank)\n",
+            "",
+            "half of a damaged checkpoint is loaded",
+        ),
         ("other chunks", 'saved["examples"] != digest(trainer.chunks)', "False", "a checkpoint of other data loads"),
+    ),
+    *_of(
+        "python_api/partnets/training/validation.py",
+        f"{NETS}/training/test_damaged_checkpoints.py",
+        (
+            "any setting",
+            "        if not 0 <= number <= LARGEST:",
+            "        if False:",
+            "a learning rate of ψ that is NaN is loaded, and reaches ψ",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/utils/sealed.py",
+        f"{NETS}/training/test_damaged_checkpoints.py",
+        (
+            "any checksum",
+            "if marked and end != MARK + _checksum(file, size):",
+            "if False:",
+            "a weight with a flipped bit is loaded",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/utils/files.py",
+        f"{NETS}/utils/test_files.py",
+        (
+            "the living",
+            "            if _lock(file, wait=False):",
+            "            if True:",
+            "a file is deleted as it is written",
+        ),
+        (
+            "through links",
+            "    real = Path(os.path.realpath(path))",
+            "    real = Path(path)",
+            "a file takes the place of a link to another one",
+        ),
     ),
     *_of(
         "python_api/partnets/training/ahead.py",

@@ -41,7 +41,7 @@ def run(experiment: Experiment, settings: Sequence[Record], folder: Path, *, job
                 for future in as_completed(waiting):
                     future.result()
                     bar.update()
-    return [json.loads(_path(folder, setting).read_text()) for setting in settings]
+    return [_read(_path(folder, setting)) for setting in settings]
 
 
 def fit(trainer: partnets.Trainer, steps: int, checkpoint: Path) -> partnets.History:
@@ -67,6 +67,13 @@ def _train(experiment: Experiment, setting: Record, folder: Path, threads: int) 
     for checkpoint in folder.glob(f"{path.stem}.*"):
         if checkpoint != path:
             checkpoint.unlink()
+
+
+def _read(path: Path) -> Record:
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); delete it, and it is trained anew.") from error
 
 
 def _path(folder: Path, setting: Record) -> Path:

@@ -260,11 +260,16 @@ class PartitionedTrainerMixin:
             raise ValueError(f"{path} is not there; resume from a checkpoint that a PartitionedTrainer saved.")
         states = sealed.load(path, f"{PARTITIONED} of a checkpoint; pass one that a PartitionedTrainer saved.")
         order, sizes = self.train_dataset.order, self.train_dataset.sizes
-        if not torch.equal(states.get("order", order), order) or states.get("sizes", sizes) != sizes:
+        try:
+            same = torch.equal(states.get("order", order), order) and states.get("sizes", sizes) == sizes
+            if same and self.hyper_optimizer is not None:
+                self.hyper_optimizer.load_state_dict(states["hyper_optimizer"])
+            if same:
+                self.model.load_state_dict(states["model"])
+        except Exception as error:  # each part has its own
+            raise ValueError(f"{path} is not of such a trainer: {error}") from error
+        if not same:
             raise_other_chunks(path)
-        self.model.load_state_dict(states["model"])
-        if self.hyper_optimizer is not None:
-            self.hyper_optimizer.load_state_dict(states["hyper_optimizer"])
 
     def _load_best_model(self) -> None:
         self._load_from_checkpoint(self.state.best_model_checkpoint)

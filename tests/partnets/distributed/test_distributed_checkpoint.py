@@ -101,6 +101,33 @@ def test_a_trainer_goes_on_from_two_ranks_in_one_process_and_the_other_way_round
         assert lml == pytest.approx(alone.best.lml)
 
 
+def test_a_folder_that_is_damaged_is_named_and_nothing_of_the_trainer_changes(tmp_path):
+    saved = trainer(partnets.Trainer)
+    saved.fit(6)
+    distributed.save(saved, tmp_path)
+    other = trainer(partnets.Trainer)
+    other.fit(1)
+    before = [tensor.detach().clone() for tensor in (*learned(other), other.generator.get_state())]
+
+    def unchanged():
+        return all(map(torch.equal, (*learned(other), other.generator.get_state()), before))
+
+    rest = tmp_path / "trainer.pt"
+    with pytest.raises(ValueError, match=r"trainer\.pt is damaged.* it has no best, model, optimizer\."):
+        other.load(rest)
+    assert unchanged()
+    whole = rest.read_bytes()
+    rest.write_bytes(whole[:900] + bytes([whole[900] ^ 4]) + whole[901:])
+    with pytest.raises(ValueError, match=r"trainer\.pt is damaged: it has another checksum"):
+        distributed.load(other, tmp_path)
+    assert unchanged()
+    rest.write_bytes(whole)
+    (tmp_path / ".metadata").rename(tmp_path / "away")
+    with pytest.raises(Exception, match="metadata"):
+        distributed.load(other, tmp_path)
+    assert unchanged()
+
+
 def use_one_file(function, path):
     getattr(trainer(distributed.Trainer, sharded=True), function)(path)
 
