@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from training import OPTIMIZERS, STEPS, learn, learned, network, trainer
 
 import partnets
@@ -123,7 +124,7 @@ def test_a_folder_that_is_damaged_is_named_and_nothing_of_the_trainer_changes(tm
     assert unchanged()
     rest.write_bytes(whole)
     (tmp_path / ".metadata").rename(tmp_path / "away")
-    with pytest.raises(Exception, match="metadata"):
+    with pytest.raises(CheckpointException, match="metadata"):
         distributed.load(other, tmp_path)
     assert unchanged()
 
