@@ -330,6 +330,28 @@ MUTANTS = [
         ),
     ),
     *_of(
+        "python_api/partnets/nn/own_state.py",
+        f"{NETS}/nn/test_own_state.py",
+        (
+            "one state for all",
+            "str(k): copied(state) for k in range",
+            "str(k): state for k in range",
+            "what a module keeps carries later chunks into earlier subnetworks",
+        ),
+        (
+            "psi's steps leave state",
+            "return self._passing_state() if update is None else self._modules",
+            "return self._modules",
+            "what a module keeps follows the chunk on which psi learns",
+        ),
+        (
+            "retrained state",
+            "super().to_ordinary(self.count), 0)",
+            "super().to_ordinary(self.count), self.count)",
+            "a network to retrain starts with a state that has seen all data",
+        ),
+    ),
+    *_of(
         "python_api/partnets/evaluation/auditing.py",
         f"{NETS}/evaluation/test_auditing.py",
         ("no poison", "    entries.fill_(torch.nan)", "    pass", "an audit misses weights that are not live"),

@@ -122,7 +122,7 @@ def _without_memory(job: Job) -> nn.Module:
 def recorded(job: Job, figures: dict[str, Figures], **facts: str) -> list[Record]:
     """A record for each peer and figure, with the model's size and what of it is partitioned."""
     model = _without_memory(job)
-    layers, _, obstacles = find(model)
+    layers, _, _, obstacles = find(model)
     dense = {type(model.get_submodule(path)).__name__ for path in obstacles}
     parameters, weights = sum(p.numel() for p in model.parameters()), sum(w.numel() for w in mapped(layers.values()))
     known = {"name": job.found().name, "parameters": parameters, "weights": weights}

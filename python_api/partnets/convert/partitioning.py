@@ -21,7 +21,8 @@ from partnets.hyper import Hyperparameter
 from partnets.nn import state_dict
 from partnets.nn.layer import PartitionedLayer
 from partnets.nn.own_parameters import OwnParameters, is_broadcast, own_parameters_class
-from partnets.nn.partitioned import REPLACED, Partitioned
+from partnets.nn.own_state import OwnState, own_state_class
+from partnets.nn.partitioned import EXISTING, REPLACED, Partitioned
 from partnets.nn.registry import Rule, known, rule_of
 from partnets.utils import seeds
 from partnets.utils.held import inside
@@ -41,6 +42,7 @@ def partition(
     defaults: str | partkernels.Defaults | None = None,
     seed: int = 0,
     skip: Iterable[str | nn.Module] = (),
+    stateful: Iterable[str | nn.Module] = (),
     scheme: str = "weight",
     frozen: bool = False,
 ) -> nn.Module:
@@ -72,6 +74,11 @@ def partition(
             initialisation draws them: what they had learned is lost.
         seed: an int in [0, 2**63).
         skip: dotted paths or modules that stay as they are, with everything inside them.
+        stateful: dotted paths or modules whose code keeps something of the batches that it has seen (a running mean, a
+            codebook, loads of experts, an average of weights): each subnetwork gets a copy of it, as of BatchNorm's
+            statistics. That is all that they keep, with everything inside them, but for what learns and for layers with
+            rules: buffers, frozen parameters, and attributes that are numbers, tensors, containers or objects of one's
+            own. Copies start as it is now; what is assigned later, outside of any subnetwork, is assigned to all.
         scheme: 'weight' gives each entry of a weight to a partition at random; 'node' each output of a layer, with all
             weights that it depends on (Appendix C).
         frozen: partitions parameters that require no gradient as well, for a model that is to be unfrozen later.
@@ -105,7 +112,8 @@ def partition(
     """
     check_seed("seed", seed)
     sizes(0, proportions)
-    found = _found(model, _skipped(model, skip), frozen)
+    stateful = _named(model, stateful, "stateful")
+    found = _found(model, _named(model, skip, "skip"), stateful, frozen)
     options = {"defaults": "seed" if defaults is None else defaults, "scheme": scheme}
     new = {
         layer: _divided(rule_of(type(layer)), layer, frozen, proportions, seeds.derived(seed, path), options)
@@ -119,14 +127,21 @@ def partition(
     before = set(model.parameters())
     own = {
         module: _divided(
-            _class_for(module).from_ordinary, module, frozen, proportions, seeds.derived(seed, path), options
+            _class_for(module, found.kept.get(module)).from_ordinary,
+            module,
+            frozen,
+            proportions,
+            seeds.derived(seed, path),
+            options,
         )
         for path, module in found.owning.items()
     }
     _share_tied(model, new | own, frozen)
     for module, divided in own.items():  # others may hold the module itself, and it stays
         module.__class__ = type(divided)
-        module.__dict__.update(divided.__dict__)
+        vars(module).clear()
+        vars(module).update(vars(divided))
+        EXISTING.add(module)
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder):  # its nested tensors are for torch's own layers
             module.use_nested_tensor = False
@@ -219,24 +234,31 @@ def _replaced(kept: Any, new: dict[nn.Module, nn.Module], around: list[Any]) -> 
     return kept
 
 
-def _skipped(model: nn.Module, skip: Iterable[str | nn.Module]) -> set[nn.Module]:
+def _named(model: nn.Module, entries: Iterable[str | nn.Module], argument: str) -> set[nn.Module]:
+    """The modules that an argument names, and all that are inside."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    skipped = set()
-    for entry in [skip] if isinstance(skip, str | nn.Module) else skip:
+    named = set()
+    for entry in [entries] if isinstance(entries, str | nn.Module) else entries:
         module = modules.get(entry) if isinstance(entry, str) else entry
         if module not in modules.values():
             given = repr(entry) if isinstance(entry, str) else f"a {type(entry).__name__}"
             known = ", ".join(repr(path) for path in modules if path)
-            raise ValueError(f"skip names {given}, which is not in this model; its modules are {known}.")
-        skipped.update(module.modules())
-    return skipped
+            raise ValueError(f"{argument} names {given}, which is not in this model; its modules are {known}.")
+        named.update(module.modules())
+    return named
 
 
-def without_rule(model: nn.Module, *, skip: Iterable[str | nn.Module] = (), frozen: bool = False) -> dict[str, str]:
+def without_rule(
+    model: nn.Module,
+    *,
+    skip: Iterable[str | nn.Module] = (),
+    stateful: Iterable[str | nn.Module] = (),
+    frozen: bool = False,
+) -> dict[str, str]:
     """The path of each module that `partition` cannot divide and would raise for, and why.
 
     Args:
-        model, skip, frozen: as in `partition`.
+        model, skip, stateful, frozen: as in `partition`.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.LazyLinear(3))
@@ -245,7 +267,8 @@ def without_rule(model: nn.Module, *, skip: Iterable[str | nn.Module] = (), froz
         >>> partition(model, (0.5, 0.5), skip=without_rule(model))[0].count
         2
     """
-    obstacles = find(model, _skipped(model, skip), frozen).obstacles
+    named = _named(model, skip, "skip"), _named(model, stateful, "stateful")
+    obstacles = find(model, *named, frozen).obstacles
     return {path: f"a {kind} {what}; {cure}" for path, (kind, what, cure) in obstacles.items()}
 
 
@@ -268,28 +291,37 @@ class Found(NamedTuple):
 
     Attributes:
         layers: those that rules replace.
-        owning: modules without a rule that have parameters of their own.
+        owning: modules without a rule that have parameters of their own, or state.
+        kept: of each of these that has state, the names of the parameters, buffers and modules that are state.
         obstacles: why each of the other modules that have something to divide cannot be divided.
     """
 
     layers: dict[str, nn.Module]
     owning: dict[str, nn.Module]
+    kept: dict[nn.Module, tuple[str, ...]]
     obstacles: dict[str, Obstacle]
 
 
-def find(model: nn.Module, skipped: Collection[nn.Module] = (), frozen: bool = False) -> Found:
+def find(
+    model: nn.Module,
+    skipped: Collection[nn.Module] = (),
+    stateful: Collection[nn.Module] = (),
+    frozen: bool = False,
+) -> Found:
     """What `partition` would do with each module of a model, except those that are skipped, or frozen without `frozen`.
 
     A frozen module is one with parameters, of its own or inside, none of which requires a gradient.
     """
-    layers, owning, obstacles = {}, {}, {}
+    layers, owning, kept, obstacles = {}, {}, {}, {}
     seen = set()
 
     def left_alone(module: nn.Module) -> bool:
         return not frozen and is_frozen(module)
 
     def visit(path: str, module: nn.Module) -> None:
-        if module in skipped or module in seen or isinstance(module, Hyperparameter) or left_alone(module):
+        if module in skipped or module in seen or isinstance(module, Hyperparameter):
+            return
+        if left_alone(module) and module not in stateful:
             return
         seen.add(module)
         kind = type(module).__name__
@@ -298,24 +330,28 @@ def find(model: nn.Module, skipped: Collection[nn.Module] = (), frozen: bool = F
         if isinstance(module, Partitioned):
             obstacles[path] = Obstacle(kind, "that is partitioned already", "merge the model first")
             return
-        if rule_of(type(module)) is not None:
+        if rule_of(type(module)) is not None and not left_alone(module):
             if any(child in skipped for child in module.modules()):
                 obstacles[path] = Obstacle(kind, "of which a part is skipped", "skip all of it")
             layers[path] = module
             return
-        obstacle = _obstacle(module, skipped, frozen)
+        names = _kept(module, skipped, frozen) if module in stateful else None
+        if names is not None:
+            kept[module] = names
+        obstacle = _obstacle(module, skipped, names, frozen)
         if obstacle is not None:
             obstacles[path] = obstacle
-        elif _owned(module, frozen):
+        elif names is not None or _owned(module, frozen):
             owning[path] = module
         for name, child in module.named_children():
-            visit(f"{path}.{name}" if path else name, child)
+            if name not in (names or ()):
+                visit(f"{path}.{name}" if path else name, child)
 
     visit("", model)
     for path in out_of_reach(model, layers):
         what = "that an object, a function or a method keeps too, which would go on with it as it was"
         obstacles[path] = Obstacle(type(layers[path]).__name__, what, "call it as a module's attribute")
-    return Found(layers, owning, obstacles)
+    return Found(layers, owning, kept, obstacles)
 
 
 def out_of_reach(model: nn.Module, layers: dict[str, nn.Module]) -> list[str]:
@@ -358,12 +394,36 @@ def _owned(module: nn.Module, frozen: bool) -> dict[str, nn.Parameter]:
     return own if frozen or any(parameter.requires_grad for parameter in own.values()) else {}
 
 
-def _obstacle(module: nn.Module, skipped: Collection[nn.Module], frozen: bool) -> Obstacle | None:
+def _kept(module: nn.Module, skipped: Collection[nn.Module], frozen: bool) -> tuple[str, ...] | None:
+    """The names of the parameters, buffers and modules that are a module's state; None if it can have none."""
+    if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+        return None  # which goes through what is in it
+
+    def is_state(child: nn.Module) -> bool:
+        parts = list(child.modules())
+        others = any(part in skipped or isinstance(part, Partitioned | Hyperparameter) for part in parts)
+        keeps = any(part._parameters or part._buffers or not _is_torchs(part) for part in parts)
+        return keeps and not others and not any(frozen or p.requires_grad for p in child.parameters())
+
+    names = [name for name, p in module._parameters.items() if not (p is None or frozen or p.requires_grad)]
+    names += module._buffers
+    names += [name for name, child in module.named_children() if is_state(child)]
+    return tuple(names) if names or not _is_torchs(module) else None
+
+
+def _is_torchs(module: nn.Module) -> bool:
+    return type(module).__module__.partition(".")[0] == "torch"
+
+
+def _obstacle(
+    module: nn.Module, skipped: Collection[nn.Module], kept: Collection[str] | None, frozen: bool
+) -> Obstacle | None:
     """Why the parameters that a module keeps for itself cannot be divided; None if they can be, or there are none.
 
     Args:
         module: without a rule.
         skipped: modules that stay as they are.
+        kept: what of it is state, or None if it is to have none.
         frozen: whether parameters that require no gradient count.
     """
     kind = type(module).__name__
@@ -378,9 +438,12 @@ def _obstacle(module: nn.Module, skipped: Collection[nn.Module], frozen: bool) -
         what = "whose power iteration would carry data between chunks"
         return Obstacle(kind, what, "remove the spectral normalisation first")
     running = [name for name, buffer in module._buffers.items() if name.startswith("running_") and buffer is not None]
-    if running and (own or isinstance(module, _NormBase)):
+    if running and kept is None and (own or isinstance(module, _NormBase)):
         what = "whose running statistics would carry data between chunks"
-        return Obstacle(kind, what, "replace it by one that keeps none, as GroupNorm, or has a rule, as BatchNorm2d")
+        cure = "replace it by one that keeps none, as GroupNorm, or has a rule, as BatchNorm2d; or name it in stateful="
+        return Obstacle(kind, what, cure)
+    if kept is not None and type(module).get_extra_state is not nn.Module.get_extra_state:
+        return Obstacle(kind, "with an extra state of its own (get_extra_state)", "keep that in buffers")
     if any(isinstance(parameter, UninitializedParameter) for parameter in own.values()):
         return Obstacle(kind, "whose parameters are made by its first call", "call it first")
     others = [name for name, value in vars(module).items() if name != "_parameters" and _holds(value, own.values())]
@@ -388,7 +451,7 @@ def _obstacle(module: nn.Module, skipped: Collection[nn.Module], frozen: bool) -
         return Obstacle(kind, f"without a rule, which keeps its parameters in {', '.join(others)} too", RULE)
     if len(set(own.values())) < len(own):
         return Obstacle(kind, f"without a rule, with one parameter under several names of {', '.join(own)}", RULE)
-    if own and (taken := _taken_names(module)):
+    if (own or kept is not None) and (taken := _taken_names(module, OwnParameters if kept is None else OwnState)):
         return Obstacle(
             kind, f"without a rule, whose {', '.join(taken)} is partnets' own name", f"rename it, or {RULE}"
         )
@@ -404,11 +467,11 @@ def _holds(value: object, parameters: Collection[nn.Parameter]) -> bool:
     return any(isinstance(one, Tensor) and any(one is parameter for parameter in parameters) for one in values)
 
 
-def _taken_names(module: nn.Module) -> list[str]:
+def _taken_names(module: nn.Module, base: type[OwnParameters]) -> list[str]:
     """The names of a module's attributes, methods and children that OwnParameters hides, or that hide its."""
     theirs = {name for cls in _above(nn.Module, type(module)) for name in vars(cls)}
     theirs |= {*vars(module), *module._modules, *module._parameters, *module._buffers}
-    classes = _above(nn.Module, OwnParameters)
+    classes = _above(nn.Module, base)
     ours = {name for cls in classes for name in (*vars(cls), *inspect.get_annotations(cls))}
     ours -= vars(nn.Module).keys() | SHARED
     return sorted(name for name in theirs & ours if not name.startswith("__"))
@@ -419,17 +482,19 @@ def _above(base: type, cls: type) -> list[type]:
     return [one for one in cls.__mro__ if not issubclass(base, one)]
 
 
-def _class_for(module: nn.Module) -> type[OwnParameters]:
-    own = {name: parameter for name, parameter in module._parameters.items() if parameter is not None}
+def _class_for(module: nn.Module, kept: tuple[str, ...] | None) -> type[OwnParameters]:
+    own = {name: p for name, p in module._parameters.items() if p is not None and name not in (kept or ())}
     shifts = tuple(name for name in module._parameters if name not in own or is_broadcast(own[name]))
     weights = tuple(name for name in own if name not in shifts)
     caches = tuple(name for name, value in vars(module).items() if "cache" in name and type(value) is dict)
-    return own_parameters_class(type(module), weights, shifts, caches)
+    if kept is None:
+        return own_parameters_class(type(module), weights, shifts, caches)
+    return own_state_class(type(module), weights, shifts, caches, kept)
 
 
-def _found(model: nn.Module, skipped: set[nn.Module], frozen: bool) -> Found:
+def _found(model: nn.Module, skipped: set[nn.Module], stateful: set[nn.Module], frozen: bool) -> Found:
     """What `find` finds; raises for all that need a rule and have none."""
-    found = find(model, skipped, frozen)
+    found = find(model, skipped, stateful, frozen)
     divided = {
         parameter: f"{path}.{name}" if path else name
         for path, module in model.named_modules()
@@ -445,6 +510,9 @@ def _found(model: nn.Module, skipped: set[nn.Module], frozen: bool) -> Found:
         )
     if found.obstacles:
         raise ValueError(_refusal(found.obstacles))
+    if stateful and not found.kept:
+        kinds = ", ".join(sorted({type(module).__name__ for module in stateful}))
+        raise ValueError(f"stateful names {kinds}, which keep nothing from call to call; name what does, or nothing.")
     if not found.layers and not found.owning and is_frozen(model) and not frozen:
         raise ValueError(
             f"no parameter of this {type(model).__name__} requires a gradient, so that none is partitioned; unfreeze"

@@ -20,6 +20,7 @@ from partnets.nn.batch_norm import running_norms
 from partnets.nn.live import subnetwork
 from partnets.nn.local_shard import local_entries
 from partnets.nn.own_parameters import OwnParameters
+from partnets.nn.own_state import STATE_OF, OwnState
 from partnets.nn.partitioned import Partitioned, count, partitioned_layers
 from partnets.utils import random_state
 from partnets.utils.held import Held, same
@@ -27,8 +28,8 @@ from partnets.utils.modules import device_of, evaluating, overlapping, to_device
 
 LIVE = "read parameters as attributes (self.layer.weight), which gives those of the live subnetwork"
 APART = (
-    "take a module with a rule that keeps it for each subnetwork (BatchNorm2d), or one that keeps nothing, or put it"
-    " into evaluation mode"
+    "let a module keep it, in buffers or attributes, and name that in partnets.partition(..., stateful=[...]), which"
+    " keeps it for each subnetwork; or take one that keeps nothing, or put it into evaluation mode"
 )
 
 
@@ -151,6 +152,11 @@ class _Trial:
             for path, layer in partitioned_layers(model)
             for owned in (layer.owned(), () if isinstance(layer, OwnParameters) else layer.named_buffers())
             for name, _ in owned
+        }
+        self.apart |= {
+            f"{path}.{STATE_OF}.{layer.count}".strip(".")
+            for path, layer in partitioned_layers(model)
+            if isinstance(layer, OwnState)
         }
 
     def reads_later_weights(self, k: int, batch: Any) -> Iterator[Leak]:

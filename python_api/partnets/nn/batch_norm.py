@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from partnets.nn.activation_checkpoint import same_subnetwork
 from partnets.nn.layer import PartitionedLayer
 from partnets.nn.own_parameters import OwnParameters
+from partnets.nn.own_state import OwnState, states_of
 from partnets.nn.partitioned import partitioned_layers
 
 # What a state_dict calls the number of batches at which statistics were estimated.
@@ -194,7 +195,7 @@ def warn_of_stale(model: nn.Module) -> None:
 
 def heedless_norms(model: nn.Module) -> list[nn.Module]:
     """The modules whose running statistics follow every batch in training mode, whether anything learns or not."""
-    return [module for each in running_norms(model) for module in each if not isinstance(module, _BatchNorm)]
+    return [module for each in running_norms(model) for module in each if not isinstance(module, _BatchNorm | OwnState)]
 
 
 def running_norms(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
@@ -209,8 +210,9 @@ def running_norms(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
         >>> len(inside), outside == [model[0]]
         (1, True)
     """
-    # Of a module with own parameters its partitions own those, and nothing else that is inside.
-    layers = [layer for _, layer in partitioned_layers(model) if not isinstance(layer, OwnParameters)]
-    owned = {module for layer in layers for module in layer.modules()}
+    # Of a module with own parameters its partitions own those, and its state, and nothing else that is inside.
+    layers = [layer for _, layer in partitioned_layers(model)]
+    owned = {module for layer in layers if not isinstance(layer, OwnParameters) for module in layer.modules()}
+    owned |= {module for layer in layers if isinstance(layer, OwnState) for module in (layer, *states_of(layer))}
     norms = [module for module in model.modules() if isinstance(module, _NormBase)]
     return [module for module in norms if module in owned], [module for module in norms if module not in owned]

@@ -74,7 +74,7 @@ class OwnParameters(PartitionedLayer):
         Raises:
             ValueError: it has none, or that leaves something that has learned.
         """
-        new = self.to_ordinary(self.count)
+        new = self._to_start_from()
         if not hasattr(new, "reset_parameters"):
             raise ValueError(
                 f"its {', '.join(self._parameters)} have no initial values; give {type(self).__name__} a"
@@ -92,6 +92,10 @@ class OwnParameters(PartitionedLayer):
                         f"its reset_parameters() leaves {name} as it is, which has learned; let it set all that learns."
                     )
         return new
+
+    def _to_start_from(self) -> nn.Module:
+        """The module that to_fresh sets to initial values."""
+        return self.to_ordinary(self.count)
 
     def reset_parameters(self) -> None:
         """Weights back to their defaults, or to what the class itself sets where those are 0; shifts to the latter."""
@@ -158,13 +162,22 @@ def own_parameters_class(
         'PReLU'
     """
 
+    return class_of(OwnParameters, ordinary, weights, shifts, caches, {})
+
+
+def class_of(
+    base: type[OwnParameters], ordinary: type[nn.Module], weights: Sequence[str], shifts: Sequence[str],
+    caches: Sequence[str], attributes: dict,
+) -> type[OwnParameters]:  # fmt: skip
+    """A subclass of a type of module and of a base, with the name of the type and with these attributes."""
+
     def cache(name):
         return property(
             lambda self: self.__dict__[name][self.active, self.update], lambda self, _: self.__dict__[name].clear()
         )
 
-    attributes = {name: cache(name) for name in caches}
+    attributes = attributes | {name: cache(name) for name in caches}
     attributes |= {"ordinary": ordinary, "weights": weights, "shifts": shifts, "caches": caches}
     attributes |= {"__doc__": ordinary.__doc__, "__module__": ordinary.__module__}
     attributes |= {"__qualname__": ordinary.__qualname__}
-    return type(ordinary.__name__, (OwnParameters, ordinary), attributes)
+    return type(ordinary.__name__, (base, ordinary), attributes)

@@ -45,6 +45,7 @@ class _Live(threading.local):
         now: its `active` and `update`; None outside of any partnets.subnetwork.
         learned: the partitions that have been `update` since their last step, for the optimisers.
         unlearned: `active` and `update` of its last pass without autograd, which checkpoints may repeat.
+        passing: where nothing learns, `now` and what the layer keeps meanwhile; see OwnState.
     """
 
     def __init__(self) -> None:
@@ -52,6 +53,7 @@ class _Live(threading.local):
         self.now: tuple[int, int | None] | None = None
         self.learned: set[int] = set()
         self.unlearned: tuple[int, int | None] | None = None
+        self.passing: tuple[tuple[int, int | None], nn.Module] | None = None
 
     def __reduce__(self):
         return _Live, ()
@@ -102,6 +104,9 @@ class Partitioned(nn.Module):
     is_read: bool = False
     # The fingerprint of the chunks that it has learned from; UNKNOWN after steps in a loop that has not told them.
     learned_from: str | None = None
+    _live: _Live
+    # `active` and `update` outside of any partnets.subnetwork.
+    _outside: tuple[int, int | None]
 
     @property
     def active(self) -> int:

@@ -131,7 +131,7 @@ class Held:
             for cell in value.__closure__ or ():
                 if (kept := _content(cell)) is not EMPTY:
                     self._put_back.append(lambda cell=cell, kept=kept: setattr(cell, "cell_contents", kept))
-        elif _is_ones_own(value):
+        elif is_ones_own(value):
             self._take_dict(path, vars(value), depth)
             return
         for name, part in inside(value):
@@ -162,7 +162,7 @@ def inside(value: Any) -> list[tuple[Any, Any]]:
         names = (*value.__code__.co_freevars, "__defaults__", "__kwdefaults__")
         values = (*map(_content, value.__closure__ or ()), value.__defaults__, value.__kwdefaults__)
         return [(name, part) for name, part in zip(names, values, strict=True) if part is not EMPTY]
-    if isinstance(value, nn.Module) or _is_ones_own(value):
+    if isinstance(value, nn.Module) or is_ones_own(value):
         return list(vars(value).items())
     return []
 
@@ -174,7 +174,7 @@ def _content(cell: types.CellType) -> Any:
         return EMPTY
 
 
-def _is_ones_own(value: Any) -> bool:
+def is_ones_own(value: Any) -> bool:
     if not hasattr(value, "__dict__") or isinstance(value, type | types.ModuleType):
         return False
     return type(value).__module__.partition(".")[0] not in LIBRARIES | sys.stdlib_module_names

@@ -234,6 +234,17 @@ def test_a_leak_is_found_and_named_and_the_model_stays_as_it_was(around):
     assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
 
 
+KEEPERS = [RunningMean, Codebook, Experts, Number, Nested, Logged, Teacher, Frozen]
+
+
+@pytest.mark.parametrize("around", KEEPERS, ids=lambda around: around.__name__)
+def test_what_is_kept_for_each_subnetwork_is_no_leak(around):
+    model = model_of(around, stateful=[""])
+    before = Held(model)
+    assert partnets.audit(model, batch(), F.cross_entropy) == []
+    assert not before.changed(Held(model))
+
+
 class Tied(Around):
     def between(self, x):
         def compute(x):

@@ -165,3 +165,20 @@ def test_a_norm_to_clip_to_is_checked_before_the_step(clip):
     model = network()
     with pytest.raises(ValueError, match="clip="):
         partnets.step_weights(model, optim.Adam(model), 1, None, lambda _: pytest.fail("computed"), clip=clip)
+
+
+class OwnFactor(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.factor = nn.Parameter(torch.eye(4))
+
+    def forward(self, x):
+        return x @ self.factor
+
+
+def test_parameters_that_a_module_keeps_for_itself_are_ours_too():
+    model = partnets.partition(OwnFactor(), (0.5, 0.5))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model(torch.ones(2, 4)).sum().backward()
+    with pytest.raises(RuntimeError, match="SGD is about to step a parameter of a OwnFactor with 2 partitions"):
+        optimizer.step()

@@ -1,0 +1,208 @@
+"""Own state: what a module of any class keeps from call to call, apart for each subnetwork."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from partnets.nn.own_parameters import OwnParameters, class_of
+from partnets.utils.copied import copied
+
+# Where a module has what it keeps for each subnetwork, by "1".."C"; that of "0" has seen no data.
+STATE_OF = "state_of"
+REGISTERED = ("_parameters", "_buffers", "_modules")
+
+
+class State(nn.Module):
+    """What a module keeps for one subnetwork: buffers, parameters and modules that do not learn, and attributes."""
+
+
+class OwnState(OwnParameters):
+    """A module of any class, whose code reads and writes what it keeps: it gets that of the live subnetwork.
+
+    That is: its buffers, the parameters and modules that do not learn, and its attributes, with what is in lists, dicts
+    and objects of one's own. Each subnetwork has a copy, which follows the batches that it trains on; where nothing
+    learns (update is None) a pass goes on from there, and leaves nothing. Outside of any subnetwork, what is read, and
+    what a call leaves, is that of subnetwork C; what is set is set for all.
+
+    partnets.partition makes it of modules that `stateful` names. A state_dict has buffers under `state_of.k`. A
+    compiled model runs it uncompiled.
+    """
+
+    # Of parameters, buffers and modules, those that are state.
+    _kept: Sequence[str] = ()
+    # Attributes of the class, which its code may set: self.steps += 1.
+    _of_class: Sequence[str] = ()
+
+    def divide(self, proportions, **options):
+        state = self._set_apart() if len(proportions) > 1 else None
+        super().divide(proportions, **options)
+        if state is not None:
+            self._modules[STATE_OF] = nn.ModuleDict({str(k): copied(state) for k in range(self.count + 1)})
+
+    def _set_apart(self) -> State:
+        """Moves what this module keeps into one."""
+        own, state = self.__dict__, State()
+        for group in REGISTERED:
+            for name in own[group].keys() & set(self._kept):
+                vars(state)[group][name], own[group][name] = own[group][name], None  # which keeps its place
+        state._non_persistent_buffers_set = own["_non_persistent_buffers_set"] & state._buffers.keys()
+        values = {name: getattr(self, name) for name in self._of_class}
+        values |= {name: own.pop(name) for name in [*own] if name not in _NO_STATE and name not in self.caches}
+        vars(state).update(values)
+        return state
+
+    def _live_state(self) -> nn.Module:
+        """That of the live subnetwork; where nothing learns, a copy for the time of this partnets.subnetwork."""
+        active, update = self.current_subnetwork()
+        return self._passing_state() if update is None else self._modules[STATE_OF][str(active)]
+
+    def _passing_state(self) -> nn.Module:
+        now = self.current_subnetwork()
+        if self._live.passing is None or self._live.passing[0] is not now:
+            same = {id(module): (module, module) for module in self._modules.values()}
+            self._live.passing = now, copied(self._modules[STATE_OF][str(now[0])], same)
+        state = self._live.passing[1]
+        return state if state.training == self.training else state.train(self.training)
+
+    def __getattr__(self, name: str):
+        if STATE_OF in self.__dict__.get("_modules", ()) and name != STATE_OF:
+            state = self._live_state()
+            if _has(state, name):
+                return getattr(state, name)
+        return super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not self._is_state(name, value):
+            super().__setattr__(name, value)
+        elif self.is_inside():
+            setattr(self._live_state(), name, value)
+        else:
+            for state in self._modules[STATE_OF].values():
+                setattr(state, name, copied(value))
+
+    def __delattr__(self, name: str) -> None:
+        if not self._is_state(name, None):
+            super().__delattr__(name)
+            return
+        for state in [self._live_state()] if self.is_inside() else self._modules[STATE_OF].values():
+            delattr(state, name)
+
+    def register_buffer(self, name, tensor, persistent=True):
+        if not self._is_state(name, tensor):
+            super().register_buffer(name, tensor, persistent)
+            return
+        for state in [self._live_state()] if self.is_inside() else self._modules[STATE_OF].values():
+            state.register_buffer(name, copied(tensor), persistent)
+
+    def _is_state(self, name: str, value: Any) -> bool:
+        """Whether what is set under a name is state; else it is torch's, the library's, or learns."""
+        if STATE_OF not in self.__dict__.get("_modules", ()) or name in _NO_STATE:
+            return False
+        if any(_has(state, name) for state in self._modules[STATE_OF].values()):
+            return True
+        learns = isinstance(value, nn.Module) or (isinstance(value, nn.Parameter) and value.requires_grad)
+        is_property = hasattr(getattr(type(self), name, None), "__set__")
+        return not (learns or is_property or any(name in self.__dict__[group] for group in REGISTERED))
+
+    def _computed(self, forward, *args, **kwargs):
+        """What forward gives; outside of any subnetwork, as subnetwork C inside of one."""
+        if self.is_inside() or self.count == 1:
+            return forward(self, *args, **kwargs)
+        self._live.now = self._outside
+        try:
+            return forward(self, *args, **kwargs)
+        finally:
+            self._live.now = None
+
+    def to_ordinary(self, active):
+        return self._with_state(super().to_ordinary(active), active)
+
+    def to_fresh(self):
+        has_parameters = any(True for _ in self.named_parameters(recurse=False))
+        return super().to_fresh() if has_parameters else self._to_start_from()
+
+    def _to_start_from(self):
+        return self._with_state(super().to_ordinary(self.count), 0)
+
+    def _with_state(self, new: nn.Module, k: int) -> nn.Module:
+        """A module of the ordinary class with a copy of the state of subnetwork k, or of none that has seen data."""
+        if STATE_OF not in self._modules:
+            return new
+        state = vars(copied(self._modules[STATE_OF][str(k)], {id(one): (one, one) for one in self._modules.values()}))
+        new._modules.pop(STATE_OF, None)
+        for group in REGISTERED:
+            vars(new)[group].update(state[group])
+        vars(new).update({name: value for name, value in state.items() if name not in _NO_STATE})
+        return new
+
+    def __reduce_ex__(self, protocol):
+        cls = type(self)
+        return _empty, (cls.ordinary, cls.weights, cls.shifts, cls.caches, cls._kept), self.__dict__
+
+
+def states_of(module: OwnState) -> Iterator[nn.Module]:
+    """All modules that are a module's state, of any subnetwork."""
+    return module._modules[STATE_OF].modules() if STATE_OF in module._modules else iter(())
+
+
+def _has(state: nn.Module, name: str) -> bool:
+    own = vars(state)
+    return (name in own and name not in _NO_STATE) or any(name in own[group] for group in REGISTERED)
+
+
+class _OfClass:
+    """An attribute of a class that is state of its instances."""
+
+    def __init__(self, name: str, value: Any) -> None:
+        self.name, self.value = name, value
+
+    def __get__(self, module: nn.Module | None, cls: type):
+        if module is None or STATE_OF not in module.__dict__.get("_modules", ()):
+            return self.value
+        return module.__getattr__(self.name)
+
+
+@functools.cache
+def own_state_class(
+    ordinary: type[nn.Module], weights: tuple[str, ...], shifts: tuple[str, ...], caches: tuple[str, ...],
+    kept: tuple[str, ...],
+) -> type[OwnState]:  # fmt: skip
+    """As own_parameters_class, of a module with state.
+
+    Args:
+        kept: the names of parameters, buffers and modules that are state.
+    """
+
+    @torch.compiler.disable  # whose guards know nothing of what is kept where
+    @functools.wraps(ordinary.forward)
+    def forward(self, *args, **kwargs):
+        return self._computed(ordinary.forward, *args, **kwargs)
+
+    values = {
+        name: value
+        for cls in reversed(ordinary.__mro__[: ordinary.__mro__.index(nn.Module)])
+        for name, value in vars(cls).items()
+        if not (name.startswith("__") or hasattr(nn.Module, name) or callable(value) or hasattr(value, "__get__"))
+    }
+    attributes = {name: _OfClass(name, value) for name, value in values.items()}
+    attributes |= {"forward": forward, "_kept": kept, "_of_class": tuple(values)}
+    return class_of(OwnState, ordinary, weights, shifts, caches, attributes)
+
+
+def _empty(*key) -> OwnState:
+    cls = own_state_class(*key)
+    return cls.__new__(cls)
+
+
+def _names_of(cls: type) -> set[str]:
+    return {*vars(cls), *inspect.get_annotations(cls)}
+
+
+# What every module has of torch and of this library.
+_NO_STATE = {*vars(nn.Module())}.union(*map(_names_of, OwnState.__mro__[: OwnState.__mro__.index(nn.Module)]))

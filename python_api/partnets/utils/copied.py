@@ -1,0 +1,70 @@
+"""copied: what a module keeps from call to call, once more."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from partnets.utils.held import is_ones_own
+
+
+def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
+    """A copy of tensors, arrays, generators, containers, modules and objects of one's own, however deep.
+
+    What learns is the same: parameters that require a gradient, and modules with one. So are functions, and objects of
+    a library. A tensor keeps its graph.
+
+    Example:
+        >>> layer, mean = nn.Linear(2, 2), torch.zeros(2)
+        >>> kept = {"layers": [layer], "mean": mean, "again": mean}
+        >>> other = copied(kept)
+        >>> other["layers"][0] is layer, other["mean"] is mean, other["mean"] is other["again"]
+        (True, False, True)
+    """
+    memo = {} if memo is None else memo
+    if id(value) in memo:
+        return memo[id(value)][0]
+
+    def remember(new: Any) -> Any:
+        memo[id(value)] = new, value  # which keeps it alive, and its id its own
+        return new
+
+    if isinstance(value, Tensor):
+        return remember(_tensor(value))
+    if isinstance(value, torch.Generator):
+        return remember(torch.Generator(value.device).set_state(value.get_state()))
+    if type(value).__module__.partition(".")[0] == "numpy":
+        return remember(copy.deepcopy(value))
+    if isinstance(value, tuple):
+        parts = [copied(part, memo) for part in value]
+        return remember(type(value)._make(parts) if hasattr(value, "_make") else type(value)(parts))
+    if isinstance(value, dict | list | set | deque):
+        new = remember(copy.copy(value))
+        new.clear()
+        if isinstance(value, dict):
+            new.update({key: copied(part, memo) for key, part in value.items()})
+        else:
+            (new.update if isinstance(value, set) else new.extend)([copied(part, memo) for part in value])
+        return new
+    if is_ones_own(value) or (isinstance(value, nn.Module) and not learns(value)):
+        new = remember(object.__new__(type(value)))
+        vars(new).update({name: copied(part, memo) for name, part in vars(value).items()})
+        return new
+    return value
+
+
+def learns(module: nn.Module) -> bool:
+    """Whether a module has a parameter that requires a gradient, of its own or inside."""
+    return any(parameter.requires_grad for parameter in module.parameters())
+
+
+def _tensor(tensor: Tensor) -> Tensor:
+    if isinstance(tensor, nn.Parameter):
+        return tensor if tensor.requires_grad else nn.Parameter(tensor.detach().clone(), requires_grad=False)
+    if tensor.is_leaf:
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    return tensor.clone()

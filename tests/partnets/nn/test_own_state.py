@@ -1,0 +1,420 @@
+"""What a module keeps from call to call, each subnetwork has for itself; held against one ordinary module for each."""
+
+import copy
+import io
+import pickle
+import threading
+from collections import deque
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import partnets
+from partnets.nn.own_state import STATE_OF
+
+PROPORTIONS = (0.5, 0.3, 0.2)
+ALL = pytest.mark.parametrize
+
+
+class Assigned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return x - self.mean
+
+
+class InPlace(Assigned):
+    def forward(self, x):
+        if self.training:
+            self.mean.lerp_(x.detach().mean(0), 0.1)
+        return x - self.mean
+
+
+class Codebook(nn.Module):
+    """As of a VQ-VAE: codes without gradients, integer counts, a temperature that others set."""
+
+    def __init__(self):
+        super().__init__()
+        self.codes = nn.Parameter(torch.randn(5, 4, generator=torch.Generator().manual_seed(0)), requires_grad=False)
+        self.register_buffer("uses", torch.zeros(5, dtype=torch.int64), persistent=False)
+        self.register_buffer("last", None, persistent=False)
+        self.temperature = 1.0
+
+    def nearest(self, x):
+        return torch.cdist(x, self.codes).argmin(1)
+
+    def forward(self, x):
+        nearest = self.nearest(x)
+        if self.training:
+            self.last = nearest
+            self.uses += nearest.bincount(minlength=5)
+            self.codes.data.index_add_(0, nearest, 0.1 * (x.detach() - self.codes[nearest]))
+        return x + self.temperature * (self.codes[nearest] - x).detach()
+
+
+class Number(nn.Module):
+    steps = 0
+    scale = 1.0
+
+    def forward(self, x):
+        if self.training:
+            self.steps += 1
+            self.scale += x.std().item() / self.steps
+        return x / self.scale
+
+
+class Moments:
+    def __init__(self):
+        self.seen = [torch.zeros(4)]
+
+
+class Containers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.kept = {"moments": Moments(), "queue": deque([0.0], maxlen=3)}
+        self.same = self.kept["queue"]
+
+    def forward(self, x):
+        if self.training:
+            self.kept["moments"].seen.append(x.detach().mean(0))
+            self.same.append(x.mean().item())
+        return x + sum(self.kept["moments"].seen) + sum(self.kept["queue"])
+
+
+class Teacher(nn.Module):
+    """An average of what a layer that learns gives, in modules that do not learn."""
+
+    def __init__(self):
+        super().__init__()
+        self.teacher = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).requires_grad_(False)
+        self.hidden = [nn.Linear(4, 4).requires_grad_(False)]
+
+    def forward(self, x):
+        if self.training:
+            self.teacher[0].bias.lerp_(x.detach().mean(0), 0.1)
+            for parameter in self.hidden[0].parameters():
+                parameter.mul_(0.9)
+        return x + self.hidden[0](self.teacher(x))
+
+
+class Drawing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(3)
+
+    def forward(self, x):
+        return x * torch.rand(4, generator=self.generator) if self.training else x
+
+
+class Lazy(nn.Module):
+    """What it keeps is made by its first call."""
+
+    def forward(self, x):
+        if not hasattr(self, "first"):
+            self.register_buffer("first", x.detach().mean(0))
+            self.calls = 0
+        self.calls += 1
+        return x - self.first * self.calls
+
+
+class Recurrent(nn.Module):
+    """Its state has a gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = torch.zeros(4)
+
+    def forward(self, x):
+        self.hidden = (self.hidden.detach() + x.mean(0)).tanh()
+        return x * self.hidden
+
+
+KEEPERS = [Assigned, InPlace, Codebook, Number, Containers, Teacher, Drawing, Lazy, Recurrent]
+each = pytest.mark.parametrize("kind", KEEPERS, ids=lambda kind: kind.__name__)
+
+
+def network(kind, **options):
+    torch.manual_seed(0)
+    ordinary = nn.Sequential(nn.Linear(4, 4), kind(), nn.Linear(4, 2))
+    return partnets.partition(ordinary, PROPORTIONS, stateful=["1"], **options)
+
+
+def batches(count=12):
+    generator = torch.Generator().manual_seed(1)
+    return [(n % 3 + 1, torch.randn(6, 4, generator=generator)) for n in range(count)]
+
+
+def alone(kind, model):
+    """For each subnetwork an ordinary model, as they start."""
+    torch.manual_seed(0)
+    keeper = nn.Sequential(nn.Linear(4, 4), kind(), nn.Linear(4, 2))[1]
+    models = {k: partnets.merge(model, k) for k in (1, 2, 3)}
+    for one in models.values():
+        one[1] = copy.deepcopy(keeper)
+    return models
+
+
+@each
+def test_each_subnetwork_keeps_what_it_has_seen_to_the_bit(kind):
+    model = network(kind)
+    expected = alone(kind, model)
+    for k, x in batches():
+        with partnets.subnetwork(model, k, k):
+            y = model(x)
+            y.sum().backward()
+        theirs = expected[k](x)
+        theirs.sum().backward()
+        torch.testing.assert_close(y, theirs, rtol=1e-5, atol=1e-6)
+        with partnets.subnetwork(model, k), torch.no_grad():  # nothing of this pass is left
+            for _ in range(2):
+                model(torch.randn(6, 4))
+    model.eval()
+    for k, one in expected.items():
+        x = torch.randn(6, 4)
+        with partnets.subnetwork(model, k):
+            torch.testing.assert_close(model(x), one.eval()(x), rtol=1e-5, atol=1e-6)
+
+
+@each
+def test_a_pass_in_which_nothing_learns_goes_on_from_there_and_leaves_nothing(kind):
+    model = network(kind)
+    with partnets.subnetwork(model, 2, 2), torch.no_grad():
+        model(batches()[0][1])
+    merged = partnets.merge(model, 2)
+    for _ in range(2):
+        one = copy.deepcopy(merged)
+        with partnets.subnetwork(model, 2):
+            for _, x in batches(4):
+                torch.testing.assert_close(model(x), one(x), rtol=1e-5, atol=1e-6)
+                model.eval(), one.eval()
+                torch.testing.assert_close(model(x), one(x), rtol=1e-5, atol=1e-6)
+                model.train(), one.train()
+
+
+@each
+def test_merged_and_finalized_it_is_the_ordinary_module(kind):
+    model = network(kind)
+    start = alone(kind, model)[1][1]
+    for k, x in batches():
+        with partnets.subnetwork(model, k, k), torch.no_grad():
+            model(x)
+    for k in (1, 2, 3):
+        merged = partnets.merge(model, k)
+        assert type(merged[1]) is kind and not any(STATE_OF in name for name, _ in merged.named_modules())
+        if kind is not Lazy:
+            assert list(merged[1].state_dict()) == list(start.state_dict())
+        with partnets.subnetwork(model.eval(), k):
+            x = torch.randn(6, 4)
+            torch.testing.assert_close(partnets.merge(model, k)(x), model(x), rtol=1e-5, atol=1e-6)
+    fresh = partnets.finalize(model.train(), "retrain")[1]
+    for (name, ours), (_, theirs) in zip(fresh.state_dict().items(), start.state_dict().items(), strict=True):
+        assert torch.equal(ours, theirs), name
+    x = torch.randn(6, 4)
+    assert torch.equal(fresh(x), start(x))
+
+
+@each
+def test_copies_pickles_and_state_dicts_have_all_of_it(kind):
+    model = network(kind)
+    for k, x in batches():
+        with partnets.subnetwork(model, k, k), torch.no_grad():
+            model(x)
+    pickled = pickle.loads(pickle.dumps(model))
+    copies = [copy.deepcopy(model), pickled]
+    if kind in (Assigned, InPlace, Codebook):  # which keep nothing in attributes
+        file = io.BytesIO()
+        torch.save(model.state_dict(), file)
+        loaded = network(kind)
+        loaded.load_state_dict(torch.load(io.BytesIO(file.getvalue()), weights_only=True))
+        if kind is Codebook:
+            loaded[1].uses = model[1].uses
+        copies.append(loaded)
+    for other in copies:
+        for k in (1, 2, 3):
+            x = torch.randn(6, 4)
+            with partnets.subnetwork(model.eval(), k), partnets.subnetwork(other.eval(), k):
+                assert torch.equal(other(x), model(x))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's compiler hides it, where it is no error
+@each
+def test_a_compiled_model_keeps_the_same(kind):
+    torch.compiler.reset()
+    model, eager = network(kind), network(kind)
+    compiled = torch.compile(model, backend="eager")
+    for k, x in batches(9):
+        with partnets.subnetwork(model, k, k), partnets.subnetwork(eager, k, k):
+            torch.testing.assert_close(compiled(x), eager(x))
+        with partnets.subnetwork(model, k), partnets.subnetwork(eager, k):
+            torch.testing.assert_close(compiled(x), eager(x))
+    torch.compiler.reset()
+
+
+def test_outside_it_is_that_of_subnetwork_c_and_what_is_set_is_set_for_all():
+    model = network(Codebook)
+    module = model[1]
+    model(torch.randn(6, 4))
+    assert module.last is not None and module.uses.sum() == 6
+    with partnets.subnetwork(model, 1):
+        assert module.last is None and module.uses.sum() == 0
+    module.temperature = 0.5
+    module.uses = torch.ones(5, dtype=torch.int64)
+    for k in (1, 2, 3):
+        with partnets.subnetwork(model, k, k):
+            assert module.temperature == 0.5 and torch.equal(module.uses, torch.ones(5, dtype=torch.int64))
+            module.uses += k
+    with partnets.subnetwork(model, 2, 2):
+        module.temperature = 0.25
+        assert torch.equal(module.uses, torch.full((5,), 3)) and module.nearest(torch.randn(6, 4)).shape == (6,)
+    assert module.temperature == 0.5
+    del module.temperature
+    with partnets.subnetwork(model, 2), pytest.raises(AttributeError, match="temperature"):
+        _ = module.temperature
+    assert isinstance(module, Codebook) and model.double()[1].codes.dtype == torch.float64
+
+
+def test_threads_keep_it_apart():
+    model = network(Number)
+    start, wrong = threading.Barrier(3), []
+
+    def train(k):
+        start.wait()
+        for n in range(50):
+            with partnets.subnetwork(model, k, k):
+                model(torch.randn(6, 4))
+                if model[1].steps != n + 1:
+                    wrong.append(k)
+            with partnets.subnetwork(model, k % 3 + 1):
+                before = model[1].steps
+                model(torch.randn(6, 4))
+                if model[1].steps != before + 1:
+                    wrong.append(k)
+
+    threads = [threading.Thread(target=train, args=(k,)) for k in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+class Both(nn.Module):
+    """A module that learns, with parameters of its own and a layer, and keeps something, as does a module inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+        self.shift, self.factor = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.eye(4))
+        self.layer, self.inner = nn.Linear(4, 4), nn.Sequential(InPlace(), nn.Linear(4, 4))
+        self.pairs = [(self.layer, 2.0)]
+
+    def forward(self, x):
+        if self.training:
+            self.mean.lerp_(x.detach().mean(0), 0.1)
+        for layer, factor in self.pairs:
+            x = factor * layer(x)
+        return self.inner(x - self.mean + self.shift) @ self.factor
+
+
+def test_what_learns_inside_is_partitioned_as_ever():
+    torch.manual_seed(0)
+    model = partnets.partition(Both(), PROPORTIONS, stateful=[""])
+    assert [name for name, _ in model.named_parameters()] == [name for name, _ in Both().named_parameters()]
+    assert partnets.audit(model, (torch.randn(8, 4), torch.randn(8, 4)), F.mse_loss) == []
+    assert partnets.audit(partnets.partition(Both(), PROPORTIONS), (torch.randn(8, 4), None))
+    optimizer = torch.optim.SGD(partnets.merge(model).parameters(), 0.1)  # of ordinary ones alone
+    assert len(optimizer.param_groups[0]["params"]) == len(list(Both().parameters()))
+    with partnets.subnetwork(model, 2, 1):
+        model(torch.randn(8, 4)).sum().backward()
+    own = dict(model.named_parameters())
+    assert own["shift"].grad[0].any() and not own["shift"].grad[1:].any()
+    mask = model.partitions["factor"].mask(1)
+    assert own["factor"].grad[mask].any() and not own["factor"].grad[~mask].any()
+    merged = partnets.merge(model, 2).eval()
+    x = torch.randn(8, 4)
+    with partnets.subnetwork(model.eval(), 2):
+        torch.testing.assert_close(model(x), merged(x))
+    assert merged.pairs[0][0] is merged.layer and type(merged.inner[0]) is InPlace
+
+
+class Norm(nn.BatchNorm1d):
+    """A class without a rule."""
+
+
+@ALL("norm", [Norm, nn.InstanceNorm1d])
+def test_norms_without_a_rule_keep_their_statistics(norm):
+    layers = nn.Linear(4, 4), nn.Unflatten(1, (2, 2)), norm(2, track_running_stats=True), nn.Flatten(), nn.Linear(4, 2)
+    model = nn.Sequential(*layers)
+    with pytest.raises(ValueError, match="stateful="):
+        partnets.partition(model, PROPORTIONS)
+    model = partnets.partition(model, PROPORTIONS, stateful=["2"])
+    assert partnets.audit(model, (torch.randn(8, 4), None)) == []
+    with partnets.subnetwork(model, 2, 2):
+        model(torch.randn(8, 4))
+    means = [state.running_mean.any() for state in model[2]._modules[STATE_OF].values()]
+    assert means == [False, False, True, False]
+
+
+def test_a_trainer_trains_it(tmp_path):
+    x = torch.randn(60, 4)
+    chunks = partnets.chunk((x, (x.sum(1) > 0).long()), (0.5, 0.3, 0.2))
+    mask = partnets.hyper.InputMask(4)
+
+    def trainer():
+        torch.manual_seed(0)
+        model = nn.Sequential(mask, nn.Linear(4, 4), Codebook(), nn.Linear(4, 2))
+        model = partnets.partition(model, PROPORTIONS, stateful=["2"])
+        return partnets.Trainer(model, chunks, hyper=mask, batch_size=20)
+
+    first = trainer()
+    first.fit(6)
+    first.save(tmp_path / "state.pt")
+    uses = [state.uses.sum().item() for state in first.model[2]._modules[STATE_OF].values()]
+    assert uses[0] == 0 and all(uses[1:]) and sum(uses) == 6 * 20
+    second = trainer()
+    second.load(tmp_path / "state.pt")
+    for k in range(4):
+        ours, theirs = (one.model[2]._modules[STATE_OF][str(k)].codes for one in (second, first))
+        assert torch.equal(ours, theirs)
+
+
+class Named(Assigned):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+
+class Extra(Assigned):
+    def get_extra_state(self):
+        return {}
+
+
+class Went(nn.Sequential):
+    pass
+
+
+@ALL(("stateful", "module", "message"), [
+    (["1"], Named, "whose count is partnets' own name"),
+    (["1"], Extra, "get_extra_state"),
+    (["nowhere"], Assigned, "stateful names 'nowhere'"),
+    (["0"], Assigned, "stateful names Linear, which keep nothing"),
+    (["1"], Went, "stateful names Went, which keep nothing"),
+])  # fmt: skip
+def test_what_cannot_be_kept_apart_is_refused(stateful, module, message):
+    model = nn.Sequential(nn.Linear(4, 4), module())
+    before = [id(one) for one in model.modules()], type(model[1])
+    with pytest.raises(ValueError, match=message):
+        partnets.partition(model, PROPORTIONS, stateful=stateful)
+    assert before == ([id(one) for one in model.modules()], type(model[1]))
+
+
+def test_of_one_partition_it_stays_as_it_is():
+    model = partnets.partition(nn.Sequential(nn.Linear(4, 4), Codebook()), (1.0,), stateful="1")
+    model(torch.randn(6, 4))
+    assert list(model.state_dict()) == ["0.weight", "0.bias", "1.codes"]
