@@ -49,7 +49,7 @@ def sizes(total: int, proportions: Sequence[float]) -> list[int]:
         raise ValueError(
             f"proportions {proportions} sum to {sum(proportions):g}; pass numbers that are not negative and sum to 1."
         )
-    if abs(sum(proportions) - 1) > AS_WRITTEN:
+    if abs(sum(proportions) - 1) > AS_WRITTEN or total * AS_WRITTEN > 0.1:
         whole = sum(map(Fraction, proportions))
         proportions = [Fraction(p) / whole for p in proportions]
     exact = [p * total for p in proportions]

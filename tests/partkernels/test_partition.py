@@ -122,7 +122,7 @@ def test_256_partitions_fit():
 
 @settings(deadline=None)
 @given(
-    st.integers(0, 10**9),
+    st.integers(0, 10**9) | st.integers(0, 10**18),
     st.lists(st.integers(0, 1000), min_size=1, max_size=256).filter(any),
     st.sampled_from([lambda p: p, np.float32, lambda p: math.ceil(p * 1e7) / 1e7, lambda p: math.floor(p * 1e9) / 1e9]),
 )
