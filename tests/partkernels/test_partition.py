@@ -129,7 +129,7 @@ def test_256_partitions_fit():
 @example(2_000_000, [1], lambda p: 1.0000009)
 @example(10**8, [8, 1, 1, 0], np.float32)
 @example(1000, [1] * 7, lambda p: 0.1428571)
-@example(10**18, [1] * 10, lambda p: p)
+@example(10**18, [1] * 7, lambda p: p)
 def test_sizes_are_the_rounded_shares_whatever_the_proportions_were_rounded_to(total, parts, rounded):
     proportions = [float(rounded(part / sum(parts))) for part in parts]
     if abs(sum(proportions) - 1) > 9e-7:
