@@ -340,8 +340,8 @@ MUTANTS = [
         ),
         (
             "psi's steps leave state",
-            "return self._passing_state() if update is None else self._modules",
-            "return self._modules",
+            "        if update is not None:\n            return self._modules[STATE_OF]",
+            "        if True:\n            return self._modules[STATE_OF]",
             "what a module keeps follows the chunk on which psi learns",
         ),
         (

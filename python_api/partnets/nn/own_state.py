@@ -49,7 +49,7 @@ class OwnState(OwnParameters):
         """Moves what this module keeps into one."""
         own, state = self.__dict__, State()
         for group in REGISTERED:
-            for name in own[group].keys() & set(self._kept):
+            for name in [name for name in own[group] if name in self._kept]:
                 vars(state)[group][name], own[group][name] = own[group][name], None  # which keeps its place
         state._non_persistent_buffers_set = own["_non_persistent_buffers_set"] & state._buffers.keys()
         values = {name: getattr(self, name) for name in self._of_class}
@@ -59,16 +59,21 @@ class OwnState(OwnParameters):
 
     def _live_state(self) -> nn.Module:
         """That of the live subnetwork; where nothing learns, a copy for the time of this partnets.subnetwork."""
-        active, update = self.current_subnetwork()
-        return self._passing_state() if update is None else self._modules[STATE_OF][str(active)]
-
-    def _passing_state(self) -> nn.Module:
-        now = self.current_subnetwork()
+        active, update = now = self.current_subnetwork()
+        if update is not None:
+            return self._modules[STATE_OF][str(active)]
         if self._live.passing is None or self._live.passing[0] is not now:
-            same = {id(module): (module, module) for module in self._modules.values()}
-            self._live.passing = now, copied(self._modules[STATE_OF][str(now[0])], same)
+            self._live.passing = now, self._copy_of(active)
         state = self._live.passing[1]
         return state if state.training == self.training else state.train(self.training)
+
+    def _states_to_set(self) -> list[nn.Module]:
+        return [self._live_state()] if self.is_inside() else list(self._modules[STATE_OF].values())
+
+    def _copy_of(self, k: int) -> nn.Module:
+        """A copy of the state of subnetwork k, in which the modules that are no state are the same."""
+        same = {id(module): (module, module) for module in self._modules.values()}
+        return copied(self._modules[STATE_OF][str(k)], same)
 
     def __getattr__(self, name: str):
         if STATE_OF in self.__dict__.get("_modules", ()) and name != STATE_OF:
@@ -80,25 +85,25 @@ class OwnState(OwnParameters):
     def __setattr__(self, name: str, value: Any) -> None:
         if not self._is_state(name, value):
             super().__setattr__(name, value)
-        elif self.is_inside():
-            setattr(self._live_state(), name, value)
-        else:
-            for state in self._modules[STATE_OF].values():
-                setattr(state, name, copied(value))
+            return
+        states = self._states_to_set()
+        for state in states:
+            setattr(state, name, value if len(states) == 1 else copied(value))
 
     def __delattr__(self, name: str) -> None:
         if not self._is_state(name, None):
             super().__delattr__(name)
             return
-        for state in [self._live_state()] if self.is_inside() else self._modules[STATE_OF].values():
+        for state in self._states_to_set():
             delattr(state, name)
 
     def register_buffer(self, name, tensor, persistent=True):
         if not self._is_state(name, tensor):
             super().register_buffer(name, tensor, persistent)
             return
-        for state in [self._live_state()] if self.is_inside() else self._modules[STATE_OF].values():
-            state.register_buffer(name, copied(tensor), persistent)
+        states = self._states_to_set()
+        for state in states:
+            state.register_buffer(name, tensor if len(states) == 1 else copied(tensor), persistent)
 
     def _is_state(self, name: str, value: Any) -> bool:
         """Whether what is set under a name is state; else it is torch's, the library's, or learns."""
@@ -124,8 +129,18 @@ class OwnState(OwnParameters):
         return self._with_state(super().to_ordinary(active), active)
 
     def to_fresh(self):
-        has_parameters = any(True for _ in self.named_parameters(recurse=False))
-        return super().to_fresh() if has_parameters else self._to_start_from()
+        return super().to_fresh() if self._has_parameters() else self._to_start_from()
+
+    def reset_parameters(self) -> None:
+        """As of OwnParameters; and what the subnetworks keep is what it was before any data."""
+        if self._has_parameters():
+            super().reset_parameters()
+        states = self._modules.get(STATE_OF, {})
+        for k in range(1, len(states)):
+            states[str(k)] = self._copy_of(0)
+
+    def _has_parameters(self) -> bool:
+        return next(self.named_parameters(recurse=False), None) is not None
 
     def _to_start_from(self):
         return self._with_state(super().to_ordinary(self.count), 0)
@@ -134,7 +149,7 @@ class OwnState(OwnParameters):
         """A module of the ordinary class with a copy of the state of subnetwork k, or of none that has seen data."""
         if STATE_OF not in self._modules:
             return new
-        state = vars(copied(self._modules[STATE_OF][str(k)], {id(one): (one, one) for one in self._modules.values()}))
+        state = vars(self._copy_of(k))
         new._modules.pop(STATE_OF, None)
         for group in REGISTERED:
             vars(new)[group].update(state[group])

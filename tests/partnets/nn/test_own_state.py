@@ -216,7 +216,9 @@ def test_merged_and_finalized_it_is_the_ordinary_module(kind):
     for (name, ours), (_, theirs) in zip(fresh.state_dict().items(), start.state_dict().items(), strict=True):
         assert torch.equal(ours, theirs), name
     x = torch.randn(6, 4)
-    assert torch.equal(fresh(x), start(x))
+    assert torch.equal(fresh(x), copy.deepcopy(start)(x))
+    model[1].reset_parameters()
+    assert torch.equal(partnets.merge(model, 2)[1](x), start(x))
 
 
 @each
@@ -243,7 +245,7 @@ def test_copies_pickles_and_state_dicts_have_all_of_it(kind):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's compiler hides it, where it is no error
-@each
+@ALL("kind", [InPlace, Number, Teacher])
 def test_a_compiled_model_keeps_the_same(kind):
     torch.compiler.reset()
     model, eager = network(kind), network(kind)
@@ -277,6 +279,15 @@ def test_outside_it_is_that_of_subnetwork_c_and_what_is_set_is_set_for_all():
     with partnets.subnetwork(model, 2), pytest.raises(AttributeError, match="temperature"):
         _ = module.temperature
     assert isinstance(module, Codebook) and model.double()[1].codes.dtype == torch.float64
+
+
+def test_deployed_it_is_the_ordinary_module_too():
+    model = network(Codebook)
+    with partnets.subnetwork(model, 3, 3):
+        model(torch.randn(6, 4))
+    x, deployed = torch.randn(6, 4), partnets.finalize(model, "deploy")
+    assert type(deployed[1]) is Codebook
+    torch.testing.assert_close(deployed(x), model.eval()(x))
 
 
 def test_threads_keep_it_apart():
