@@ -111,8 +111,8 @@ MUTANTS = [
         f"{KERNELS}/test_formats.py {KERNELS}/test_partition.py {KERNELS}/test_shards.py",
         (
             "rounded proportions",
-            "- 1) > AS_WRITTEN:",
-            "- 1) > 1:",
+            "- 1) > AS_WRITTEN or",
+            "- 1) > 1 or",
             "proportions that were rounded give a partition too much",
         ),
         (
