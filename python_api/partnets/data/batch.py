@@ -81,7 +81,9 @@ def _called(model: nn.Module, x: Mapping, single: bool = False) -> Any:
 
 
 def scores(output: Any) -> Any:
-    """The logits of an output that has some under this name, as transformers' have; any other as it is."""
+    """The logits of an output that has some under this name, as transformers' or a dict; any other as it is."""
+    if isinstance(output, Mapping) and "logits" in output:
+        return output["logits"]
     return output if isinstance(output, Tensor) else getattr(output, "logits", output)
 
 
@@ -89,7 +91,12 @@ def losses(loss: Loss, output: Any, y: Any) -> Tensor:
     """loss(output, y): a mean, or with a dimension the losses themselves. torch's own criteria are given the logits."""
     function = loss.func if isinstance(loss, functools.partial) else loss
     of_torch = getattr(function, "__module__", None) or ""
-    return loss(scores(output) if of_torch.startswith("torch.nn.") else output, y)
+    found = loss(scores(output) if of_torch.startswith("torch.nn.") else output, y)
+    if not isinstance(found, Tensor):
+        raise TypeError(
+            f"loss(output, y) gave a {type(found).__name__}; it must give a tensor: a mean, or the loss of each target."
+        )
+    return found
 
 
 def mean(loss: Loss, output: Any, y: Any) -> Tensor:

@@ -31,7 +31,10 @@ def codes(name: str, labels: Any, total: int) -> Tensor:
     if shape != [total]:
         raise ValueError(f"{name} has {'x'.join(map(str, shape))} labels; {one_each}.")
     numbers: dict = {}
-    found = [numbers.setdefault(label, len(numbers)) for label in _listed(labels)]
+    try:
+        found = [numbers.setdefault(label, len(numbers)) for label in _listed(labels)]
+    except TypeError as error:
+        raise TypeError(f"{name} has labels that can be no dict's keys ({error}); {one_each}, as a tuple.") from None
     for missing in numbers:
         if missing is None or missing != missing:
             first = found.index(numbers[missing])

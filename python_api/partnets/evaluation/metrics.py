@@ -109,6 +109,8 @@ def accuracy(
     """
 
     def right(output: Any, y: Tensor) -> Tensor:
+        if not isinstance(scores(output), Tensor):
+            raise ValueError(f"the output is a {type(output).__name__} without logits; return a tensor, {OWN_RULE}.")
         if scores(output).shape[1:2] == (1,):
             raise ValueError(
                 f"the output is {list(scores(output).shape)}, of one class; accuracy takes a logit for each class. For"

@@ -267,6 +267,32 @@ def test_accuracy_names_labels_of_another_shape():
         partnets.accuracy(nn.Identity(), (torch.eye(4), torch.zeros(4, 1)))
 
 
+class Named(nn.Linear):
+    """Its logits are in a dict."""
+
+    def forward(self, x):
+        return {"logits": super().forward(x), "features": x}
+
+
+def test_logits_may_be_in_a_dict_and_what_is_neither_is_named():
+    data = torch.randn(8, 3), torch.randint(2, (8,))
+    model = Named(3, 2)
+    plain = nn.Linear(3, 2)
+    plain.load_state_dict(model.state_dict())
+    assert partnets.accuracy(model, data) == partnets.accuracy(plain, data)
+    assert partnets.mean_loss(model, data, F.cross_entropy) == partnets.mean_loss(plain, data, F.cross_entropy)
+    several = nn.Sequential(plain, nn.LSTM(2, 2))
+    with pytest.raises(ValueError, match="the output is a tuple without logits"):
+        partnets.accuracy(several, data)
+    with pytest.raises(TypeError, match="gave a tuple; it must give a tensor"):
+        partnets.mean_loss(plain, data, lambda output, y: (F.cross_entropy(output, y), 0))
+
+
+def test_labels_of_groups_that_are_no_keys_are_named():
+    with pytest.raises(TypeError, match="groups has labels that can be no dict's keys"):
+        partnets.chunk((torch.randn(4, 3), torch.arange(4) % 2), PROPORTIONS, groups=[[1], [2], [1], [2]])
+
+
 def test_tensors_go_to_a_device_from_wherever_they_are():
     meta = torch.device("meta")
     batch = (Point(A, [B]), transformers.BatchEncoding({"x": Y}), collections.UserDict(z=A), "text", None)
