@@ -6,11 +6,16 @@
 #include <torch/headeronly/util/shim_utils.h>
 
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "partkernels/operands.h"
 #include "partkernels/packed_map.h"
+
+// Since PyTorch 2.13; null before.
+extern "C" const char* torch_exception_get_what_without_backtrace();
+#pragma weak torch_exception_get_what_without_backtrace
 
 namespace partkernels::binding {
 
@@ -20,6 +25,14 @@ using OptionalTensor = std::optional<Tensor>;
 using Sizes = std::vector<int64_t>;
 // Which gradient autograd asks for: an argument of products, which do not depend on it.
 using Update = std::optional<int64_t>;
+
+// Throws PyTorch's own reason if one of its functions failed.
+inline void check(AOTITorchError code) {
+  if (code == AOTI_TORCH_SUCCESS) return;
+  const bool is_told = torch_exception_get_what_without_backtrace != nullptr;
+  throw std::runtime_error(is_told ? torch_exception_get_what_without_backtrace()
+                                   : "PyTorch refused these tensors, or had no memory; it has written why to stderr");
+}
 
 // Calls use(T{}) with the C++ type of a dtype.
 template <class Use>
@@ -45,13 +58,13 @@ inline Sizes sizes_of(const Tensor& tensor) { return {tensor.sizes().begin(), te
 
 inline int32_t dtype_of(const Tensor& tensor) {
   int32_t dtype;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
+  check(aoti_torch_get_dtype(tensor.get(), &dtype));
   return dtype;
 }
 
 inline int32_t device_type_of(const Tensor& tensor) {
   int32_t type;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &type));
+  check(aoti_torch_get_device_type(tensor.get(), &type));
   return type;
 }
 
@@ -68,18 +81,16 @@ inline Sizes dense_strides(const Sizes& sizes, bool channels_last = false) {
 inline Tensor empty(const Sizes& sizes, const Tensor& like, bool channels_last = false) {
   const Sizes strides = dense_strides(sizes, channels_last);
   AtenTensorHandle handle;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
-                                                  dtype_of(like), device_type_of(like), like.get_device_index(),
-                                                  &handle));
+  check(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), dtype_of(like),
+                                 device_type_of(like), like.get_device_index(), &handle));
   return Tensor(handle);
 }
 
 // Memory that somebody else owns, as a tensor of the dtype and on the device of another one.
 inline Tensor borrowed(void* data, const Sizes& sizes, const Sizes& strides, const Tensor& like) {
   AtenTensorHandle handle;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_create_tensor_from_blob(data, static_cast<int64_t>(sizes.size()), sizes.data(),
-                                                            strides.data(), 0, dtype_of(like), device_type_of(like),
-                                                            like.get_device_index(), &handle));
+  check(aoti_torch_create_tensor_from_blob(data, static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), 0,
+                                           dtype_of(like), device_type_of(like), like.get_device_index(), &handle));
   return Tensor(handle);
 }
 

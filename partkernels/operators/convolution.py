@@ -229,6 +229,10 @@ def convolve_transposed(
         raise InputError(
             f"x has shape {tuple(x.shape)}, of which this makes an output of size {size}; pass a larger x."
         )
+    # A convolution of the output would see more positions than x has, where more is added than a stride.
+    beyond = [o // s for o, s in zip(output_padding, stride, strict=True)]
+    if any(beyond):
+        batched = F.pad(batched, [n for last in reversed(beyond) for n in (0, last)])
     if dims == 1:
         batched, weight = batched.unsqueeze(2), weight.unsqueeze(2)
         stride, padding, dilation, size = (1, *stride), (0, *padding), (1, *dilation), [1, *size]

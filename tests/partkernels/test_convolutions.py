@@ -1,5 +1,7 @@
 """conv1d and the transposed convolutions: conv2d's kernels in other clothes, against dense PyTorch."""
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -20,12 +22,14 @@ CASES = {
         ((4, 6, 3), (2, 4, 9), {}),
         ((4, 3, 3), (2, 4, 9), {"groups": 2, "stride": 3, "padding": 1, "output_padding": 2}),
         ((4, 6, 2), (4, 9), {"dilation": 2}),
+        ((4, 6, 2), (2, 4, 9), {"stride": 2, "dilation": 4, "output_padding": 3}),
     ],
     "conv_transpose2d": [
         ((4, 6, 3, 3), (2, 4, 7, 5), {}),
         ((4, 3, 3, 2), (2, 4, 7, 5), {"groups": 2, "stride": (2, 1), "padding": (1, 0), "output_padding": (1, 0)}),
         ((4, 6, 2, 3), (4, 7, 5), {"dilation": (1, 2)}),
         ((4, 6, 3, 3), (0, 4, 7, 5), {}),
+        ((4, 3, 2, 3), (2, 4, 7, 5), {"groups": 2, "dilation": (3, 1), "output_padding": (2, 0), "padding": (1, 0)}),
     ],
 }
 PROPORTIONS = (0.5, 0.3, 0.2)
@@ -122,3 +126,38 @@ def test_an_output_padding_that_no_stride_leaves_raises():
     partition = pk.Partition.random((4, 6, 3), PROPORTIONS, seed=0)
     with pytest.raises(ValueError, match=r"output_padding=\(2,\) with stride=\(2,\).*smaller"):
         pk.conv_transpose1d(torch.randn(2, 4, 9), torch.randn(4, 6, 3), partition, 1, stride=2, output_padding=2)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["conv_transpose1d", "conv_transpose2d"])
+def test_transposed_ones_of_every_geometry(name):
+    spatial = (5,) if name == "conv_transpose1d" else (5, 6)
+    tried = 0
+    for stride, dilation, added, padding, kernel, groups in itertools.product(
+        (1, 2, 3), (1, 2, 3, 4), range(4), range(3), (1, 2, 3), (1, 2)
+    ):
+        geometry = {"stride": stride, "dilation": dilation, "output_padding": added, "padding": padding}
+        leaves = [
+            torch.randn(shape, dtype=torch.float64, requires_grad=True)
+            for shape in ((2, 4, *spatial), (4, 3, *[kernel] * len(spatial)))
+        ]
+        try:
+            expected = getattr(F, name)(*leaves, **geometry, groups=groups)
+        except RuntimeError:  # none of this geometry
+            continue
+        y = getattr(pk, name)(
+            *leaves, pk.Partition.random(leaves[1].shape, (1.0,), seed=0), 1, update=1, **geometry, groups=groups
+        )
+        torch.testing.assert_close(y, expected)
+        grad = torch.randn_like(y)
+        ours, theirs = torch.autograd.grad(y, leaves, grad), torch.autograd.grad(expected, leaves, grad)
+        torch.testing.assert_close(ours, theirs)
+        tried += 1
+    assert tried > 500
+
+
+@pytest.mark.skipif(pk.backends()["cpu"] != "ready", reason="the others' convolutions are called from Python")
+def test_what_torch_says_of_a_convolution_is_told():
+    partition = pk.Partition.random((6, 4, 3, 3), PROPORTIONS, seed=0)
+    with pk.use_backend("cpu"), pytest.raises(RuntimeError, match=r"Output size is too small|why to stderr"):
+        pk.conv2d(torch.randn(1, 4, 8, 8), torch.randn(6, 4, 3, 3), partition, 1, padding=2**30)

@@ -42,14 +42,14 @@ class Device {
 
   // Calls kernel(arguments ..., out, ...), a product of so many terms.
   template <class Kernel, class T, class... Arguments>
-  void product(Kernel kernel, const Matrix<T>& out, int64_t, const Arguments&... arguments) const {
-    kernel(arguments..., out, kTorchThreads);
+  void product(Kernel kernel, const Matrix<T>& out, int64_t terms, const Arguments&... arguments) const {
+    kernel(arguments..., out, threads_for_products(out.rows * out.cols * terms));
   }
 
   // Calls kernel(arguments ..., ...), a pass over so many entries.
   template <class Kernel, class... Arguments>
   void pass(Kernel kernel, int64_t entries, const Arguments&... arguments) const {
-    kernel(arguments..., threads_for(entries));
+    kernel(arguments..., threads_for_entries(entries));
   }
 };
 

@@ -81,7 +81,7 @@ Tensor rebuild(const Tensor& weight, Range rows, Range ins, bool channels_last, 
   Tensor out = borrowed(workspace(), sizes, dense_strides(sizes, channels_last), weight);
   with_type(weight.scalar_type(), [&]<class T>(T) {
     cpu::subnetwork_weight(partition.subnetwork<T>(weight, active), rows.begin, ins.begin, weight_of<T>(out),
-                           threads_for(out.numel()));
+                           threads_for_entries(out.numel()));
   });
   return out;
 }
@@ -114,9 +114,9 @@ constexpr std::array<int64_t, 2> kNoOutputPadding = {0, 0};
 Tensor torch_convolution(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const Geometry& geometry) {
   const NoGrad no_grad;
   AtenTensorHandle y, bias_handle = bias ? bias->get() : nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_convolution(
-      x.get(), weight.get(), bias ? &bias_handle : nullptr, geometry.stride.data(), 2, geometry.padding.data(), 2,
-      geometry.dilation.data(), 2, false, kNoOutputPadding.data(), 2, geometry.groups, &y));
+  check(aoti_torch_cpu_convolution(x.get(), weight.get(), bias ? &bias_handle : nullptr, geometry.stride.data(), 2,
+                                   geometry.padding.data(), 2, geometry.dilation.data(), 2, false,
+                                   kNoOutputPadding.data(), 2, geometry.groups, &y));
   return Tensor(y);
 }
 
@@ -127,10 +127,10 @@ Tensor torch_convolution_backward(const Tensor& grad_y, const Tensor& x, const T
   const NoGrad no_grad;
   const std::array<int32_t, 3> mask = {which == Gradient::input, which == Gradient::weight, false};
   AtenTensorHandle handles[3];
-  TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_convolution_backward(
-      grad_y.get(), x.get(), weight.get(), nullptr, 0, geometry.stride.data(), 2, geometry.padding.data(), 2,
-      geometry.dilation.data(), 2, false, kNoOutputPadding.data(), 2, geometry.groups, mask.data(), 3, &handles[0],
-      &handles[1], &handles[2]));
+  check(aoti_torch_cpu_convolution_backward(grad_y.get(), x.get(), weight.get(), nullptr, 0, geometry.stride.data(), 2,
+                                            geometry.padding.data(), 2, geometry.dilation.data(), 2, false,
+                                            kNoOutputPadding.data(), 2, geometry.groups, mask.data(), 3, &handles[0],
+                                            &handles[1], &handles[2]));
   const Tensor gradients[] = {Tensor(handles[0]), Tensor(handles[1]), Tensor(handles[2])};
   return gradients[which == Gradient::input ? 0 : 1];
 }
@@ -138,6 +138,11 @@ Tensor torch_convolution_backward(const Tensor& grad_y, const Tensor& x, const T
 cpu::Convolution kernels_geometry(const Geometry& geometry) {
   const auto& [stride, padding, dilation, groups] = geometry;
   return {{stride[0], stride[1]}, {padding[0], padding[1]}, {dilation[0], dilation[1]}, groups};
+}
+
+// Each entry of the output meets a row of the weight.
+const cpu::ParallelFor& threads_for_convolution(const Tensor& output, const Tensor& weight) {
+  return threads_for_products(output.numel() * (weight.numel() / std::max<int64_t>(weight.size(0), 1)));
 }
 
 Sizes output_size(const Tensor& x, const Tensor& weight, const Geometry& geometry) {
@@ -174,7 +179,7 @@ Tensor convolve(const Tensor& x, const Tensor& weight, const OptionalTensor& bia
     const Tensor y = empty(output_size(x, weight, geometry), x, channels_last);
     with_type(weight.scalar_type(), [&]<class T>(T) {
       cpu::conv2d(images<const T>(x), partition.subnetwork<T>(weight, active), bias_data<T>(bias),
-                  kernels_geometry(geometry), images<T>(y), kTorchThreads);
+                  kernels_geometry(geometry), images<T>(y), threads_for_convolution(y, weight));
     });
     return y;
   }
@@ -201,7 +206,7 @@ Tensor convolve_grad_input(const Tensor& grad_y, const Tensor& weight, const Siz
     const Tensor grad_x = empty(input_size, grad_y, channels_last);
     with_type(weight.scalar_type(), [&]<class T>(T) {
       cpu::conv2d_grad_input(images<const T>(grad_y), partition.subnetwork<T>(weight, active),
-                             kernels_geometry(geometry), images<T>(grad_x), kTorchThreads);
+                             kernels_geometry(geometry), images<T>(grad_x), threads_for_convolution(grad_y, weight));
     });
     return grad_x;
   }
@@ -211,7 +216,7 @@ Tensor convolve_grad_input(const Tensor& grad_y, const Tensor& weight, const Siz
     const Tensor whole = rebuild(weight, all(weight, 0), all(weight, 1), active, partition);
     with_type(weight.scalar_type(), [&]<class T>(T) {
       cpu::few_channels_grad_input(images<const T>(grad_y), weight_of<const T>(whole), kernels_geometry(geometry),
-                                   images<T>(grad_x), kTorchThreads);
+                                   images<T>(grad_x), threads_for_convolution(grad_y, weight));
     });
     return grad_x;
   }
@@ -237,7 +242,7 @@ Tensor convolve_grad_weight(const Tensor& grad_y, const Tensor& x, const Sizes& 
     const Tensor grad_w = empty(sizes, x);
     with_type(x.scalar_type(), [&]<class T>(T) {
       cpu::conv2d_grad_weight(images<const T>(grad_y), images<const T>(x), kernels_geometry(geometry), owners, updated,
-                              weight_of<T>(grad_w), kTorchThreads);
+                              weight_of<T>(grad_w), threads_for_convolution(grad_y, grad_w));
     });
     return grad_w;
   }
@@ -248,7 +253,7 @@ Tensor convolve_grad_weight(const Tensor& grad_y, const Tensor& x, const Sizes& 
   const Tensor grad_w = whole.is_contiguous() ? whole : empty(sizes, x);
   with_type(x.scalar_type(), [&]<class T>(T) {
     cpu::subnetwork_weight_grad(weight_of<const T>(whole), owners, updated, updated, weight_of<T>(grad_w),
-                                threads_for(whole.numel()));
+                                threads_for_entries(whole.numel()));
   });
   return grad_w;
 }

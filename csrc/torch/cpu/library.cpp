@@ -5,7 +5,8 @@ namespace partkernels::binding {
 namespace {
 
 void random_map(Tensor map, int64_t cols, Sizes sizes, int64_t seed) {
-  cpu::random_map(map.size(0), cols, sizes, static_cast<uint64_t>(seed), data<uint8_t>(map), kTorchThreads);
+  cpu::random_map(map.size(0), cols, sizes, static_cast<uint64_t>(seed), data<uint8_t>(map),
+                  threads_for_entries(map.size(0) * cols));
 }
 
 std::string instruction_set() { return cpu::instruction_set(); }

@@ -9,7 +9,8 @@ Tensor linear_grad_weight(Tensor grad_y, Tensor x, int64_t update, Tensor map, i
   const Tensor grad_w = empty({grad_y.sizes().back(), x.sizes().back()}, x);
   with_type(x.scalar_type(), [&]<class T>(T) {
     cpu::linear_grad_weight(matrix<const T>(outs), matrix<const T>(ins), owners_of(map, count),
-                            static_cast<int>(update), weight_of<T>(grad_w), kTorchThreads);
+                            static_cast<int>(update), weight_of<T>(grad_w),
+                            threads_for_products(outs.numel() * ins.sizes().back()));
   });
   return grad_w;
 }
