@@ -3,11 +3,13 @@
 namespace partkernels::binding {
 namespace {
 
-// The entries that a step of an optimiser meets. Without a map these are all, and where every tensor is dense, one row.
+// The entries that a step of an optimiser meets, of the parameter, which comes first. Without a map these are all, and
+// where every tensor is dense, one row.
 class Stepped {
  public:
   Stepped(const OptionalTensor& map, int64_t count, std::initializer_list<const Tensor*> tensors)
-      : owners_(map ? owners_of(*map, count) : Owners{}), one_row_(!map) {
+      : owners_(map ? owners_of(*map, count, sizes_of(**tensors.begin()), **tensors.begin()) : Owners{}),
+        one_row_(!map) {
     for (const Tensor* tensor : tensors) one_row_ = one_row_ && (tensor == nullptr || tensor->is_contiguous());
   }
 

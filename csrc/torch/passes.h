@@ -22,8 +22,9 @@ inline void mask_into(const Tensor& out, const Tensor& grad, int64_t first, int6
   const Device here(grad);
   const Tensor to = of_4_dimensions(out), from = of_4_dimensions(grad);
   Device::with_type(grad.scalar_type(), [&]<class T>(T) {
-    here.pass(kernels::subnetwork_weight_grad<T>, out.numel(), weight_of<const T>(from), owners_of(map, count),
-              static_cast<int>(first), static_cast<int>(last), weight_of<T>(to));
+    here.pass(kernels::subnetwork_weight_grad<T>, out.numel(), weight_of<const T>(from),
+              owners_of(map, count, sizes_of(grad), grad), static_cast<int>(first), static_cast<int>(last),
+              weight_of<T>(to));
   });
 }
 

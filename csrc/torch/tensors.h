@@ -166,8 +166,20 @@ Weight<T> weight_of(const Tensor& w) {
   return {data<T>(w), size(0), size(1), size(2), size(3), stride(0), stride(1), stride(2), stride(3)};
 }
 
-inline Owners owners_of(const Tensor& map, int64_t count) {
-  return {data<const uint8_t>(map), map.stride(0), bits_for(static_cast<int>(count))};
+// The map of a weight of these sizes, on the device of a tensor. The operators of Python have checked their Partition;
+// who calls the registered ones by name, or has emptied a map since, would have memory read that is nobody's.
+inline Owners owners_of(const Tensor& map, int64_t count, const Sizes& weight, const Tensor& on) {
+  const int bits = bits_for(static_cast<int>(count));
+  int64_t rows = weight.empty() ? 0 : weight[0], cols = 1;
+  for (size_t d = 1; d < weight.size(); ++d) cols *= weight[d];
+  const bool fits = map.dim() == 2 && map.scalar_type() == ScalarType::Byte && map.stride(1) == 1 &&
+                    map.size(0) >= rows && map.size(1) * 8 >= cols * bits &&
+                    (rows < 2 || map.stride(0) == 0 || map.stride(0) >= row_bytes(cols, bits)) &&
+                    device_type_of(map) == device_type_of(on);
+  STD_TORCH_CHECK(fits, "this map is none of a weight of ", rows, " rows of ", cols, " entries for ", count,
+                  " partitions; expected a contiguous uint8 tensor [", rows, ", ", row_bytes(cols, bits),
+                  "] on the weight's device, as Partition.map is.");
+  return {data<const uint8_t>(map), map.stride(0), bits};
 }
 
 template <class T>
@@ -190,8 +202,14 @@ struct Partition {
                                 : kind == "normal" ? DefaultKind::normal
                                 : kind == "stored" ? DefaultKind::stored
                                                    : DefaultKind::zeros;
+    const Sizes sizes = sizes_of(weight);
+    const bool fits = kind_of != DefaultKind::stored ||
+                      (stored && sizes_of(*stored) == sizes && stored->scalar_type() == weight.scalar_type() &&
+                       device_type_of(*stored) == device_type_of(weight));
+    STD_TORCH_CHECK(fits,
+                    "defaults are stored, and there is no tensor of them of the weight's shape, dtype and device.");
     return {weight_of<const T>(weight),
-            owners_of(map, count),
+            owners_of(map, count, sizes, weight),
             static_cast<int>(count),
             static_cast<int>(active),
             {kind_of, static_cast<float>(step), static_cast<uint64_t>(seed), static_cast<uint64_t>(stream), row, col},

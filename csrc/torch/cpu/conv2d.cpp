@@ -4,6 +4,10 @@
 // All of it is C++ because a convolution leaves nothing in the caches: Python between its parts cost 100 us and more.
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -41,9 +45,57 @@ bool grad_weight_is_faster_channels_last(int64_t channels, int64_t groups) {
   return groups == 1 && 9 <= channels && channels <= 23 && channels != 16;
 }
 
-// Whether PyTorch's convolution might crash: in bfloat16, for channels_last images one pixel wide (seen in 2.13).
-bool may_crash(const Tensor& images) {
-  return images.scalar_type() == ScalarType::BFloat16 && (images.size(2) == 1 || images.size(3) == 1);
+// Whether the processor multiplies tiles of bfloat16 numbers (AMX).
+bool has_tiles() {
+#if defined(__x86_64__)
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx >> 22 & 1) != 0;
+#else
+  return false;
+#endif
+}
+
+// Along one dimension of a convolution: whether each output meets a pixel, and not padding alone; and whether each row,
+// or column, of the kernel does in some output.
+struct Meeting {
+  bool of_outputs = true, of_kernel = true;
+
+  Meeting(int64_t in, int64_t out, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation) {
+    // From a first place, by steps, so many of them: whether one is a pixel.
+    const auto meets = [in](int64_t first, int64_t step, int64_t count) {
+      const int64_t before = first < 0 ? (-first + step - 1) / step : 0;
+      return before < count && first + before * step < in;
+    };
+    for (int64_t i = 0; of_outputs && i < out && i * stride < padding; ++i) {
+      of_outputs = meets(i * stride - padding, dilation, kernel);
+    }
+    if (out > 0) of_outputs = of_outputs && meets((out - 1) * stride - padding, dilation, kernel);
+    for (int64_t k = 0; k < kernel; ++k) of_kernel = of_kernel && meets(k * dilation - padding, stride, out);
+  }
+};
+
+// Whether PyTorch's convolution of images [batch, channels, height, width] might crash or be wrong, so that ours takes
+// its place: docs/torch-faults.md has what was seen. It is asked for little that networks do.
+bool torch_may_fail(ScalarType dtype, const Sizes& in, const Sizes& out, const Sizes& kernel,
+                    const Geometry& geometry) {
+  static const bool kTiles = has_tiles();
+  const auto& [stride, padding, dilation, groups] = geometry;
+  if (dtype == ScalarType::Double) return false;
+  for (const int d : {0, 1}) {
+    const Meeting meeting(in[2 + d], out[2 + d], kernel[d], stride[d], padding[d], dilation[d]);
+    if (!meeting.of_outputs || (dtype == ScalarType::BFloat16 && !meeting.of_kernel)) return true;
+  }
+  if (dtype != ScalarType::BFloat16) return false;
+  const auto is_square = [](const Sizes& sizes) { return sizes[0] == sizes[1]; };
+  const Sizes ones{1, 1};
+  bool is_usual = is_square(kernel) && is_square(stride) && is_square(padding) && is_square(dilation);
+  is_usual = is_usual || (!kTiles && stride == ones && dilation == ones);  // 1x7 and 7x1
+  for (const int d : {0, 1}) {
+    const bool pixels_between = stride[d] > dilation[d] * (kernel[d] - 1) + 1;
+    is_usual = is_usual && in[2 + d] > 1 && out[2 + d] > 1 && !(pixels_between && padding[d] > 0) &&
+               (is_square(kernel) || 2 * padding[d] == kernel[d] - 1 || padding[d] == 0);
+  }
+  return !is_usual;
 }
 
 struct Range {
@@ -154,6 +206,8 @@ Sizes output_size(const Tensor& x, const Tensor& weight, const Geometry& geometr
   return sizes;
 }
 
+Sizes kernel_of(const Tensor& weight) { return {weight.size(2), weight.size(3)}; }
+
 Tensor narrow(const Tensor& tensor, int64_t dim, Range range) {
   Tensor whole = tensor;
   return torch::stable::narrow(whole, dim, range.begin, range.size);
@@ -164,7 +218,8 @@ void copy(const Tensor& to, const Tensor& from) {
   torch::stable::copy_(destination, from);
 }
 
-// Sets the most bytes of a rebuilt weight, 0 for none, and returns what they were: for tests of larger weights.
+// Sets the most bytes of a rebuilt weight, and returns what they were: for tests of larger weights. With 0 no
+// convolution is PyTorch's.
 int64_t limit_workspace(int64_t bytes) {
   STD_TORCH_CHECK(0 <= bytes && bytes <= kWorkspace, "limit ", bytes, "; expected 0 to ", kWorkspace, " bytes");
   return most_bytes.exchange(bytes);
@@ -175,8 +230,9 @@ Tensor convolve(const Tensor& x, const Tensor& weight, const OptionalTensor& bia
                 int64_t active, const Partition& partition) {
   const std::vector<Range> slices = slices_of(weight, 0, geometry.groups);
   const bool channels_last = prefers_channels_last(x);
-  if (may_crash(x) || slices.empty()) {
-    const Tensor y = empty(output_size(x, weight, geometry), x, channels_last);
+  const Sizes size = output_size(x, weight, geometry);
+  if (slices.empty() || torch_may_fail(x.scalar_type(), sizes_of(x), size, kernel_of(weight), geometry)) {
+    const Tensor y = empty(size, x, channels_last);
     with_type(weight.scalar_type(), [&]<class T>(T) {
       cpu::conv2d(images<const T>(x), partition.subnetwork<T>(weight, active), bias_data<T>(bias),
                   kernels_geometry(geometry), images<T>(y), threads_for_convolution(y, weight));
@@ -192,7 +248,7 @@ Tensor convolve(const Tensor& x, const Tensor& weight, const OptionalTensor& bia
     return torch_convolution(x, part, bias && !whole ? narrow(*bias, 0, rows) : bias, geometry);
   };
   if (slices.size() == 1) return in_format(convolve_to(slices[0]), channels_last);
-  const Tensor y = empty(output_size(x, weight, geometry), x, channels_last);
+  const Tensor y = empty(size, x, channels_last);
   for (const Range rows : slices) copy(narrow(y, 1, rows), convolve_to(rows));
   return y;
 }
@@ -202,7 +258,8 @@ Tensor convolve_grad_input(const Tensor& grad_y, const Tensor& weight, const Siz
                            const Geometry& geometry, int64_t active, const Partition& partition) {
   const std::vector<Range> slices = slices_of(weight, 1, geometry.groups);
   const bool channels_last = prefers_channels_last(grad_y);
-  if (may_crash(grad_y) || slices.empty()) {
+  const ScalarType dtype = grad_y.scalar_type();
+  if (slices.empty() || torch_may_fail(dtype, input_size, sizes_of(grad_y), kernel_of(weight), geometry)) {
     const Tensor grad_x = empty(input_size, grad_y, channels_last);
     with_type(weight.scalar_type(), [&]<class T>(T) {
       cpu::conv2d_grad_input(images<const T>(grad_y), partition.subnetwork<T>(weight, active),
@@ -236,9 +293,9 @@ Tensor convolve_grad_input(const Tensor& grad_y, const Tensor& weight, const Siz
 Tensor convolve_grad_weight(const Tensor& grad_y, const Tensor& x, const Sizes& kernel_size, const Geometry& geometry,
                             int64_t update, const Tensor& map, int64_t count) {
   const Sizes sizes{grad_y.size(1), x.size(1) / geometry.groups, kernel_size[0], kernel_size[1]};
-  const Owners owners = owners_of(map, count);
+  const Owners owners = owners_of(map, count, sizes, x);
   const int updated = static_cast<int>(update);
-  if (may_crash(x)) {
+  if (most_bytes == 0 || torch_may_fail(x.scalar_type(), sizes_of(x), sizes_of(grad_y), kernel_size, geometry)) {
     const Tensor grad_w = empty(sizes, x);
     with_type(x.scalar_type(), [&]<class T>(T) {
       cpu::conv2d_grad_weight(images<const T>(grad_y), images<const T>(x), kernels_geometry(geometry), owners, updated,

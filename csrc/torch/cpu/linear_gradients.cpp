@@ -8,7 +8,7 @@ Tensor linear_grad_weight(Tensor grad_y, Tensor x, int64_t update, Tensor map, i
   const Tensor outs = collapsible(grad_y), ins = collapsible(x);
   const Tensor grad_w = empty({grad_y.sizes().back(), x.sizes().back()}, x);
   with_type(x.scalar_type(), [&]<class T>(T) {
-    cpu::linear_grad_weight(matrix<const T>(outs), matrix<const T>(ins), owners_of(map, count),
+    cpu::linear_grad_weight(matrix<const T>(outs), matrix<const T>(ins), owners_of(map, count, sizes_of(grad_w), x),
                             static_cast<int>(update), weight_of<T>(grad_w),
                             threads_for_products(outs.numel() * ins.sizes().back()));
   });
