@@ -1,0 +1,533 @@
+"""Random calls of every operator: against dense PyTorch in float64, and wrong ones, which raise and change nothing.
+
+A new operator is a function here, `@operator`, that draws a call of it; see tests/fuzzing.py for how many are run.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from against_dense import BACKENDS, DTYPES, LAYOUTS, in_layout
+from fuzzing import Case, Draw, main, number_of, run_part
+from pairwise import is_full
+from torch import Tensor
+
+import partkernels as pk
+from partkernels.partition import sizes
+from partkernels.testing import Yardstick, poisoned_memory
+
+BACKEND = BACKENDS[0]
+WRITABLE = [layout for layout in LAYOUTS if layout != "expanded"]
+# Results of so few entries depend on luck: the dense operator's error is then no yardstick.
+FEW = 2000
+# What a wrong call may raise; an IndexError is embedding's, as torch's own.
+ERRORS = (ValueError, TypeError, RuntimeError, IndexError)
+
+
+@dataclass
+class Call:
+    """An operator's arguments, by name, and what says whether its results are right."""
+
+    function: Callable
+    arguments: dict[str, Any]
+    check: Callable[[Draw, Call], None]
+
+
+OPERATORS: dict[str, Callable[[Draw], Call]] = {}
+
+
+def operator(draws: Callable[[Draw], Call]) -> Callable[[Draw], Call]:
+    OPERATORS[draws.__name__] = draws
+    return draws
+
+
+# What is drawn: partitions, layouts, geometries.
+
+
+def drawn_proportions(draw: Draw) -> list[float]:
+    """C = 1 to 256 numbers, some of them 0."""
+    count = draw.choice((1, 2, 2, 3, 3, 4, 5, 16, 17, 200, 255, 256))
+    shares = [draw.choice((0, 1, 1, 5, draw.random())) for _ in range(count)]
+    shares[draw.randrange(count)] = 1
+    return [share / sum(shares) for share in shares]
+
+
+def drawn_defaults(draw: Draw, shape: tuple[int, ...], dtype: torch.dtype) -> pk.Defaults:
+    seed, stream = draw.getrandbits(draw.choice((3, 33, 63))), draw.getrandbits(draw.choice((1, 40, 63)))
+    return draw.choice([
+        pk.Zeros(),
+        pk.Uniform(draw.choice((0.5, 1e-30, 3)), seed, stream),
+        pk.Normal(draw.choice((0.1, 1.0)), seed, stream),
+        pk.Stored(in_layout(draw.randn(shape, dtype), draw.choice(LAYOUTS))),
+    ])  # fmt: skip
+
+
+def drawn_partition(draw: Draw, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> pk.Partition:
+    defaults, proportions = drawn_defaults(draw, shape, dtype), drawn_proportions(draw)
+    if draw.chance(0.7):
+        return pk.Partition.random(shape, proportions, seed=draw.getrandbits(63), defaults=defaults)
+    count = min(len(proportions), 255)
+    ids = torch.randint(1, count + 1, shape, dtype=torch.uint8, generator=draw.generator)
+    return pk.Partition.from_ids(in_layout(ids, draw.choice(WHOLE)), count=count, defaults=defaults)
+
+
+# The layouts of integers, which know no NaN and no negative view.
+WHOLE = ["contiguous", "transposed", "expanded", "channels_last"]
+
+
+def drawn_weight(draw: Draw, shape: tuple[int, ...]) -> dict[str, Any]:
+    """A weight, its partition, and which of its partitions are live and learn."""
+    dtype = draw.choice(DTYPES)
+    partition = drawn_partition(draw, shape, dtype)
+    active = draw.randint(1, partition.count)
+    update = draw.choice((None, active, draw.randint(1, active)))
+    weight, layout = draw.randn(shape, dtype), draw.choice(LAYOUTS)
+    if layout != "expanded" and draw.chance(0.5):  # nothing may depend on entries that are not live
+        weight[partition.ids() > active] = torch.nan
+    return {"weight": in_layout(weight, layout), "partition": partition, "active": active, "update": update}
+
+
+def drawn_bias(draw: Draw, out: int, dtype: torch.dtype, count: int) -> Tensor | None:
+    """None, a vector, or a row for each partition."""
+    shape = draw.choice((None, (out,), (count, out)))
+    return None if shape is None else in_layout(draw.randn(shape, dtype), draw.choice(LAYOUTS))
+
+
+@contextmanager
+def drawn_threads(draw: Draw) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(draw.choice((1, 1, 1, 3)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def a_few(dims: int, numbers: list[int]) -> int | tuple[int, ...]:
+    """Numbers of a geometry, as one where they are alike."""
+    return numbers[0] if len(set(numbers)) == 1 else tuple(numbers)
+
+
+# How results are judged.
+
+
+def assert_near(got: Tensor, compute: Callable[[torch.dtype], Tensor], most: Tensor) -> None:
+    """The tolerance rule; a result of few entries may also have the usual error of its sums.
+
+    Args:
+        compute: the dense result in a dtype.
+        most: for each entry the sum of its terms' absolute values.
+    """
+    try:
+        Yardstick(compute, got.dtype).check(got)
+    except AssertionError:
+        truth, eps = compute(torch.float64), torch.finfo(got.dtype).eps
+        usual = eps * truth.abs() + 2 * min(eps, torch.finfo(torch.float32).eps) * most
+        if not (got.shape == truth.shape and got.numel() <= FEW and ((got.double() - truth).abs() <= usual).all()):
+            raise
+
+
+def check_product(draw: Draw, call: Call, dense: Callable[..., Tensor]) -> None:
+    """Output and gradients of a product of x and a weight are those of dense(x, w_s^(k), bias, ...)."""
+    geometry = dict(call.arguments)
+    x, weight, partition, active = (geometry.pop(name) for name in ("x", "weight", "partition", "active"))
+    update, bias = geometry.pop("update"), geometry.pop("bias")
+    x, weight, bias = (None if t is None else t.detach().requires_grad_() for t in (x, weight, bias))
+    with pk.use_backend("reference"):
+        subnetwork = pk.subnetwork_weight(weight, partition, active)
+    with pk.use_backend(BACKEND), poisoned_memory(), drawn_threads(draw):
+        y = call.function(**call.arguments | {"x": x, "weight": weight, "bias": bias})
+        grad = in_layout(draw.randn(y.shape, y.dtype), draw.choice(LAYOUTS))
+        learning = [t for t in (x, weight, bias) if t is not None]
+        grads = dict(zip(map(id, learning), torch.autograd.grad(y, learning, grad, allow_unused=True), strict=True))
+    rows = None if bias is None or bias.dim() == 1 else bias
+    assert y.dtype == weight.dtype
+
+    @functools.cache
+    def results(dtype: torch.dtype, absolute: bool = False) -> list[Tensor]:
+        leaves = [t.detach().to(dtype) for t in (x, subnetwork, bias) if t is not None]
+        if rows is not None:
+            leaves[2] = leaves[2][:active]
+        leaves = [(leaf.abs() if absolute else leaf).contiguous().requires_grad_() for leaf in leaves]
+        live = leaves[2].sum(0) if rows is not None else leaves[2] if bias is not None else None
+        y = dense(leaves[0], leaves[1], live, **geometry)
+        out = grad.to(dtype)
+        return [y.detach(), *torch.autograd.grad(y, leaves, out.abs() if absolute else out)]
+
+    def near(got: Tensor, i: int) -> None:
+        assert_near(got.detach(), lambda dtype: results(dtype)[i], results(torch.float64, True)[i])
+
+    near(y, 0)
+    near(grads[id(x)], 1)
+    if update is None:
+        assert grads[id(weight)] is None
+    else:
+        mask, got = partition.mask(update), grads[id(weight)]
+        assert got.shape == weight.shape and (got[~mask] == 0).all(), "another partition's gradient is not 0"
+        near(torch.where(mask, got, results(torch.float64)[2].to(got.dtype)), 2)
+    if rows is not None and update is None:
+        assert grads[id(bias)] is None
+    elif rows is not None:
+        got = grads[id(bias)]
+        assert not got[[k for k in range(len(got)) if k != update - 1]].any(), "another row's gradient is not 0"
+        assert_near(got[update - 1], lambda dtype: results(dtype)[3][0], results(torch.float64, True)[3][0])
+    elif bias is not None:
+        near(grads[id(bias)], 3)
+
+
+# The operators.
+
+
+@operator
+def linear(draw: Draw) -> Call:
+    # Rarely so large that threads share it.
+    out, features = draw.choice(((draw.size(), draw.size()),) * 9 + ((draw.randint(200, 300), draw.randint(150, 300)),))
+    arguments = drawn_weight(draw, (out, features))
+    dtype, count = arguments["weight"].dtype, arguments["partition"].count
+    before = draw.choice(((), (draw.choice((0, draw.size(40))),), (draw.randint(1, 3), draw.size(20))))
+    x = in_layout(draw.randn((*before, features), dtype), draw.choice(LAYOUTS))
+    arguments |= {"x": x, "bias": drawn_bias(draw, out, dtype, count)}
+    return Call(pk.linear, arguments, functools.partial(check_product, dense=F.linear))
+
+
+def drawn_images(draw: Draw, dims: int, is_transposed: bool) -> dict[str, Any]:
+    """The arguments of a convolution."""
+    groups = draw.choice((1, 1, 1, 2, 3, draw.size(17)))
+    first, second = draw.size(70 // groups), draw.size(70 // groups)
+    kernel = [draw.choice((1, 1, 2, 3, 3, 4, 5, 7)) for _ in range(dims)]
+    weight = drawn_weight(draw, (first * groups, second, *kernel))
+    dtype, count = weight["weight"].dtype, weight["partition"].count
+    taken, made = (first * groups, second * groups) if is_transposed else (second * groups, first * groups)
+    stride = [draw.choice((1, 1, 2, 3, 7)) for _ in range(dims)]
+    dilation = [draw.choice((1, 1, 2, 3)) for _ in range(dims)]
+    padding = [draw.choice((0, 0, 1, 2, 8)) for _ in range(dims)]
+    images, more = [], {}
+    if is_transposed:
+        # Not yet where stride <= output_padding < dilation: see WAITING.
+        output_padding = [draw.randrange(s) for s in stride]
+        for s, p, d, k, o in zip(stride, padding, dilation, kernel, output_padding, strict=True):
+            least = max(1, -((d * (k - 1) + o - 2 * p) // s) + 1)
+            images.append(least + draw.choice((0, 1, 4, draw.size(12))))
+        more = {"padding": a_few(dims, padding), "output_padding": a_few(dims, output_padding)}
+    else:
+        same = draw.choice((None, None, None, "same", "valid"))
+        stride = [1] * dims if same == "same" else stride
+        padding = [0] * dims if same else padding
+        for p, d, k in zip(padding, dilation, kernel, strict=True):
+            least = 1 if same == "same" else max(1, d * (k - 1) + 1 - 2 * p)
+            images.append(least + draw.choice((0, 1, 4, draw.size(17))))
+        more = {"padding": same or a_few(dims, padding)}
+    batch = draw.choice(((), (0,), (1,), (2,), (3,), (draw.size(9),)))
+    x = in_layout(draw.randn((*batch, taken, *images), dtype), draw.choice(LAYOUTS))
+    return weight | more | {
+        "x": x, "bias": drawn_bias(draw, made, dtype, count), "stride": a_few(dims, stride),
+        "dilation": a_few(dims, dilation), "groups": groups,
+    }  # fmt: skip
+
+
+@operator
+def conv1d(draw: Draw) -> Call:
+    return Call(pk.conv1d, drawn_images(draw, 1, False), functools.partial(check_product, dense=F.conv1d))
+
+
+@operator
+def conv2d(draw: Draw) -> Call:
+    return Call(pk.conv2d, drawn_images(draw, 2, False), functools.partial(check_product, dense=F.conv2d))
+
+
+@operator
+def conv_transpose1d(draw: Draw) -> Call:
+    check = functools.partial(check_product, dense=F.conv_transpose1d)
+    return Call(pk.conv_transpose1d, drawn_images(draw, 1, True), check)
+
+
+@operator
+def conv_transpose2d(draw: Draw) -> Call:
+    check = functools.partial(check_product, dense=F.conv_transpose2d)
+    return Call(pk.conv_transpose2d, drawn_images(draw, 2, True), check)
+
+
+@operator
+def embedding(draw: Draw) -> Call:
+    rows, features = draw.choice(((draw.size(), draw.size()),) * 9 + ((300, 200),))
+    shape = draw.choice(((), (0,), (draw.size(),), (2, draw.size(20)), (2, 3, 1)))
+    ids = torch.randint(rows, shape, dtype=draw.choice((torch.int32, torch.int64)), generator=draw.generator)
+    if ids.dim():
+        ids = in_layout(ids, draw.choice(WHOLE))
+    padding = {"padding_idx": draw.choice((None, draw.randrange(-rows, rows)))}
+    return Call(pk.embedding, drawn_weight(draw, (rows, features)) | {"ids": ids} | padding, check_embedding)
+
+
+def check_embedding(draw: Draw, call: Call) -> None:
+    a = call.arguments
+    weight, ids, partition, update = a["weight"].detach().requires_grad_(), a["ids"], a["partition"], a["update"]
+    with pk.use_backend("reference"):
+        subnetwork = pk.subnetwork_weight(weight, partition, a["active"])
+    with pk.use_backend(BACKEND), poisoned_memory(), drawn_threads(draw):
+        y = pk.embedding(**a | {"weight": weight})
+        assert torch.equal(y, subnetwork[ids.long()])
+        grad = in_layout(draw.randn(y.shape, y.dtype), draw.choice(LAYOUTS) if ids.dim() else "contiguous")
+        (got,) = torch.autograd.grad(y, weight, grad, allow_unused=True)
+    if update is None:
+        assert got is None
+        return
+    table = subnetwork.requires_grad_()
+    (dense,) = torch.autograd.grad(F.embedding(ids.long(), table, a["padding_idx"]), table, grad)
+    assert torch.equal(got, torch.where(partition.mask(update), dense, 0))
+
+
+@operator
+def subnetwork_weight(draw: Draw) -> Call:
+    return Call(pk.subnetwork_weight, drawn_weight(draw, drawn_shape(draw)), check_subnetwork_weight)
+
+
+def drawn_shape(draw: Draw) -> tuple[int, ...]:
+    """A weight's shape of 1 to 5 dimensions, narrow ones too, rarely so large that threads share it."""
+    return draw.choice([
+        (draw.size(),), (draw.size(), 1), (1, draw.size()), (draw.size(), draw.size()), (1, draw.randint(300, 3000)),
+        (draw.size(20), draw.size(20), 3), (draw.size(20), draw.size(20), 3, 2), (1, 1, 5, 5), (3, 4, 2, 2, 3),
+        (draw.randint(200, 300), draw.randint(150, 300)) if draw.chance(0.3) else (2, 2),
+    ])  # fmt: skip
+
+
+def check_subnetwork_weight(draw: Draw, call: Call) -> None:
+    a = call.arguments
+    partition, active, update = a["partition"], a["active"], a["update"]
+    weight = a["weight"].detach().requires_grad_()
+    defaults = partition.defaults.values(weight.shape, weight.dtype)
+    with pk.use_backend(BACKEND), poisoned_memory(), drawn_threads(draw):
+        got = pk.subnetwork_weight(**a | {"weight": weight})
+    assert same(got, torch.where(partition.ids() <= active, weight, defaults)) and got.is_contiguous()
+    if update is None:
+        assert not got.requires_grad
+        return
+    grad = in_layout(draw.randn(got.shape, got.dtype), draw.choice(LAYOUTS))
+    with pk.use_backend(BACKEND), poisoned_memory():
+        (masked,) = torch.autograd.grad(got, weight, grad)
+    assert torch.equal(masked, torch.where(partition.mask(update), grad, 0))
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal, NaNs to NaNs."""
+    return a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+def drawn_step(draw: Draw, *states: str) -> dict[str, Any]:
+    shape, dtype = drawn_shape(draw), draw.choice(DTYPES)
+    layout, one = draw.choice(WRITABLE), draw.chance(0.5)
+    tensors = {
+        name: in_layout(
+            # The root of an entry near 0 would magnify any rounding.
+            draw.randn(shape, dtype).square() + 0.1 if name == "exp_avg_sq" else draw.randn(shape, dtype),
+            layout if one else draw.choice(WRITABLE),
+        )
+        for name in ("parameter", "grad", *states)
+    }
+    partition = draw.choice((None, drawn_partition(draw, shape, dtype), drawn_partition(draw, shape, dtype)))
+    update = None if partition is None else draw.randint(1, partition.count)
+    numbers = {"lr": draw.choice((0.1, 1e-3)), "weight_decay": draw.choice((0.0, 0.2))}
+    return tensors | numbers | {"partition": partition, "update": update}
+
+
+@operator
+def sgd_step(draw: Draw) -> Call:
+    momentum = draw.choice((0.0, 0.9))
+    more = {"momentum": momentum, "nesterov": momentum > 0 and draw.chance(0.5)}
+    arguments = drawn_step(draw, *(("momentum_buffer",) if momentum else ())) | more
+    return Call(pk.sgd_step, {"momentum_buffer": None} | arguments, check_step)
+
+
+@operator
+def adam_step(draw: Draw) -> Call:
+    more = {"step": draw.choice((1, 2, 1000)), "decoupled": draw.chance(0.5), "betas": draw.choice(((0.9, 0.99), (0.0, 0.5)))}
+    return Call(pk.adam_step, drawn_step(draw, "exp_avg", "exp_avg_sq") | more, check_step)
+
+
+STATES = ("parameter", "grad", "momentum_buffer", "exp_avg", "exp_avg_sq")
+
+
+def check_step(draw: Draw, call: Call) -> None:
+    """The step is torch's at the partition's entries; all others keep their bits, which may be NaN."""
+    tensors = {name: call.arguments[name] for name in STATES if call.arguments.get(name) is not None}
+    numbers = {name: value for name, value in call.arguments.items() if name not in STATES}
+    partition, update = numbers.pop("partition"), numbers.pop("update")
+    whole = torch.ones_like(tensors["parameter"], dtype=torch.bool)
+    mask = whole if partition is None else partition.mask(update)
+    for tensor in tensors.values():
+        tensor[~mask] = torch.nan
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    with pk.use_backend(BACKEND), poisoned_memory(), drawn_threads(draw):
+        call.function(**call.arguments)
+    step, decoupled = numbers.pop("step", 1), numbers.pop("decoupled", False)
+    optimizer = torch.optim.SGD if "momentum" in numbers else torch.optim.AdamW if decoupled else torch.optim.Adam
+
+    @functools.cache
+    def dense(dtype: torch.dtype) -> dict[str, Tensor]:
+        after = {name: tensor[mask].to(dtype) for name, tensor in before.items()}
+        parameter = after["parameter"].requires_grad_()
+        parameter.grad = after["grad"]
+        torchs = optimizer([parameter], **numbers)
+        states = {name: tensor for name, tensor in after.items() if name not in ("parameter", "grad")}
+        torchs.state[parameter].update(states, step=torch.tensor(step - 1.0))
+        torchs.step()
+        return {name: tensor.detach() for name, tensor in after.items()}
+
+    most = 4 * sum(tensor[mask].double().abs() for tensor in before.values())
+    for name, tensor in tensors.items():
+        assert same(tensor[~mask], before[name][~mask]), f"{name} has changed elsewhere"
+        if name == "grad":
+            assert same(tensor, before[name]), "the gradient has changed"
+        else:
+            assert_near(tensor[mask], lambda dtype, name=name: dense(dtype)[name], most)
+
+
+# What is no call of one operator.
+
+
+def partitions(draw: Draw) -> None:
+    """A map is its proportions' and its seed's alone, survives copies, and its shards agree with it."""
+    shape, proportions, seed = drawn_shape(draw), drawn_proportions(draw), draw.getrandbits(63)
+    defaults = drawn_defaults(draw, shape, torch.float32)
+    with drawn_threads(draw):
+        partition = pk.Partition.random(shape, proportions, seed=seed, defaults=defaults)
+    with pk.use_backend("reference"):
+        assert torch.equal(partition.map, pk.Partition.random(shape, proportions, seed=seed).map)
+        values = defaults.values(shape)
+    total = values.numel()
+    assert same(partition.defaults.values(shape), values)
+    assert partition.sizes() == sizes(total, proportions) and sum(partition.sizes()) == total
+    assert all(abs(size - p * total) < 1 for size, p in zip(partition.sizes(), proportions, strict=True))
+    ids = partition.ids()
+    assert ids.shape == shape and 1 <= ids.min() and ids.max() <= partition.count == len(proportions)
+    k = draw.randint(1, partition.count)
+    assert torch.equal(partition.mask(k), ids == k)
+    for copied in (copy.deepcopy(partition), pickle.loads(pickle.dumps(partition))):
+        assert torch.equal(copied.map, partition.map) and copied.count == partition.count
+    if partition.count < 256:
+        assert torch.equal(pk.Partition.from_ids(ids, count=partition.count).map, partition.map)
+    start = draw.randrange(shape[0])
+    stop = draw.randint(start + 1, shape[0])
+    shard = partition.rows(start, stop)
+    assert torch.equal(shard.ids(), ids[start:stop])
+    if len(shape) == 2 and shape[1] > 64:
+        stop = draw.randint(65, shape[1])
+        assert torch.equal(partition.columns(64, stop).ids(), ids[:, 64:stop])
+        weight = torch.zeros(shape)[:, 64:stop]
+        got = pk.subnetwork_weight(weight, partition.columns(64, stop), 1)
+        assert same(got, torch.where(ids[:, 64:stop] == 1, 0, values[:, 64:stop]))
+
+
+def drawn_sizes(draw: Draw) -> None:
+    """Sizes sum to the total and are within 1 of what the proportions, divided by their sum, say."""
+    proportions = draw.choice((drawn_proportions, lambda _: draw.choice(ROUGH)))(draw)
+    if draw.chance(0.3):  # rounded, as a file or float32 holds them
+        proportions = torch.tensor(proportions).tolist()
+    total = draw.choice((0, 1, draw.size(), draw.getrandbits(20), draw.getrandbits(40)))
+    found = sizes(total, proportions)
+    assert sum(found) == total and min(found) >= 0
+    whole = sum(proportions)
+    assert all(abs(size - p / whole * total) < 1 + 1e-3 for size, p in zip(found, proportions, strict=True))
+
+
+ROUGH = [(1.0000009, 0.0), (0.1428571,) * 7, (0.1,) * 10, (1 / 3,) * 3, (0.9999995,), (0.0, 0.9999999, 0.0)]
+
+
+# Wrong calls.
+
+
+def wrong(draw: Draw) -> None:
+    """A call with one argument that is wrong raises, names it, and leaves all tensors as they were."""
+    name = draw.choice(list(OPERATORS))
+    call = OPERATORS[name](draw)
+    argument, value = draw.choice(list(wrong_arguments(draw, call)))
+    arguments = call.arguments | {argument: value}
+    tensors = [value for value in arguments.values() if isinstance(value, Tensor) and not value.is_meta]
+    before = [tensor.clone() for tensor in tensors]
+    given = f"{name} with {argument}={tuple(value.shape) if isinstance(value, Tensor) else value!r}"
+    try:
+        with pk.use_backend(draw.choice(("reference", BACKEND))):
+            call.function(**arguments)
+    except ERRORS as error:
+        assert str(error).strip(), given
+    else:
+        raise AssertionError(f"{given} of {getattr(value, 'dtype', type(value))} was accepted")
+    assert all(map(same, tensors, before)), f"{given} has changed a tensor"
+
+
+def wrong_arguments(draw: Draw, call: Call) -> Iterator[tuple[str, Any]]:
+    """Every argument of a call with values that it cannot have."""
+    a = call.arguments
+    partition, update = a["partition"], a["update"]
+    for name, value in a.items():
+        if isinstance(value, Tensor):
+            # Of images the channels.
+            channels = 1 - a["weight"].dim() if name == "x" else -1
+            yield from wrong_tensors(name, value, channels)
+    if partition is not None:
+        shape, count = partition.shape, partition.count
+        for other in ((*shape, 2), (shape[0] + 1, *shape[1:])):
+            yield "partition", drawn_partition(draw, other)
+        yield "partition", partition.to("meta")
+        yield from (("update", wrong) for wrong in (0, -1, count + 1, True, 1.5, "1", 2**70))
+    if "active" in a:
+        yield from (("active", wrong) for wrong in (0, -1, count + 1, True, 1.5, "1", None, 2**70))
+        yield from [("update", a["active"] + 1)]
+        yield from [("active", update - 1)] if update else ()
+    for name, least in {"stride": 1, "dilation": 1, "padding": 0, "output_padding": 0}.items():
+        if name in a:
+            yield from ((name, wrong) for wrong in (least - 1, (1, 1, 1), 1.5, "full", None, (-1, -1), ()))
+    if "groups" in a:
+        yield from (("groups", wrong) for wrong in (0, -1, a["weight"].shape[0] + 1, 1.5, None))
+    if "lr" in a:
+        yield "grad", None
+        yield from (("lr", wrong) for wrong in (-0.1, float("nan"), float("inf"), None, "1"))
+        yield from (("weight_decay", wrong) for wrong in (-0.1, float("nan")))
+        if a["parameter"].numel() > 1:
+            yield "parameter", a["parameter"].new_zeros(()).expand(a["parameter"].shape)
+    if "step" in a:
+        yield from (("step", wrong) for wrong in (0, -1, 1.5, True, None))
+        yield from (("betas", wrong) for wrong in ((0.9, 1.0), (0.9,), (-1, 0.5), None, 0.9))
+        yield from (("exp_avg", wrong) for wrong in (a["exp_avg_sq"], a["grad"], a["parameter"], None))
+    elif "lr" in a and a["momentum"]:
+        yield from (("momentum_buffer", wrong) for wrong in (None, a["parameter"], a["grad"]))
+    if "ids" in a:
+        rows = len(a["weight"])
+        yield from (("padding_idx", wrong) for wrong in (rows, -rows - 1, 0.5))
+        yield from (("ids", torch.tensor([0, wrong])) for wrong in (rows, -1, 2**62))
+
+
+def wrong_tensors(name: str, value: Tensor, dim: int) -> Iterator[tuple[str, Any]]:
+    """A tensor of another dtype, device or shape; `dim` is one whose size matters."""
+    for dtype in (torch.int16, torch.complex64, torch.bool):
+        yield name, value.to(dtype)
+    if name not in ("weight", "parameter"):
+        yield name, value.half()
+    yield name, value.to("meta")
+    if name != "ids":
+        yield name, torch.cat([value, value], dim)
+        yield name, value.flatten()[:0]
+
+
+def case_of(draws: Callable[[Draw], Call]) -> Case:
+    def case(draw: Draw) -> None:
+        call = draws(draw)
+        call.check(draw, call)
+
+    return case
+
+
+CASES = {name: case_of(draws) for name, draws in OPERATORS.items()}
+CASES |= {"partitions": partitions, "sizes": drawn_sizes, "wrong": wrong}
+
+if __name__ == "__main__":
+    main(CASES, __file__)
