@@ -33,11 +33,23 @@ Case = Callable[["Draw"], None]
 
 
 class Draw(random.Random):
-    """The random choices of one case, which follow from its name and number."""
+    """The random choices of one case, which follow from its name and number.
+
+    Attributes:
+        said: what the case has told of itself; printed at once by `main`.
+    """
+
+    is_loud = False
 
     def __init__(self, name: str, number: str) -> None:
         super().__init__(f"{name} {number}")
         self.generator = torch.Generator().manual_seed(self.getrandbits(63))
+        self.said = ""
+
+    def say(self, what: str) -> None:
+        self.said = what
+        if self.is_loud:
+            print(what, flush=True)
 
     def chance(self, of: float) -> bool:
         return self.random() < of
@@ -59,11 +71,13 @@ def number_of(usual: int, full: int, *, of_calls: float = 1.0) -> int:
 
 def run(case: Case, name: str, number: str, file: str) -> None:
     """Runs one case; what it raises comes with the line that runs it again."""
+    draw = Draw(name, number)
     try:
-        case(Draw(name, number))
+        case(draw)
     except Exception as error:
         path = Path(file).resolve().relative_to(ROOT)
-        raise AssertionError(f"{error!r:.2000}\nagain: PYTHONPATH=tests python {path} {name} {number}") from error
+        again = f"again: PYTHONPATH=tests python {path} {name} {number}"
+        raise AssertionError(f"{error!r:.2000}\n{draw.said}\n{again}") from error
 
 
 def run_part(case: Case, name: str, count: int, part: int, parts: int, file: str) -> None:
@@ -75,13 +89,14 @@ def run_part(case: Case, name: str, count: int, part: int, parts: int, file: str
 def main(cases: Mapping[str, Case], file: str) -> None:
     """`NAME SEED.I` runs a case, `NAME SEED COUNT` many; a name may be 'all'. Says at the end what has failed."""
     faulthandler.enable()
+    Draw.is_loud = True
     name, number, *count = sys.argv[1:]
     failures = []
-    for number in [f"{number}.{i}" for i in range(int(count[0]))] if count else [number]:
+    for i in [f"{number}.{i}" for i in range(int(count[0]))] if count else [number]:
         for one in cases if name == "all" else [name]:
-            print(one, number, flush=True)
+            print(one, i, flush=True)
             try:
-                run(cases[one], one, number, file)
+                run(cases[one], one, i, file)
             except AssertionError as error:
                 if not count:
                     raise

@@ -1,6 +1,7 @@
-"""Random calls of every operator: against dense PyTorch in float64, and wrong ones, which raise and change nothing.
+"""Random calls of every operator, against dense PyTorch in float64; and what was found by such calls before.
 
-A new operator is a function here, `@operator`, that draws a call of it; see tests/fuzzing.py for how many are run.
+A new operator is a function here, `@operator`, that draws a call of it. See tests/fuzzing.py for how many are run, and
+test_fuzz_wrong.py for wrong ones.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -30,8 +30,6 @@ BACKEND = BACKENDS[0]
 WRITABLE = [layout for layout in LAYOUTS if layout != "expanded"]
 # Results of so few entries depend on luck: the dense operator's error is then no yardstick.
 FEW = 2000
-# What a wrong call may raise; an IndexError is embedding's, as torch's own.
-ERRORS = (ValueError, TypeError, RuntimeError, IndexError)
 
 
 @dataclass
@@ -42,6 +40,25 @@ class Call:
     arguments: dict[str, Any]
     check: Callable[[Draw, Call], None]
 
+    def __str__(self) -> str:
+        told = ", ".join(f"{name}={described(value)}" for name, value in self.arguments.items())
+        return f"{self.function.__name__}({told})"
+
+
+def described(value: Any) -> str:
+    if isinstance(value, pk.Partition) and isinstance(value.defaults, pk.Stored):
+        return f"Partition(count={value.count}, defaults=Stored({described(value.defaults.tensor)}))"
+    if not isinstance(value, Tensor):
+        return str(value)
+    return f"{value.dtype} {list(value.shape)} strides {value.stride()}{' negated' * value.is_neg()}"
+
+
+# What is not drawn yet, and why. Remove a line to have it drawn.
+WAITING = {
+    "output_padding": "conv_transpose raises where stride <= output_padding < dilation",
+    "update": "oneDNN's gradient of a bfloat16 weight is garbage where a tap meets no pixel",
+    "padding": "oneDNN crashes where padding is larger than the kernel reaches, and ours with it",
+}
 
 OPERATORS: dict[str, Callable[[Draw], Call]] = {}
 
@@ -113,6 +130,17 @@ def drawn_threads(draw: Draw) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@contextmanager
+def onednn(enabled: bool) -> Iterator[None]:
+    """torch.backends.mkldnn.flags, which warns."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(enabled)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
 def a_few(dims: int, numbers: list[int]) -> int | tuple[int, ...]:
     """Numbers of a geometry, as one where they are alike."""
     return numbers[0] if len(set(numbers)) == 1 else tuple(numbers)
@@ -122,18 +150,22 @@ def a_few(dims: int, numbers: list[int]) -> int | tuple[int, ...]:
 
 
 def assert_near(got: Tensor, compute: Callable[[torch.dtype], Tensor], most: Tensor) -> None:
-    """The tolerance rule; a result of few entries may also have the usual error of its sums.
+    """The tolerance rule. The largest error, and all of a result of few entries, may instead be the usual one of a sum.
 
     Args:
         compute: the dense result in a dtype.
         most: for each entry the sum of its terms' absolute values.
     """
+    yardstick = Yardstick(compute, got.dtype)
     try:
-        Yardstick(compute, got.dtype).check(got)
+        yardstick.check(got)
     except AssertionError:
-        truth, eps = compute(torch.float64), torch.finfo(got.dtype).eps
-        usual = eps * truth.abs() + 2 * min(eps, torch.finfo(torch.float32).eps) * most
-        if not (got.shape == truth.shape and got.numel() <= FEW and ((got.double() - truth).abs() <= usual).all()):
+        if got.shape != most.shape:
+            raise
+        errors, eps = (got.double() - yardstick.truth).abs(), torch.finfo(got.dtype).eps
+        usual = eps * yardstick.truth.abs() + 2 * min(eps, torch.finfo(torch.float32).eps) * most
+        is_luck = got.numel() <= FEW or errors.square().mean().sqrt() <= yardstick.allowed[1]
+        if not (is_luck and (errors <= usual).all()):
             raise
 
 
@@ -158,11 +190,16 @@ def check_product(draw: Draw, call: Call, dense: Callable[..., Tensor]) -> None:
         leaves = [t.detach().to(dtype) for t in (x, subnetwork, bias) if t is not None]
         if rows is not None:
             leaves[2] = leaves[2][:active]
-        leaves = [(leaf.abs() if absolute else leaf).contiguous().requires_grad_() for leaf in leaves]
+        leaves = [(leaf.abs() if absolute else leaf.clone()).requires_grad_() for leaf in leaves]
         live = leaves[2].sum(0) if rows is not None else leaves[2] if bias is not None else None
-        y = dense(leaves[0], leaves[1], live, **geometry)
         out = grad.to(dtype)
-        return [y.detach(), *torch.autograd.grad(y, leaves, out.abs() if absolute else out)]
+        for enabled in (True, False):
+            with onednn(enabled and "padding" in WAITING):  # where it crashes
+                y = dense(leaves[0], leaves[1], live, **geometry)
+                found = [y.detach(), *torch.autograd.grad(y, leaves, out.abs() if absolute else out)]
+            if all(tensor.isfinite().all() for tensor in found):  # oneDNN's have been NaN
+                break
+        return found
 
     def near(got: Tensor, i: int) -> None:
         assert_near(got.detach(), lambda dtype: results(dtype)[i], results(torch.float64, True)[i])
@@ -211,10 +248,12 @@ def drawn_images(draw: Draw, dims: int, is_transposed: bool) -> dict[str, Any]:
     stride = [draw.choice((1, 1, 2, 3, 7)) for _ in range(dims)]
     dilation = [draw.choice((1, 1, 2, 3)) for _ in range(dims)]
     padding = [draw.choice((0, 0, 1, 2, 8)) for _ in range(dims)]
+    if "padding" in WAITING:
+        padding = [min(p, d * (k - 1)) for p, d, k in zip(padding, dilation, kernel, strict=True)]
     images, more = [], {}
     if is_transposed:
-        # Not yet where stride <= output_padding < dilation: see WAITING.
-        output_padding = [draw.randrange(s) for s in stride]
+        most = stride if "output_padding" in WAITING else map(max, stride, dilation)
+        output_padding = [draw.randrange(n) for n in most]
         for s, p, d, k, o in zip(stride, padding, dilation, kernel, output_padding, strict=True):
             least = max(1, -((d * (k - 1) + o - 2 * p) // s) + 1)
             images.append(least + draw.choice((0, 1, 4, draw.size(12))))
@@ -229,6 +268,8 @@ def drawn_images(draw: Draw, dims: int, is_transposed: bool) -> dict[str, Any]:
         more = {"padding": same or a_few(dims, padding)}
     batch = draw.choice(((), (0,), (1,), (2,), (3,), (draw.size(9),)))
     x = in_layout(draw.randn((*batch, taken, *images), dtype), draw.choice(LAYOUTS))
+    if "update" in WAITING and dtype == torch.bfloat16 and (max(stride) > 1 or max(padding) > 0):
+        weight["update"] = None
     return weight | more | {
         "x": x, "bias": drawn_bias(draw, made, dtype, count), "stride": a_few(dims, stride),
         "dilation": a_few(dims, dilation), "groups": groups,
@@ -349,7 +390,11 @@ def sgd_step(draw: Draw) -> Call:
 
 @operator
 def adam_step(draw: Draw) -> Call:
-    more = {"step": draw.choice((1, 2, 1000)), "decoupled": draw.chance(0.5), "betas": draw.choice(((0.9, 0.99), (0.0, 0.5)))}
+    more = {
+        "step": draw.choice((1, 2, 1000)),
+        "decoupled": draw.chance(0.5),
+        "betas": draw.choice(((0.9, 0.99), (0.0, 0.5))),
+    }
     return Call(pk.adam_step, drawn_step(draw, "exp_avg", "exp_avg_sq") | more, check_step)
 
 
@@ -408,7 +453,7 @@ def partitions(draw: Draw) -> None:
     assert partition.sizes() == sizes(total, proportions) and sum(partition.sizes()) == total
     assert all(abs(size - p * total) < 1 for size, p in zip(partition.sizes(), proportions, strict=True))
     ids = partition.ids()
-    assert ids.shape == shape and 1 <= ids.min() and ids.max() <= partition.count == len(proportions)
+    assert ids.shape == shape and ids.min() >= 1 and ids.max() <= partition.count == len(proportions)
     k = draw.randint(1, partition.count)
     assert torch.equal(partition.mask(k), ids == k)
     for copied in (copy.deepcopy(partition), pickle.loads(pickle.dumps(partition))):
@@ -442,92 +487,79 @@ def drawn_sizes(draw: Draw) -> None:
 ROUGH = [(1.0000009, 0.0), (0.1428571,) * 7, (0.1,) * 10, (1 / 3,) * 3, (0.9999995,), (0.0, 0.9999999, 0.0)]
 
 
-# Wrong calls.
-
-
-def wrong(draw: Draw) -> None:
-    """A call with one argument that is wrong raises, names it, and leaves all tensors as they were."""
-    name = draw.choice(list(OPERATORS))
-    call = OPERATORS[name](draw)
-    argument, value = draw.choice(list(wrong_arguments(draw, call)))
-    arguments = call.arguments | {argument: value}
-    tensors = [value for value in arguments.values() if isinstance(value, Tensor) and not value.is_meta]
-    before = [tensor.clone() for tensor in tensors]
-    given = f"{name} with {argument}={tuple(value.shape) if isinstance(value, Tensor) else value!r}"
-    try:
-        with pk.use_backend(draw.choice(("reference", BACKEND))):
-            call.function(**arguments)
-    except ERRORS as error:
-        assert str(error).strip(), given
-    else:
-        raise AssertionError(f"{given} of {getattr(value, 'dtype', type(value))} was accepted")
-    assert all(map(same, tensors, before)), f"{given} has changed a tensor"
-
-
-def wrong_arguments(draw: Draw, call: Call) -> Iterator[tuple[str, Any]]:
-    """Every argument of a call with values that it cannot have."""
-    a = call.arguments
-    partition, update = a["partition"], a["update"]
-    for name, value in a.items():
-        if isinstance(value, Tensor):
-            # Of images the channels.
-            channels = 1 - a["weight"].dim() if name == "x" else -1
-            yield from wrong_tensors(name, value, channels)
-    if partition is not None:
-        shape, count = partition.shape, partition.count
-        for other in ((*shape, 2), (shape[0] + 1, *shape[1:])):
-            yield "partition", drawn_partition(draw, other)
-        yield "partition", partition.to("meta")
-        yield from (("update", wrong) for wrong in (0, -1, count + 1, True, 1.5, "1", 2**70))
-    if "active" in a:
-        yield from (("active", wrong) for wrong in (0, -1, count + 1, True, 1.5, "1", None, 2**70))
-        yield from [("update", a["active"] + 1)]
-        yield from [("active", update - 1)] if update else ()
-    for name, least in {"stride": 1, "dilation": 1, "padding": 0, "output_padding": 0}.items():
-        if name in a:
-            yield from ((name, wrong) for wrong in (least - 1, (1, 1, 1), 1.5, "full", None, (-1, -1), ()))
-    if "groups" in a:
-        yield from (("groups", wrong) for wrong in (0, -1, a["weight"].shape[0] + 1, 1.5, None))
-    if "lr" in a:
-        yield "grad", None
-        yield from (("lr", wrong) for wrong in (-0.1, float("nan"), float("inf"), None, "1"))
-        yield from (("weight_decay", wrong) for wrong in (-0.1, float("nan")))
-        if a["parameter"].numel() > 1:
-            yield "parameter", a["parameter"].new_zeros(()).expand(a["parameter"].shape)
-    if "step" in a:
-        yield from (("step", wrong) for wrong in (0, -1, 1.5, True, None))
-        yield from (("betas", wrong) for wrong in ((0.9, 1.0), (0.9,), (-1, 0.5), None, 0.9))
-        yield from (("exp_avg", wrong) for wrong in (a["exp_avg_sq"], a["grad"], a["parameter"], None))
-    elif "lr" in a and a["momentum"]:
-        yield from (("momentum_buffer", wrong) for wrong in (None, a["parameter"], a["grad"]))
-    if "ids" in a:
-        rows = len(a["weight"])
-        yield from (("padding_idx", wrong) for wrong in (rows, -rows - 1, 0.5))
-        yield from (("ids", torch.tensor([0, wrong])) for wrong in (rows, -1, 2**62))
-
-
-def wrong_tensors(name: str, value: Tensor, dim: int) -> Iterator[tuple[str, Any]]:
-    """A tensor of another dtype, device or shape; `dim` is one whose size matters."""
-    for dtype in (torch.int16, torch.complex64, torch.bool):
-        yield name, value.to(dtype)
-    if name not in ("weight", "parameter"):
-        yield name, value.half()
-    yield name, value.to("meta")
-    if name != "ids":
-        yield name, torch.cat([value, value], dim)
-        yield name, value.flatten()[:0]
-
-
 def case_of(draws: Callable[[Draw], Call]) -> Case:
     def case(draw: Draw) -> None:
         call = draws(draw)
+        draw.say(str(call))
         call.check(draw, call)
 
     return case
 
 
 CASES = {name: case_of(draws) for name, draws in OPERATORS.items()}
-CASES |= {"partitions": partitions, "sizes": drawn_sizes, "wrong": wrong}
+CASES |= {"partitions": partitions, "sizes": drawn_sizes}
+
+PARTS = 4 if is_full() else 1
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("name", CASES)
+def test_random_calls_compute_what_dense_pytorch_computes(name, part):
+    run_part(CASES[name], name, number_of(440, 11_000) // len(CASES), part, PARTS, __file__)
+
+
+# What was found before.
+
+
+def conv2d_of(dtype: torch.dtype, x: tuple[int, ...], weight: tuple[int, ...], **geometry: Any) -> Call:
+    draw = Draw("conv2d", "found")
+    partition = pk.Partition.random(weight, (0.5, 0.5), seed=0, defaults=pk.Uniform(0.5, 1))
+    arguments = {"x": draw.randn(x, dtype), "weight": draw.randn(weight, dtype), "partition": partition, "active": 1}
+    is_transposed = "output_padding" in geometry
+    function, dense = (pk.conv_transpose2d, F.conv_transpose2d) if is_transposed else (pk.conv2d, F.conv2d)
+    return Call(
+        function, arguments | {"update": 1, "bias": None} | geometry, functools.partial(check_product, dense=dense)
+    )
+
+
+FOUND_CONVOLUTIONS = {
+    # conv2d_input refuses what the transposed convolution takes.
+    "output_padding": conv2d_of(torch.float32, (2, 3, 5, 5), (3, 4, 3, 3), stride=2, output_padding=2, dilation=3),
+    # oneDNN's gradients of bfloat16 weights: garbage where a tap meets no pixel, or columns are left over.
+    "height": conv2d_of(torch.bfloat16, (1, 32, 17, 29), (13, 32, 1, 7), stride=(7, 1), padding=(0, 8), dilation=2),
+    "stride": conv2d_of(torch.bfloat16, (2, 33, 9, 19), (32, 33, 4, 5), stride=(1, 7)),
+    "taps": conv2d_of(torch.bfloat16, (3, 16, 9, 3), (4, 16, 2, 7), stride=(1, 7), padding=(0, 2)),
+    "taps, dilated": conv2d_of(
+        torch.bfloat16, (65, 65, 2, 5), (33, 65, 1, 4), stride=(1, 7), padding=(0, 2), dilation=(2, 1)
+    ),
+}
+
+
+@pytest.mark.xfail(strict=False, reason="; ".join(WAITING.values()))
+@pytest.mark.parametrize("call", FOUND_CONVOLUTIONS.values(), ids=FOUND_CONVOLUTIONS)
+def test_convolutions_that_were_wrong(call):
+    call.check(Draw("conv2d", "found"), call)
+
+
+def of_256() -> pk.Partition:
+    return pk.Partition.random((40, 64), [1 / 256] * 256, seed=0)
+
+
+SPLIT = [
+    # Rounded proportions made a size above the total, or sizes that did not sum to it.
+    lambda: pk.Partition.random((1000, 2000), (1.0000009, 0.0), seed=0).sizes() == [2_000_000, 0],
+    lambda: sum(sizes(10**8, torch.tensor((0.3, 0.3, 0.4)).tolist())) == 10**8,
+    lambda: sizes(7_000_000, (0.1428571,) * 7) == [1_000_000] * 7,
+    # Ids of 256 partitions are no uint8.
+    lambda: torch.equal(pickle.loads(pickle.dumps(of_256())).map, of_256().map),
+    lambda: torch.equal(copy.deepcopy(of_256()).ids(), of_256().ids()) and of_256().ids().max() == 256,
+]
+
+
+@pytest.mark.parametrize("is_right", SPLIT)
+def test_partitions_that_were_wrong(is_right):
+    assert is_right()
+
 
 if __name__ == "__main__":
     main(CASES, __file__)
