@@ -1,13 +1,13 @@
 """Random cases, each of them made from its name and number alone, so that one line runs it again.
 
-A test file says what a case is, a function of a `Draw`; `number_of` says how many there are, and from which seed:
+A test file says what a case is, a function of a `Draw`; `number_of` says how many there are, and of which seed:
 
     FUZZ_CASES=20000 FUZZ_SEED=1 python -m pytest tests/partkernels/test_fuzz.py
 
-As a program the same file runs one case, or prints each of many before it runs it, so that a crash shows which it was:
+What fails says how it is run alone. Where Python itself crashes, the same file as a program says which case it was: it
+prints each before it runs it.
 
-    PYTHONPATH=tests python tests/partkernels/test_fuzz.py linear 1.17
-    PYTHONPATH=tests python tests/partkernels/test_fuzz.py linear 1 20000
+    PYTHONPATH=tests python tests/partkernels/test_fuzz.py conv2d 1 20000
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch import Tensor
 
 SEED = int(os.environ.get("FUZZ_SEED") or 0)
 CALLS = int(os.environ.get("FUZZ_CASES") or 0)
+ALONE = os.environ.get("FUZZ_CASE")
 ROOT = Path(__file__).parent.parent
 # Where tiles, vectors, bytes of the map and threads begin and end.
 BOUNDARIES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 130)
@@ -76,14 +77,16 @@ def run(case: Case, name: str, number: str, file: str) -> None:
         case(draw)
     except Exception as error:
         path = Path(file).resolve().relative_to(ROOT)
-        again = f"again: PYTHONPATH=tests python {path} {name} {number}"
+        again = f"again: FUZZ_CASE='{name} {number}' python -m pytest {path}"
         raise AssertionError(f"{error!r:.2000}\n{draw.said}\n{again}") from error
 
 
 def run_part(case: Case, name: str, count: int, part: int, parts: int, file: str) -> None:
-    """Of so many cases every parts-th, beginning with number `part`."""
-    for i in range(part, count, parts):
+    """Of so many cases every parts-th, beginning with number `part`; with FUZZ_CASE that one alone."""
+    for i in range(part, count, parts) if ALONE is None else []:
         run(case, name, f"{SEED}.{i}", file)
+    if ALONE is not None and ALONE.startswith(f"{name} ") and part == 0:
+        run(case, *ALONE.split(" "), file)
 
 
 def main(cases: Mapping[str, Case], file: str) -> None:

@@ -172,7 +172,8 @@ def spoilt(draw: Draw, value: Any) -> Any:
         tensor = value if value.dim() else value[None]
         return draw.choice([
             tensor[:0], tensor[: len(tensor) // 2], tensor[..., : tensor.shape[-1] // 2], tensor.flatten(),
-            tensor[None], tensor.transpose(0, -1), tensor.double(), tensor.to(torch.uint8), tensor.to("meta"), torch.tensor(1.0),
+            tensor[None], tensor.transpose(0, -1), tensor.double(), tensor.to(torch.uint8), tensor.to("meta"),
+            torch.tensor(1.0),
         ])  # fmt: skip
     if isinstance(value, bool):
         return not value
