@@ -473,14 +473,15 @@ def partitions(draw: Draw) -> None:
         assert torch.equal(pk.Partition.from_ids(ids, count=partition.count).map, partition.map)
     start = draw.randrange(shape[0])
     stop = draw.randint(start + 1, shape[0])
-    shard = partition.rows(start, stop)
-    assert torch.equal(shard.ids(), ids[start:stop])
+    shards = [((slice(start, stop),), partition.rows(start, stop))]
     if len(shape) == 2 and shape[1] > 64:
         stop = draw.randint(65, shape[1])
-        assert torch.equal(partition.columns(64, stop).ids(), ids[:, 64:stop])
-        weight = torch.zeros(shape)[:, 64:stop]
-        got = pk.subnetwork_weight(weight, partition.columns(64, stop), 1)
-        assert same(got, torch.where(ids[:, 64:stop] == 1, 0, values[:, 64:stop]))
+        shards.append(((slice(None), slice(64, stop)), partition.columns(64, stop)))
+    for where, shard in shards:
+        assert torch.equal(shard.ids(), ids[where])
+        with drawn_machine(draw):
+            got = pk.subnetwork_weight(torch.ones(shape)[where], shard, 1)
+        assert torch.equal(got, torch.where(ids[where] == 1, 1, values[where]))
 
 
 def drawn_sizes(draw: Draw) -> None:
