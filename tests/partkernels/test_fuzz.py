@@ -57,6 +57,7 @@ def described(value: Any) -> str:
 WAITING = {
     "output_padding": "conv_transpose raises where stride <= output_padding < dilation",
     "update": "oneDNN's gradient of a bfloat16 weight is garbage where a tap meets no pixel",
+    "stride": "oneDNN writes beyond its memory in bfloat16 where the stride is larger than the kernel reaches",
     "padding": "oneDNN crashes where padding is larger than the kernel reaches, and ours with it",
 }
 
@@ -173,7 +174,7 @@ def assert_near(got: Tensor, compute: Callable[[torch.dtype], Tensor], most: Ten
             raise
         errors, eps = (got.double() - yardstick.truth).abs(), torch.finfo(got.dtype).eps
         # Rows of a bias are added up in float64 one after another: alike ones err by more.
-        of_sums = 20 * eps if got.dtype == torch.float64 else 2 * torch.finfo(torch.float32).eps
+        of_sums = 20 * eps if got.dtype == torch.float64 else 4 * torch.finfo(torch.float32).eps
         usual = eps * yardstick.truth.abs() + of_sums * most
         is_luck = got.numel() <= FEW or errors.square().mean().sqrt() <= yardstick.allowed[1]
         if not (is_luck and (errors <= usual).all()):
@@ -258,6 +259,8 @@ def drawn_images(draw: Draw, dims: int, is_transposed: bool) -> dict[str, Any]:
     taken, made = (first * groups, second * groups) if is_transposed else (second * groups, first * groups)
     stride = [draw.choice((1, 1, 2, 3, 7)) for _ in range(dims)]
     dilation = [draw.choice((1, 1, 2, 3)) for _ in range(dims)]
+    if "stride" in WAITING and dtype == torch.bfloat16:
+        stride = [min(s, d * (k - 1) + 1) for s, d, k in zip(stride, dilation, kernel, strict=True)]
     padding = [draw.choice((0, 0, 1, 2, 8)) for _ in range(dims)]
     if "padding" in WAITING:
         padding = [min(p, d * (k - 1)) for p, d, k in zip(padding, dilation, kernel, strict=True)]
@@ -535,6 +538,10 @@ def conv2d_of(dtype: torch.dtype, x: tuple[int, ...], weight: tuple[int, ...], *
 
 
 FOUND_CONVOLUTIONS = {
+    # Written beyond its memory, for a weight in channels_last.
+    "memory": conv2d_of(
+        torch.bfloat16, (3, 54, 2, 11), (27, 6, 1, 2), stride=(1, 7), padding=(0, 3), dilation=3, groups=9
+    ),
     # conv2d_input refuses what the transposed convolution takes.
     "output_padding": conv2d_of(torch.float32, (2, 3, 5, 5), (3, 4, 3, 3), stride=2, output_padding=2, dilation=3),
     # oneDNN's gradients of bfloat16 weights: garbage where a tap meets no pixel, or columns are left over.
@@ -547,7 +554,7 @@ FOUND_CONVOLUTIONS = {
 }
 
 
-@pytest.mark.xfail(strict=False, reason="; ".join(WAITING.values()))
+@pytest.mark.xfail(run=False, reason="see WAITING: some of them write where they must not")
 @pytest.mark.parametrize("call", FOUND_CONVOLUTIONS.values(), ids=FOUND_CONVOLUTIONS)
 def test_convolutions_that_were_wrong(call):
     call.check(Draw("conv2d", "found"), call)
