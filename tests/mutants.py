@@ -389,6 +389,22 @@ MUTANTS = [
         ),
     ),
     *_of(
+        "partkernels/operators/registration.py",
+        f"{KERNELS}/test_optimizers.py",
+        (
+            "negated view",
+            "if args[i] is not None and args[i].is_neg():",
+            "if False:",
+            "of a negated view the numbers before it was negated are computed with",
+        ),
+        (
+            "states on one memory",
+            "(i in written or j in written) and share_memory(args[i], args[j])",
+            "False",
+            "two moments on one memory spoil each other without a word",
+        ),
+    ),
+    *_of(
         "partkernels/operators/linear.py",
         f"{KERNELS}/test_operators.py",
         (

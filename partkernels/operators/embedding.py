@@ -87,7 +87,9 @@ def embedding(
     if ids.device != weight.device:
         raise InputError(f"ids are on {ids.device} and the weight on {weight.device}; move one of them.")
     rows = weight.shape[0]
-    if padding_idx is not None and not -rows <= padding_idx < rows:
-        raise ValueError(f"padding_idx={padding_idx}, but the weight has {rows} rows; pass one in [-{rows}, {rows}).")
+    if padding_idx is not None and not (isinstance(padding_idx, int) and -rows <= padding_idx < rows):
+        raise ValueError(
+            f"padding_idx={padding_idx}, but the weight has {rows} rows; pass an int in [-{rows}, {rows})."
+        )
     padding_idx = -1 if padding_idx is None else padding_idx % rows
     return _forward(weight, ids.long(), padding_idx, active, update, *partition.flat(), dispatch.requested())

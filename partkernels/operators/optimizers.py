@@ -56,8 +56,8 @@ def sgd_step(
 
     Raises:
         ValueError: a number is out of range, update does not fit the partition, or a tensor does not fit the
-            parameter. Nothing has changed then.
-        TypeError: the parameter is not floating point.
+            parameter, or what is written shares memory with another tensor. Nothing has changed then.
+        TypeError: the parameter is not floating point, or a tensor is missing.
 
     Example:
         >>> p = Partition.from_ids(torch.tensor([[1, 2]], dtype=torch.uint8))
@@ -77,7 +77,8 @@ def sgd_step(
             f"momentum={momentum} without a momentum_buffer; pass torch.zeros_like(parameter), and the same at each"
             " step."
         )
-    _check_written(parameter=parameter, momentum_buffer=momentum_buffer)
+    states = {} if momentum_buffer is None else {"momentum_buffer": momentum_buffer}
+    _check_written(parameter=parameter, **states)
     _sgd(parameter, grad, momentum_buffer, *entries, lr, momentum, weight_decay, nesterov, dispatch.requested())
 
 
@@ -165,6 +166,8 @@ def _entries(parameter: Tensor, partition: Partition | None, update: int | None)
 
 def _check_like(name: str, tensor: Tensor, parameter: Tensor) -> None:
     """Raises ValueError unless a tensor is like the parameter, but for its strides."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} is {tensor!r}; pass a tensor like the parameter.")
     if tensor.layout != torch.strided:
         raise ValueError(f"{name} is {tensor.layout}; pass a dense tensor, as {name}.to_dense() is.")
     if tensor.shape != parameter.shape:
@@ -179,11 +182,9 @@ def _raise_unlike(name: str, what: str, given: object, expected: object) -> None
     raise ValueError(f"{name} has {what} {given} and the parameter {expected}; pass a tensor like the parameter.")
 
 
-def _check_written(*, parameter: Tensor, **state: Tensor | None) -> None:
+def _check_written(*, parameter: Tensor, **state: Tensor) -> None:
     """Raises ValueError unless these are like the parameter and each of their entries has memory of its own."""
     for name, tensor in {"parameter": parameter, **state}.items():
-        if tensor is None:
-            continue
         _check_like(name, tensor, parameter)
         if tensor.is_contiguous():  # the usual case, at a tenth of the cost
             continue

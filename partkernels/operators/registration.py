@@ -7,6 +7,7 @@ module of that name and calls the function of the operator's own name there, wit
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from partkernels.backend import dispatch
+from partkernels.operators.memory import share_memory
 
 _library = torch.library.Library("partkernels", "DEF")
 # Of the backends with compiled libraries, which may be loaded later, or never: what they register are kernels alone.
@@ -42,7 +44,7 @@ def define(
     """
     if kernel is None:
         _define_for_libraries(f"{name}({arguments}) -> Tensor")
-    _kernels[name] = kernel = kernel or _kernel(name)
+    _kernels[name] = kernel = kernel or _kernel(name, arguments)
     _register(f"{name}({arguments}, str backend) -> Tensor", kernel, fake)
     calls[name] = _call(name, kernel)
     return calls[name]
@@ -51,18 +53,18 @@ def define(
 def define_in_place(name: str, arguments: str) -> Callable[..., None]:
     """As define, for an operator that returns nothing and writes into those arguments that are marked in its schema.
 
-    Gradients don't pass through it.
+    Gradients don't pass through it. What it writes must share no memory with its other tensors.
     """
     _define_for_libraries(f"{name}({arguments}) -> ()")
-    kernel = _kernel(name)
+    kernel, tensors, written = _kernel(name, arguments), _tensors(arguments), _written(arguments)
 
     def kernel_that_is_seen(*args):
+        _check_apart(args, tensors, written)
         kernel(*args)
         # Backends write behind autograd's back; it must know that what it saved has changed.
         increment_version([args[i] for i in written if args[i] is not None and not args[i].is_inference()])
 
     _register(f"{name}({arguments}, str backend) -> ()", kernel_that_is_seen, lambda *_: None)
-    written = [i for i, argument in enumerate(_operator(name)._schema.arguments) if argument.is_write]
     call = _call(name, kernel_that_is_seen)
 
     def call_without_grad(*args):
@@ -90,15 +92,51 @@ def _operator(name: str) -> torch._ops.OpOverload:
     return getattr(torch.ops.partkernels, name).default
 
 
-def _kernel(name: str) -> Callable:
+def _tensors(arguments: str) -> dict[int, str]:
+    """The places and names of those of a schema's arguments that are tensors."""
+    named = (argument.split(" ") for argument in arguments.split(", "))
+    return {i: name for i, (kind, name) in enumerate(named) if kind.startswith("Tensor")}
+
+
+def _written(arguments: str) -> list[int]:
+    return [i for i, argument in enumerate(arguments.split(", ")) if "!" in argument]
+
+
+def _kernel(name: str, arguments: str) -> Callable:
     """Calls the function of this name of the backend that the last argument asks for."""
+    tensors, written = list(_tensors(arguments)), _written(arguments)
 
     def kernel(*args):
+        for i in tensors:
+            if args[i] is not None and args[i].is_neg():
+                return resolved(*args)
         backend = dispatch.choose(args[-1], args[0].device, args[0].dtype)
         dispatch.note(name, backend, args[-1], args[0])
         return getattr(backend, name)(*args[:-1])
 
+    def resolved(*args):
+        # A backend reads memory, where a negated view (of z.conj().imag) has the numbers before it was negated.
+        plain = [arg.resolve_neg() if isinstance(arg, Tensor) else arg for arg in args]
+        result = kernel(*plain)
+        for i in written:
+            if plain[i] is not args[i]:
+                args[i].copy_(plain[i])
+        return result
+
     return kernel
+
+
+def _check_apart(args: tuple, tensors: dict[int, str], written: list[int]) -> None:
+    """Raises ValueError if a tensor that is written shares memory with another one."""
+    given = [i for i in tensors if args[i] is not None]
+    if len({args[i].untyped_storage().data_ptr() for i in given}) == len(given) or args[0].is_meta:
+        return
+    for i, j in combinations(given, 2):
+        if (i in written or j in written) and share_memory(args[i], args[j]):
+            raise ValueError(
+                f"{tensors[i]} and {tensors[j]} share memory, and a step writes into it; pass tensors of their own, as"
+                " torch.zeros_like(parameter) is."
+            )
 
 
 def _call(name: str, kernel: Callable) -> Callable:

@@ -54,7 +54,7 @@ INTERPRETED = ["triton"] if any(target.device == "cpu" for target in TRITON) els
 # On a device's own arithmetic, at its own speed: the interpreter's sums are NumPy's, and take seconds.
 COMPILED = [target for target in TARGETS if target.backend not in INTERPRETED]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
-LAYOUTS = ["contiguous", "transposed", "sliced", "expanded", "channels_last"]
+LAYOUTS = ["contiguous", "transposed", "sliced", "expanded", "channels_last", "negated"]
 
 
 def in_layout(tensor: Tensor, layout: str) -> Tensor:
@@ -67,6 +67,8 @@ def in_layout(tensor: Tensor, layout: str) -> Tensor:
         return wide[..., 1::2]
     if layout == "expanded":  # stride 0
         return tensor[:1].expand(tensor.shape)
+    if layout == "negated":  # a view that says so; its memory has the opposite numbers
+        return torch._neg_view(-tensor)
     if layout == "channels_last" and tensor.dim() == 4:
         return tensor.contiguous(memory_format=torch.channels_last)
     return tensor.contiguous()

@@ -184,7 +184,7 @@ def error_cases():
     yield (
         lambda: pk.embedding(ids, w, p, 1, padding_idx=4),
         ValueError,
-        r"padding_idx=4, but the weight has 4 rows; pass one in \[-4, 4\)",
+        r"padding_idx=4, but the weight has 4 rows; pass an int in \[-4, 4\)",
     )
     yield lambda: pk.embedding(ids, w, p, 1, padding_idx=-5), ValueError, "padding_idx=-5"
 

@@ -258,6 +258,14 @@ def test_a_compiled_adam_is_not_compiled_again_for_every_step():
     assert compilations <= 3  # 1 is a constant, then 2, then any
 
 
+def test_tensors_may_lie_between_each_other_on_one_memory():
+    tensors = torch.rand(3, 4, 4).unbind(-1)
+    twins = [tensor.clone() for tensor in tensors]
+    STEPS["adam"].ours(twins, None, None)
+    STEPS["adam"].ours(tensors, None, None)
+    assert all(map(torch.equal, twins, tensors))
+
+
 def error_cases():
     p = pk.Partition.random((4, 6), (0.5, 0.5), seed=0)
     w, b = torch.randn(4, 6), torch.zeros(4, 6)
@@ -292,6 +300,11 @@ def error_cases():
     yield lambda: pk.adam_step(w, w, b, b, p, 1, lr=0.1, step=0), ValueError, "step=0; pass the number of this partit"
     yield lambda: pk.adam_step(w, w, b, b, p, 1, **adam, betas=(0.9, 1.0)), ValueError, r"pass two numbers in \[0, 1\)"
     yield lambda: pk.adam_step(w, w, b, b, p, 1, **adam, eps=-1.0), ValueError, "eps=-1.0"
+    yield lambda: pk.adam_step(w, w.clone(), b, b, p, 1, **adam), ValueError, "exp_avg and exp_avg_sq share memory"
+    yield lambda: pk.sgd_step(w, w, None, None, None, **sgd), ValueError, "parameter and grad share memory"
+    yield lambda: pk.sgd_step(w, b, w[:], p, 1, **momentum), ValueError, "parameter and momentum_buffer share memory"
+    over = torch.zeros(5, 6)
+    yield lambda: pk.adam_step(w, b, over[:4], over[1:], None, 1, **adam), ValueError, "exp_avg and exp_avg_sq share"
 
 
 @pytest.mark.parametrize(("call", "error", "message"), list(error_cases()))

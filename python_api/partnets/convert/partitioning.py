@@ -333,6 +333,8 @@ def find(
         if rule_of(type(module)) is not None and not left_alone(module):
             if any(child in skipped for child in module.modules()):
                 obstacles[path] = Obstacle(kind, "of which a part is skipped", "skip all of it")
+            if unreal := _unreal(module):
+                obstacles[path] = unreal
             layers[path] = module
             return
         names = _kept(module, skipped, frozen) if module in stateful else None
@@ -386,6 +388,17 @@ def _lost(module: nn.Module, frozen: bool) -> Obstacle | None:
         what = f"whose forward writes {written[0]} in place, which a subnetwork's weight would forget"
         return Obstacle(kind, what, "compute with the changed value (weight = torch.renorm(self.weight, ...)) instead")
     return None
+
+
+def _unreal(module: nn.Module) -> Obstacle | None:
+    """That a layer of one of partnets' rules, which compute with real numbers, has other parameters."""
+    if not issubclass(getattr(rule_of(type(module)), "__self__", object), PartitionedLayer):
+        return None
+    unreal = [f"{name} of {p.dtype}" for name, p in module.named_parameters() if not p.is_floating_point()]
+    if not unreal:
+        return None
+    what = f"with parameters that are no real numbers: {', '.join(unreal)}"
+    return Obstacle(type(module).__name__, what, "keep real and imaginary parts as two layers, or skip it")
 
 
 def _owned(module: nn.Module, frozen: bool) -> dict[str, nn.Parameter]:

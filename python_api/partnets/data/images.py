@@ -23,6 +23,8 @@ MEAN = (125.3 / 255, 123.0 / 255, 113.9 / 255)
 STD = (63.0 / 255, 62.1 / 255, 66.7 / 255)
 IDX = "an official file, gunzipped"
 PICKLE = "a file of cifar-10-python.tar.gz, unpacked"
+# Of files named .JPEG: not those that Pillow would have other programs read, as EPS.
+FORMATS = ("JPEG", "PNG")
 JPEG = "train/*/images/*.JPEG"
 WNIDS = "a WordNet id a line"
 ANNOTATIONS = "lines of a file's name, a tab and a WordNet id of wnids.txt"
@@ -160,7 +162,7 @@ def tiny_imagenet(root: str | PathLike) -> Data:
         images = torch.empty(len(samples), 3, 64, 64, dtype=torch.uint8, device="cpu")
         for image, (path, _) in zip(images.numpy(), tqdm(samples, what, unit=" images", disable=None), strict=True):
             try:
-                with pillow.open(path) as picture:
+                with pillow.open(path, formats=FORMATS) as picture:
                     width, height = picture.size  # of which nothing is decoded yet
                     if width == height == 64:
                         image.transpose(1, 2, 0)[:] = picture.convert("RGB")

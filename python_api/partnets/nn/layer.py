@@ -112,6 +112,9 @@ class PartitionedLayer(Partitioned):
         """
         check_parameters(self, *self.weights, *self.shifts, *self.scales)
         sizes(0, proportions)
+        for name, weight in self._present(self.weights):
+            if not weight.is_floating_point():
+                raise TypeError(f"the {name} is {weight.dtype}; pass a dtype of real numbers, such as torch.float32.")
         if scheme not in SCHEMES:
             raise ValueError(f"scheme={scheme!r}; pass 'weight' or 'node'.")
         count, seed = len(proportions), seeds.random() if seed is None else seed

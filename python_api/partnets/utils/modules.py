@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
+from partkernels.operators.memory import share_memory
+
 
 @contextmanager
 def frozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
@@ -76,31 +78,8 @@ def overlapping(tensors: Mapping[str, Tensor]) -> list[tuple[str, str]]:
         (first, second)
         for names in memories.values()
         for first, second in itertools.combinations(names, 2)
-        if _meet(tensors[first], tensors[second])
+        if share_memory(tensors[first], tensors[second])
     ]
-
-
-def _meet(first: Tensor, second: Tensor) -> bool:
-    (start, stop), (other_start, other_stop) = map(_range, (first, second))
-    if start >= other_stop or other_start >= stop:
-        return False
-    if first.is_contiguous() or second.is_contiguous():  # one that leaves nothing out of its range
-        return True
-    return bool(torch.isin(_places(first), _places(second)).any())
-
-
-def _range(tensor: Tensor) -> tuple[int, int]:
-    """Where in memory its first entry begins and its last one ends."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
-
-
-def _places(tensor: Tensor) -> Tensor:
-    """Where in memory its entries begin."""
-    offsets = torch.zeros((), dtype=torch.int64)
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        offsets = offsets[..., None] + torch.arange(size) * stride
-    return tensor.data_ptr() + offsets.flatten() * tensor.element_size()
 
 
 def device_of(model: nn.Module) -> torch.device:

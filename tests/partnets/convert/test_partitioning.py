@@ -132,6 +132,19 @@ def test_each_type_without_a_rule_is_named_once_with_its_count_and_cure():
     )
 
 
+@pytest.mark.parametrize("defaults", ["seed", "zero", "stored"])
+def test_complex_weights_are_named(defaults):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, bias=False, dtype=torch.complex64))
+    unchanged(
+        model,
+        lambda: partnets.partition(model, PROPORTIONS, defaults=defaults),
+        r"1 Linear \(1\) with parameters that are no real numbers: weight of torch\.complex64; keep real and",
+    )
+    partnets.partition(model, PROPORTIONS, skip=partnets.without_rule(model))
+    with pytest.raises(TypeError, match=r"the weight is torch\.complex64; pass a dtype of real numbers"):
+        partnets.Linear(4, 4, proportions=PROPORTIONS, dtype=torch.complex64)
+
+
 class Kept(nn.Module):
     def __init__(self, **parameters):
         super().__init__()

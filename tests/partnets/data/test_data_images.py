@@ -204,6 +204,10 @@ def test_damaged_images_are_named(root):
         path.write_bytes(damage)
         with pytest.raises(ValueError, match=r"n03_1.JPEG cannot be decoded .*expected an image of 64x64"):
             tiny_imagenet(root)
+    # A program, which Pillow would have Ghostscript run.
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\n%%EndComments\nshowpage\n%%EOF\n")
+    with pytest.raises(ValueError, match=r"n03_1.JPEG cannot be decoded \(cannot identify image file"):
+        tiny_imagenet(root)
     save(path, (0, 0, 0), size=(64, 32))
     with pytest.raises(ValueError, match=r"n03_1.JPEG is an image of 64x32"):
         tiny_imagenet(root)

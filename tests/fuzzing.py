@@ -1,0 +1,109 @@
+"""Random cases, each of them made from its name and number alone, so that one line runs it again.
+
+A test file says what a case is, a function of a `Draw`; `number_of` says how many there are, and of which seed:
+
+    FUZZ_CASES=20000 FUZZ_SEED=1 python -m pytest tests/partkernels/test_fuzz.py
+
+What fails says how it is run alone. Where Python itself crashes, the same file as a program says which case it was: it
+prints each before it runs it.
+
+    PYTHONPATH=tests python tests/partkernels/test_fuzz.py conv2d 1 20000
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import random
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from pairwise import is_full
+from torch import Tensor
+
+SEED = int(os.environ.get("FUZZ_SEED") or 0)
+CALLS = int(os.environ.get("FUZZ_CASES") or 0)
+ALONE = os.environ.get("FUZZ_CASE")
+ROOT = Path(__file__).parent.parent
+# Where tiles, vectors, bytes of the map and threads begin and end.
+BOUNDARIES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 130)
+
+Case = Callable[["Draw"], None]
+
+
+class Draw(random.Random):
+    """The random choices of one case, which follow from its name and number.
+
+    Attributes:
+        said: what the case has told of itself; printed at once by `main`.
+    """
+
+    is_loud = False
+
+    def __init__(self, name: str, number: str) -> None:
+        super().__init__(f"{name} {number}")
+        self.generator = torch.Generator().manual_seed(self.getrandbits(63))
+        self.said = ""
+
+    def say(self, what: str) -> None:
+        self.said = what
+        if self.is_loud:
+            print(what, flush=True)
+
+    def chance(self, of: float) -> bool:
+        return self.random() < of
+
+    def size(self, most: int = 130) -> int:
+        """A size from 1, often a small one or one at a boundary."""
+        if self.chance(0.4):
+            return self.randint(1, min(most, 6))
+        return self.choice([size for size in BOUNDARIES if size <= most])
+
+    def randn(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.randn(shape, generator=self.generator).to(dtype)
+
+
+def number_of(usual: int, full: int, *, of_calls: float = 1.0) -> int:
+    """How many cases: `usual`, with FULL=1 `full`, or with FUZZ_CASES so many, times `of_calls`."""
+    return int(CALLS * of_calls) if CALLS else full if is_full() else usual
+
+
+def run(case: Case, name: str, number: str, file: str) -> None:
+    """Runs one case; what it raises comes with the line that runs it again."""
+    draw = Draw(name, number)
+    try:
+        case(draw)
+    except Exception as error:
+        path = Path(file).resolve().relative_to(ROOT)
+        again = f"again: FUZZ_CASE='{name} {number}' python -m pytest {path}"
+        raise AssertionError(f"{error!r:.2000}\n{draw.said}\n{again}") from error
+
+
+def run_part(case: Case, name: str, count: int, part: int, parts: int, file: str) -> None:
+    """Of so many cases every parts-th, beginning with number `part`; with FUZZ_CASE that one alone."""
+    for i in range(part, count, parts) if ALONE is None else []:
+        run(case, name, f"{SEED}.{i}", file)
+    if ALONE is not None and ALONE.startswith(f"{name} ") and part == 0:
+        run(case, *ALONE.split(" "), file)
+
+
+def main(cases: Mapping[str, Case], file: str) -> None:
+    """`NAME SEED.I` runs a case, `NAME SEED COUNT` many; a name may be 'all'. Says at the end what has failed."""
+    faulthandler.enable()
+    Draw.is_loud = True
+    name, number, *count = sys.argv[1:]
+    failures = []
+    for i in [f"{number}.{i}" for i in range(int(count[0]))] if count else [number]:
+        for one in cases if name == "all" else [name]:
+            print(one, i, flush=True)
+            try:
+                run(cases[one], one, i, file)
+            except AssertionError as error:
+                if not count:
+                    raise
+                failures.append(error)
+    for error in failures:
+        print(f"FAILED: {error}")
+    sys.exit(bool(failures))

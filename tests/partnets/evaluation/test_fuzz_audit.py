@@ -1,0 +1,337 @@
+"""Random small models: subnetworks of sound ones do not know later partitions, and audits tell them from leaking ones.
+
+A new kind of block is a class or function of a width here, and a line in SOUND or LEAKING.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from fuzzing import Draw, number_of, run_part
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+import partnets
+
+# Sound blocks, [n, width] -> [n, width].
+
+
+class Read(nn.Module):
+    """A layer, and its weight turned, as tied autoencoders read it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.layer(x), self.layer.weight.t())
+
+
+class Own(nn.Module):
+    """Parameters of its own."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.matrix, self.scale = nn.Parameter(torch.randn(width, width) / width), nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.matrix * self.scale
+
+
+class Tied(nn.Module):
+    """Two layers of one weight."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(width, width), nn.Linear(width, width)
+        self.out.weight = self.into.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.into(x).tanh())
+
+
+class LookedUp(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.table(x.argmax(1))
+
+
+class Constant(nn.Module):
+    """A buffer that nothing writes, one that counts passes, and what is of the last pass alone."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("positions", torch.arange(width) / width)
+        self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        self.attention = (x + self.positions).softmax(1)
+        return x * self.attention
+
+
+class AsImages(nn.Module):
+    """A convolution over [n, 2, width, 1]."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 2, (3, 1), padding=(1, 0))
+        self.norm = nn.BatchNorm2d(2)
+        self.second = nn.ConvTranspose2d(2, 1, (3, 1), padding=(1, 0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.norm(self.first(x[:, None, :, None])).relu())[:, 0, :, 0]
+
+
+# Blocks of blocks.
+
+
+class Residual(nn.Module):
+    def __init__(self, *inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = nn.ModuleList(inner)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.inner:
+            x = x + block(x)
+        return x
+
+
+class Twice(nn.Module):
+    def __init__(self, *inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(*inner)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(self.inner(x))
+
+
+class Mixed(nn.Module):
+    def __init__(self, *inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = nn.ModuleDict({str(i): block for i, block in enumerate(inner)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([block(x) for block in self.inner.values()]).mean(0)
+
+
+SOUND: dict[str, Callable[[int], nn.Module]] = {
+    "linear": lambda width: nn.Linear(width, width),
+    "without bias": lambda width: nn.Linear(width, width, bias=False),
+    "layer norm": nn.LayerNorm,
+    "batch norm": nn.BatchNorm1d,
+    "group norm": lambda width: nn.GroupNorm(2, width),
+    "relu": lambda _: nn.ReLU(),
+    "prelu": nn.PReLU,
+    "dropout": lambda _: nn.Dropout(0.3),
+    "weight norm": lambda width: parametrizations.weight_norm(nn.Linear(width, width)),
+    **{each.__name__: each for each in (Read, Own, Tied, LookedUp, Constant, AsImages)},
+}
+AROUND = (nn.Sequential, Residual, Twice, Mixed)
+
+
+# Leaking blocks.
+
+
+class RunningMean(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return x - self.mean
+
+
+class Spread(nn.Module):
+    """A number in a dict, which follows the data. (A maximum tells nothing where subnetwork 1 has the largest.)"""
+
+    def __init__(self, _: int) -> None:
+        super().__init__()
+        self.kept = {"spread": [1.0]}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept["spread"].append(0.9 * self.kept["spread"].pop() + 0.1 * x.std().item())
+        return x / self.kept["spread"][0]
+
+
+class Raw(nn.Module):
+    """All entries of its parameters, whoever owns them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + 1e-3 * sum(parameter.square().mean() for parameter in self.layer.parameters())
+
+
+class Closure(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+        self.norm = lambda: self._modules["layer"]._parameters["bias"].norm()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * (1 + self.norm())
+
+
+class Hooked(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer, mean = nn.Linear(width, width), torch.zeros(width)
+
+        def centre(module: nn.Module, args: tuple, output: Tensor) -> Tensor:
+            mean.lerp_(output.detach().mean(0), 0.1)
+            return output - mean
+
+        self.layer.register_forward_hook(centre)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+class Bound(nn.Module):
+    """A method of a layer, which goes on with the layer that it was: refused."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+        self.call = self.layer.forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.call(x)
+
+
+class Clipped(nn.Module):
+    """Writes its weight: refused."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.layer.weight.clamp_(-1, 1)
+        return self.layer(x)
+
+
+LEAKING = {each.__name__: each for each in (RunningMean, Spread, Raw, Closure, Hooked, Bound, Clipped)}
+
+
+def drawn_blocks(draw: Draw, width: int, depth: int) -> list[nn.Module]:
+    def block() -> nn.Module:
+        if depth and draw.chance(0.3):
+            return draw.choice(AROUND)(*drawn_blocks(draw, width, depth - 1))
+        name = draw.choice(list(SOUND))
+        draw.say(f"{draw.said} {name}")
+        return SOUND[name](width)
+
+    return [block() for _ in range(draw.randint(1, 3))]
+
+
+def drawn_model(draw: Draw, leak: str | None) -> tuple[nn.Module, Tensor, Tensor]:
+    """A partitioned model with a leak or none, and two batches."""
+    width = draw.choice((2, 4, 6, 10))
+    features, count = draw.choice((3, 7)), draw.choice((2, 3, 3, 5))
+    torch.manual_seed(draw.getrandbits(40))
+    draw.say(f"{leak}, width {width}, {count} partitions:")
+    blocks = drawn_blocks(draw, width, depth=2)
+    if leak is not None:
+        blocks.insert(draw.randrange(len(blocks) + 1), LEAKING[leak](width))
+    model = nn.Sequential(nn.Linear(features, width), *blocks, nn.Linear(width, 3))
+    shares = [draw.uniform(0.1, 1) for _ in range(count)]
+    options = {"scheme": draw.choice(("weight", "weight", "node")), "defaults": draw.choice(("seed", "zero", "stored"))}
+    with warnings.catch_warnings():
+        # Of embeddings and norms alone, which have no seed of their own.
+        warnings.simplefilter("ignore")
+        partnets.partition(model, [share / sum(shares) for share in shares], seed=draw.getrandbits(40), **options)
+    return model, torch.randn(8, features), 2 * torch.randn(8, features) - 1
+
+
+# An independent account of what later partitions own, and of what a subnetwork gives.
+
+
+@torch.no_grad()
+def poison(model: nn.Module, k: int) -> nn.Module:
+    """Makes all that partitions above k own NaN."""
+    for layer in model.modules():
+        for name, parameter in layer._parameters.items() if hasattr(layer, "partitions") else ():
+            if parameter is None or not parameter.requires_grad:
+                continue
+            if name in layer.partitions:
+                layer.oriented(parameter)[layer.partitions[name].ids() > k] = torch.nan
+            else:
+                parameter[k:] = torch.nan
+    return model
+
+
+def given_by(model: nn.Module, k: int, x: Tensor) -> list[Tensor]:
+    """What subnetwork k gives: its output in training, all gradients, and its output in evaluation."""
+    torch.manual_seed(0)
+    with partnets.subnetwork(model.train(), k, k):
+        y = model(x)
+        grads = torch.autograd.grad(y.square().sum(), list(model.parameters()), allow_unused=True)
+    with torch.no_grad(), partnets.subnetwork(model.eval(), k):
+        evaluated = model(x)
+    return [y.detach(), *(grad for grad in grads if grad is not None), evaluated]
+
+
+def same(one: list[Tensor], other: list[Tensor]) -> bool:
+    return len(one) == len(other) and all(map(torch.equal, one, other))
+
+
+def count_of(model: nn.Module) -> int:
+    return max(getattr(layer, "count", 1) for layer in model.modules())
+
+
+def is_degenerate(model: nn.Module, x: Tensor) -> bool:
+    """Whether a subnetwork gives NaN, which hides all else: weight norms of few weights, all at a default of 0."""
+    given = [given_by(copy.deepcopy(model), k, x) for k in range(1, count_of(model) + 1)]
+    return any(tensor.isnan().any() for tensors in given for tensor in tensors)
+
+
+def sound(draw: Draw) -> None:
+    """Nothing that subnetwork k gives depends on later partitions, or on passes of them; and no audit says so."""
+    model, x, other = drawn_model(draw, None)
+    count = count_of(model)
+    if is_degenerate(model, x):
+        return
+    for k in range(1, count):
+        clean = given_by(copy.deepcopy(model), k, x)
+        assert same(clean, given_by(poison(copy.deepcopy(model), k), k, x)), f"subnetwork {k} reads later partitions"
+    worlds = []
+    for batch in (x, other):
+        world = copy.deepcopy(model)
+        given_by(world, count, batch)
+        worlds.append(given_by(poison(world, 1), 1, x))
+    assert same(*worlds), "subnetwork 1 remembers what a later one has seen"
+    found = partnets.audit(model, (x, None))
+    assert found == [], found
+
+
+def leaking(draw: Draw) -> None:
+    """A leak is refused, or found."""
+    leak = draw.choice(list(LEAKING))
+    try:
+        model, x, _ = drawn_model(draw, leak)
+    except ValueError as error:
+        assert "cannot be partitioned" in str(error) and leak in ("Bound", "Clipped"), error
+        return
+    assert partnets.audit(model, (x, None)) != [] or is_degenerate(model, x)
+
+
+def test_subnetworks_of_random_models_do_not_know_later_partitions_nor_do_audits_claim_it():
+    run_part(sound, "sound", number_of(12, 500, of_calls=0.05), 0, 1, __file__)
+
+
+def test_leaks_in_random_models_are_found():
+    run_part(leaking, "leaking", number_of(12, 500, of_calls=0.05), 0, 1, __file__)
