@@ -1,10 +1,14 @@
 #include "backend.h"
+#include "checks.h"
 
 namespace partkernels::binding {
 namespace {
 
 Tensor linear(Tensor x, Tensor weight, OptionalTensor bias, int64_t active, Update, Tensor map, OptionalTensor stored,
               int64_t count, std::string kind, double step, int64_t seed, int64_t stream, int64_t row, int64_t col) {
+  check_product(x, weight, 1);
+  check_live(1, active, count);
+  check_bias(bias, weight.size(0), active, weight);
   const Device here(x);
   const Partition partition{map, stored, count, kind, step, seed, stream, row, col};
   const Tensor rows = collapsible(x), y = empty(with_last(x, weight.size(0)), x);
@@ -19,6 +23,8 @@ Tensor linear(Tensor x, Tensor weight, OptionalTensor bias, int64_t active, Upda
 Tensor linear_grad_input(Tensor grad_y, Tensor weight, int64_t active, Update, Tensor map, OptionalTensor stored,
                          int64_t count, std::string kind, double step, int64_t seed, int64_t stream, int64_t row,
                          int64_t col) {
+  check_product(grad_y, weight, 0);
+  check_live(1, active, count);
   const Device here(grad_y);
   const Partition partition{map, stored, count, kind, step, seed, stream, row, col};
   const Tensor rows = collapsible(grad_y), grad_x = empty(with_last(grad_y, weight.size(1)), grad_y);

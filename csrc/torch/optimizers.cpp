@@ -1,4 +1,5 @@
 #include "backend.h"
+#include "checks.h"
 
 namespace partkernels::binding {
 namespace {
@@ -34,6 +35,9 @@ class Stepped {
 
 void sgd_step(Tensor parameter, Tensor grad, OptionalTensor momentum_buffer, OptionalTensor map, int64_t count,
               int64_t update, double lr, double momentum, double weight_decay, bool nesterov) {
+  STD_TORCH_CHECK(momentum == 0 || momentum_buffer, "momentum ", momentum, " without a momentum_buffer");
+  check_state(parameter, {&grad, momentum_buffer ? &*momentum_buffer : nullptr});
+  check_live(update, update, count);
   const Device here(parameter);
   const Stepped stepped(map, count, {&parameter, &grad, momentum_buffer ? &*momentum_buffer : nullptr});
   const Tensor w = stepped.view(parameter), g = stepped.view(grad);
@@ -50,6 +54,8 @@ void sgd_step(Tensor parameter, Tensor grad, OptionalTensor momentum_buffer, Opt
 void adam_step(Tensor parameter, Tensor grad, Tensor exp_avg, Tensor exp_avg_sq, OptionalTensor map, int64_t count,
                int64_t update, int64_t step, double lr, double beta1, double beta2, double eps, double weight_decay,
                bool decoupled) {
+  check_state(parameter, {&grad, &exp_avg, &exp_avg_sq});
+  check_live(update, update, count);
   const Device here(parameter);
   const Stepped stepped(map, count, {&parameter, &grad, &exp_avg, &exp_avg_sq});
   const Tensor w = stepped.view(parameter), g = stepped.view(grad);

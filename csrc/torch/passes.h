@@ -2,11 +2,13 @@
 #pragma once
 
 #include "backend.h"
+#include "checks.h"
 
 namespace partkernels::binding {
 
 // The subnetwork's weight, into a contiguous tensor.
 inline void rebuild_into(const Tensor& out, const Tensor& weight, int64_t active, Partition partition) {
+  check_live(1, active, partition.count);
   const Device here(weight);
   if (partition.stored) partition.stored = of_4_dimensions(*partition.stored);
   const Tensor to = of_4_dimensions(out), from = of_4_dimensions(weight);
@@ -19,6 +21,7 @@ inline void rebuild_into(const Tensor& out, const Tensor& weight, int64_t active
 // The gradient at the entries of partitions first..last and 0 elsewhere, into a contiguous tensor or grad itself.
 inline void mask_into(const Tensor& out, const Tensor& grad, int64_t first, int64_t last, const Tensor& map,
                       int64_t count) {
+  check_live(first, last, count);
   const Device here(grad);
   const Tensor to = of_4_dimensions(out), from = of_4_dimensions(grad);
   Device::with_type(grad.scalar_type(), [&]<class T>(T) {

@@ -6,8 +6,8 @@ from against_dense import BACKENDS
 
 import partkernels as pk
 
-# x, weight, stride, padding, dilation, groups. PyTorch 2.13 was seen to crash in each, or to be wrong, in the forward pass
-# or in the gradient of the weight.
+# x, weight, stride, padding, dilation, groups: of each PyTorch 2.13 was seen to crash, or to be wrong, in the
+# forward pass or in the gradient of the weight.
 BFLOAT16 = [
     ((1, 32, 17, 29), (13, 32, 1, 7), (7, 1), (0, 8), 2, 1),
     ((2, 33, 9, 30), (32, 33, 4, 5), (1, 7), 0, 1, 1),
@@ -20,6 +20,14 @@ BFLOAT16 = [
     ((2, 67, 24, 5), (16, 67, 7, 7), 6, 2, 1, 1),
     ((2, 64, 14, 2), (26, 32, 3, 7), (2, 4), (1, 4), 1, 2),
     ((2, 67, 6, 1), (2, 67, 2, 2), 7, 1, 1, 1),
+    ((2, 17, 30, 29), (2, 17, 5, 5), 1, (3, 6), 3, 1),
+    ((2, 66, 15, 12), (64, 33, 5, 5), 7, 3, 1, 2),
+    ((3, 54, 2, 11), (27, 6, 1, 2), (1, 7), (0, 3), (1, 3), 9),
+    ((3, 16, 9, 3), (4, 16, 2, 7), (1, 7), (0, 2), 1, 1),
+    ((65, 65, 2, 5), (33, 65, 1, 4), (1, 7), (0, 2), (2, 1), 1),
+    ((2, 67, 24, 29), (32, 67, 3, 3), 1, 3, 3, 1),
+    ((2, 128, 24, 26), (32, 64, 7, 7), 7, 3, 3, 2),
+    ((2, 64, 4, 30), (13, 64, 1, 1), 2, 0, 3, 1),
 ]
 FLOAT32 = [((2, 67, 3, 2), (1, 67, 1, 1), (2, 3), (8, 1), 1, 1), ((2, 5, 4, 3), (6, 5, 2, 3), 2, (2, 3), 1, 1)]
 CASES = [(torch.bfloat16, *case) for case in BFLOAT16] + [(torch.float32, *case) for case in FLOAT32]

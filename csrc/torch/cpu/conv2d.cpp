@@ -15,6 +15,7 @@
 #include <memory>
 
 #include "backend.h"
+#include "checks.h"
 
 namespace partkernels::binding {
 
@@ -88,11 +89,11 @@ bool torch_may_fail(ScalarType dtype, const Sizes& in, const Sizes& out, const S
   if (dtype != ScalarType::BFloat16) return false;
   const auto is_square = [](const Sizes& sizes) { return sizes[0] == sizes[1]; };
   const Sizes ones{1, 1};
-  bool is_usual = is_square(kernel) && is_square(stride) && is_square(padding) && is_square(dilation);
-  is_usual = is_usual || (!kTiles && stride == ones && dilation == ones);  // 1x7 and 7x1
+  bool is_usual = is_square(kernel) && is_square(stride) && is_square(padding);
+  is_usual = is_usual || (!kTiles && stride == ones);  // 1x7 and 7x1
   for (const int d : {0, 1}) {
-    const bool pixels_between = stride[d] > dilation[d] * (kernel[d] - 1) + 1;
-    is_usual = is_usual && in[2 + d] > 1 && out[2 + d] > 1 && !(pixels_between && padding[d] > 0) &&
+    is_usual = is_usual && dilation[d] == 1 && in[2 + d] > 1 && out[2 + d] > 1 &&
+               (stride[d] < kernel[d] || padding[d] == 0) &&
                (is_square(kernel) || 2 * padding[d] == kernel[d] - 1 || padding[d] == 0);
   }
   return !is_usual;
@@ -101,6 +102,24 @@ bool torch_may_fail(ScalarType dtype, const Sizes& in, const Sizes& out, const S
 struct Range {
   int64_t begin, size;
 };
+
+// A kernel of one row, or column, has no dilation; PyTorch's gradient would depend on it.
+Geometry geometry_of(const Sizes& stride, const Sizes& padding, Sizes dilation, int64_t groups, const Sizes& kernel) {
+  const bool fits = stride.size() == 2 && padding.size() == 2 && dilation.size() == 2 && kernel.size() == 2 &&
+                    std::min({stride[0], stride[1], dilation[0], dilation[1], groups, kernel[0], kernel[1]}) >= 1 &&
+                    std::min(padding[0], padding[1]) >= 0;
+  STD_TORCH_CHECK(fits,
+                  "no geometry of a convolution; expected pairs of numbers of at least 1, of paddings at least 0");
+  for (const int d : {0, 1}) {
+    if (kernel[d] == 1) dilation[d] = 1;
+  }
+  return {stride, padding, dilation, groups};
+}
+
+Sizes kernel_of(const Tensor& weight) {
+  STD_TORCH_CHECK(weight.dim() == 4, "the weight has ", weight.dim(), " dimensions; expected 4");
+  return {weight.size(2), weight.size(3)};
+}
 
 // The parts of a weight along a dimension that are rebuilt one after another; none if that is not possible.
 std::vector<Range> slices_of(const Tensor& weight, int64_t dim, int64_t groups) {
@@ -197,16 +216,25 @@ const cpu::ParallelFor& threads_for_convolution(const Tensor& output, const Tens
   return threads_for_products(output.numel() * (weight.numel() / std::max<int64_t>(weight.size(0), 1)));
 }
 
-Sizes output_size(const Tensor& x, const Tensor& weight, const Geometry& geometry) {
-  Sizes sizes{x.size(0), weight.size(0)};
+// Of images [batch, in, height, width] and a weight of these sizes.
+Sizes output_size(const Sizes& x, const Sizes& weight, const Geometry& geometry) {
+  STD_TORCH_CHECK(
+      x.size() == 4 && x[1] == weight[1] * geometry.groups && weight[0] % geometry.groups == 0,
+      "images and weight differ in their channels; expected [batch, channels, height, width] and [out, channels"
+      " / groups, height, width]");
+  Sizes sizes{x[0], weight[0]};
   for (const int d : {0, 1}) {
-    const int64_t taken = geometry.dilation[d] * (weight.size(2 + d) - 1) + 1;
-    sizes.push_back((x.size(2 + d) + 2 * geometry.padding[d] - taken) / geometry.stride[d] + 1);
+    const int64_t left = x[2 + d] + 2 * geometry.padding[d] - geometry.dilation[d] * (weight[2 + d] - 1) - 1;
+    STD_TORCH_CHECK(left >= 0, "the kernel is larger than the padded images");
+    sizes.push_back(left / geometry.stride[d] + 1);
   }
   return sizes;
 }
 
-Sizes kernel_of(const Tensor& weight) { return {weight.size(2), weight.size(3)}; }
+void check_output(const Tensor& grad_y, const Tensor& like, const Sizes& sizes) {
+  STD_TORCH_CHECK(sizes_of(grad_y) == sizes && alike(grad_y, like),
+                  "grad_output is not of the output's shape and dtype");
+}
 
 Tensor narrow(const Tensor& tensor, int64_t dim, Range range) {
   Tensor whole = tensor;
@@ -230,7 +258,8 @@ Tensor convolve(const Tensor& x, const Tensor& weight, const OptionalTensor& bia
                 int64_t active, const Partition& partition) {
   const std::vector<Range> slices = slices_of(weight, 0, geometry.groups);
   const bool channels_last = prefers_channels_last(x);
-  const Sizes size = output_size(x, weight, geometry);
+  const Sizes size = output_size(sizes_of(x), sizes_of(weight), geometry);
+  STD_TORCH_CHECK(alike(x, weight), "images and weight differ in their dtype or device");
   if (slices.empty() || torch_may_fail(x.scalar_type(), sizes_of(x), size, kernel_of(weight), geometry)) {
     const Tensor y = empty(size, x, channels_last);
     with_type(weight.scalar_type(), [&]<class T>(T) {
@@ -289,13 +318,13 @@ Tensor convolve_grad_input(const Tensor& grad_y, const Tensor& weight, const Siz
   return grad_x;
 }
 
-// The entries of partition update; 0 elsewhere.
-Tensor convolve_grad_weight(const Tensor& grad_y, const Tensor& x, const Sizes& kernel_size, const Geometry& geometry,
+// The entries of partition update of a weight of these sizes; 0 elsewhere.
+Tensor convolve_grad_weight(const Tensor& grad_y, const Tensor& x, const Sizes& sizes, const Geometry& geometry,
                             int64_t update, const Tensor& map, int64_t count) {
-  const Sizes sizes{grad_y.size(1), x.size(1) / geometry.groups, kernel_size[0], kernel_size[1]};
   const Owners owners = owners_of(map, count, sizes, x);
   const int updated = static_cast<int>(update);
-  if (most_bytes == 0 || torch_may_fail(x.scalar_type(), sizes_of(x), sizes_of(grad_y), kernel_size, geometry)) {
+  if (most_bytes == 0 ||
+      torch_may_fail(x.scalar_type(), sizes_of(x), sizes_of(grad_y), {sizes[2], sizes[3]}, geometry)) {
     const Tensor grad_w = empty(sizes, x);
     with_type(x.scalar_type(), [&]<class T>(T) {
       cpu::conv2d_grad_weight(images<const T>(grad_y), images<const T>(x), kernels_geometry(geometry), owners, updated,
@@ -318,20 +347,31 @@ Tensor convolve_grad_weight(const Tensor& grad_y, const Tensor& x, const Sizes& 
 Tensor conv2d(Tensor x, Tensor weight, OptionalTensor bias, Sizes stride, Sizes padding, Sizes dilation, int64_t groups,
               int64_t active, Update, Tensor map, OptionalTensor stored, int64_t count, std::string kind, double step,
               int64_t seed, int64_t stream, int64_t row, int64_t col) {
-  return convolve(x, weight, live_bias(bias, active), {stride, padding, dilation, groups}, active,
+  const Geometry geometry = geometry_of(stride, padding, dilation, groups, kernel_of(weight));
+  check_live(1, active, count);
+  check_bias(bias, weight.size(0), active, weight);
+  return convolve(x, weight, live_bias(bias, active), geometry, active,
                   {map, stored, count, kind, step, seed, stream, row, col});
 }
 
 Tensor conv2d_grad_input(Tensor grad_y, Tensor weight, Sizes input_size, Sizes stride, Sizes padding, Sizes dilation,
                          int64_t groups, int64_t active, Update, Tensor map, OptionalTensor stored, int64_t count,
                          std::string kind, double step, int64_t seed, int64_t stream, int64_t row, int64_t col) {
-  return convolve_grad_input(grad_y, weight, input_size, {stride, padding, dilation, groups}, active,
+  const Geometry geometry = geometry_of(stride, padding, dilation, groups, kernel_of(weight));
+  check_live(1, active, count);
+  check_output(grad_y, weight, output_size(input_size, sizes_of(weight), geometry));
+  return convolve_grad_input(grad_y, weight, input_size, geometry, active,
                              {map, stored, count, kind, step, seed, stream, row, col});
 }
 
 Tensor conv2d_grad_weight(Tensor grad_y, Tensor x, Sizes kernel_size, Sizes stride, Sizes padding, Sizes dilation,
                           int64_t groups, int64_t update, Tensor map, int64_t count) {
-  return convolve_grad_weight(grad_y, x, kernel_size, {stride, padding, dilation, groups}, update, map, count);
+  const Geometry geometry = geometry_of(stride, padding, dilation, groups, kernel_size);
+  check_live(update, update, count);
+  STD_TORCH_CHECK(grad_y.dim() == 4 && x.dim() == 4, "expected images [batch, channels, height, width]");
+  const Sizes weight{grad_y.size(1), x.size(1) / groups, kernel_size[0], kernel_size[1]};
+  check_output(grad_y, x, output_size(sizes_of(x), weight, geometry));
+  return convolve_grad_weight(grad_y, x, weight, geometry, update, map, count);
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(partkernels_cpu, m) { m.def("limit_workspace(int bytes) -> int"); }

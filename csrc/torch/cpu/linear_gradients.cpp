@@ -1,10 +1,15 @@
 // The gradients of linear's weight and bias; on a GPU they are PyTorch's.
 #include "backend.h"
+#include "checks.h"
 
 namespace partkernels::binding {
 namespace {
 
 Tensor linear_grad_weight(Tensor grad_y, Tensor x, int64_t update, Tensor map, int64_t count) {
+  check_live(update, update, count);
+  STD_TORCH_CHECK(grad_y.dim() > 0 && x.dim() > 0 && alike(grad_y, x) &&
+                      grad_y.numel() * x.sizes().back() == x.numel() * grad_y.sizes().back(),
+                  "grad_output and x differ in their rows, dtype or device");
   const Tensor outs = collapsible(grad_y), ins = collapsible(x);
   const Tensor grad_w = empty({grad_y.sizes().back(), x.sizes().back()}, x);
   with_type(x.scalar_type(), [&]<class T>(T) {
@@ -15,7 +20,11 @@ Tensor linear_grad_weight(Tensor grad_y, Tensor x, int64_t update, Tensor map, i
   return grad_w;
 }
 
-Tensor linear_grad_bias(Tensor grad_y, int64_t update, int64_t count) { return bias_grad(grad_y, update, count); }
+Tensor linear_grad_bias(Tensor grad_y, int64_t update, int64_t count) {
+  check_live(update, update, count);
+  STD_TORCH_CHECK(grad_y.dim() > 0, "grad_output has no dimension; expected [..., out_features]");
+  return bias_grad(grad_y, update, count);
+}
 
 PARTKERNELS_KERNELS(m) {
   m.impl("linear_grad_weight", TORCH_BOX(&linear_grad_weight));

@@ -1,0 +1,40 @@
+// What the registered operators see to before they touch memory. Those of partkernels/operators have checked all of it,
+// and name the cure; who calls the others by name must not have read, or written, what is nobody's.
+#pragma once
+
+#include "tensors.h"
+
+namespace partkernels::binding {
+
+inline bool alike(const Tensor& one, const Tensor& other) {
+  return one.scalar_type() == other.scalar_type() && device_type_of(one) == device_type_of(other);
+}
+
+inline void check_live(int64_t first, int64_t last, int64_t count) {
+  STD_TORCH_CHECK(1 <= first && first <= last && last <= count && count <= kMaxPartitions, "partitions ", first, " to ",
+                  last, " of ", count, "; expected 1 <= first <= last <= count <= ", kMaxPartitions);
+}
+
+// x [..., features], whose last dimension meets one of a weight [rows, cols].
+inline void check_product(const Tensor& x, const Tensor& weight, int64_t dim) {
+  STD_TORCH_CHECK(weight.dim() == 2 && x.dim() > 0 && x.sizes().back() == weight.size(dim) && alike(x, weight),
+                  "x does not fit the weight; expected [..., features] and a matrix, of one dtype, on one device");
+}
+
+// One of `out` numbers, or rows of which `active` are live.
+inline void check_bias(const OptionalTensor& bias, int64_t out, int64_t active, const Tensor& weight) {
+  if (!bias) return;
+  const bool rows = bias->dim() == 2 && bias->size(0) >= active && bias->size(1) == out;
+  STD_TORCH_CHECK((rows || (bias->dim() == 1 && bias->size(0) == out)) && alike(*bias, weight),
+                  "the bias does not fit; expected [", out, "], or as many rows as partitions, of the weight's dtype");
+}
+
+// Tensors of the parameter's sizes.
+inline void check_state(const Tensor& parameter, std::initializer_list<const Tensor*> others) {
+  for (const Tensor* other : others) {
+    STD_TORCH_CHECK(other == nullptr || (sizes_of(*other) == sizes_of(parameter) && alike(*other, parameter)),
+                    "a gradient or a state is not of the parameter's shape, dtype and device");
+  }
+}
+
+}  // namespace partkernels::binding
