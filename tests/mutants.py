@@ -256,6 +256,36 @@ MUTANTS = [
         ),
     ),
     *_of(
+        "csrc/torch/cpu/threads.h",
+        f"{KERNELS}/test_forks.py",
+        (
+            "cpp threads of a fork",
+            "return entries < kFewEntries ? kThisThread : kTorchThreads;",
+            "return kTorchThreads;",
+            "small work waits for threads that a fork has not copied",
+        ),
+    ),
+    *_of(
+        "csrc/torch/cpu/conv2d.cpp",
+        f"{KERNELS}/test_torch_faults.py",
+        (
+            "cpp faults of torch",
+            "return !is_usual;",
+            "return false;",
+            "convolutions are left to PyTorch that it gets wrong",
+        ),
+    ),
+    *_of(
+        "csrc/torch/tensors.h",
+        f"{KERNELS}/test_fuzz_wrong.py",
+        (
+            "cpp emptied map",
+            "map.size(0) >= rows && map.size(1) * 8 >= cols * bits &&",
+            "map.dim() == 2 &&",
+            "a map is read beyond its memory",
+        ),
+    ),
+    *_of(
         "csrc/cpu/mask.h",
         f"{KERNELS}/test_operators.py {KERNELS}/test_optimizers.py",
         (
@@ -402,6 +432,16 @@ MUTANTS = [
             "(i in written or j in written) and share_memory(args[i], args[j])",
             "False",
             "two moments on one memory spoil each other without a word",
+        ),
+    ),
+    *_of(
+        "partkernels/operators/convolution.py",
+        f"{KERNELS}/test_convolutions.py",
+        (
+            "output padding of a stride",
+            "    if any(beyond):",
+            "    if False:",
+            "a transposed convolution fails where PyTorch's does not",
         ),
     ),
     *_of(
