@@ -246,8 +246,7 @@ void copy(const Tensor& to, const Tensor& from) {
   torch::stable::copy_(destination, from);
 }
 
-// Sets the most bytes of a rebuilt weight, and returns what they were: for tests of larger weights. With 0 no
-// convolution is PyTorch's.
+// Sets the most bytes of a rebuilt weight, 0 for none, and returns what they were: for tests of larger weights.
 int64_t limit_workspace(int64_t bytes) {
   STD_TORCH_CHECK(0 <= bytes && bytes <= kWorkspace, "limit ", bytes, "; expected 0 to ", kWorkspace, " bytes");
   return most_bytes.exchange(bytes);
@@ -323,8 +322,7 @@ Tensor convolve_grad_weight(const Tensor& grad_y, const Tensor& x, const Sizes& 
                             int64_t update, const Tensor& map, int64_t count) {
   const Owners owners = owners_of(map, count, sizes, x);
   const int updated = static_cast<int>(update);
-  if (most_bytes == 0 ||
-      torch_may_fail(x.scalar_type(), sizes_of(x), sizes_of(grad_y), {sizes[2], sizes[3]}, geometry)) {
+  if (torch_may_fail(x.scalar_type(), sizes_of(x), sizes_of(grad_y), {sizes[2], sizes[3]}, geometry)) {
     const Tensor grad_w = empty(sizes, x);
     with_type(x.scalar_type(), [&]<class T>(T) {
       cpu::conv2d_grad_weight(images<const T>(grad_y), images<const T>(x), kernels_geometry(geometry), owners, updated,

@@ -11,6 +11,7 @@ from partkernels.defaults import check_seed
 from partnets.convert.deploying import deployed
 from partnets.convert.merging import merge, without_partitions
 from partnets.hyper import Hyperparameter, hyperparameters
+from partnets.nn.own_state import sharing
 from partnets.nn.partitioned import count, partitioned_layers
 from partnets.utils.checks import check_at_least
 from partnets.utils.modules import device_of
@@ -84,7 +85,7 @@ def _fresh(model: nn.Module, seed: int) -> nn.Module:
     count(model)
     model = copy.deepcopy(model)
     new, stuck = {}, _unpartitioned(model)
-    with preserved(device_of(model)):
+    with preserved(device_of(model)), sharing():
         torch.manual_seed(seed)
         for path, layer in partitioned_layers(model):
             try:

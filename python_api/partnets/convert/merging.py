@@ -9,6 +9,7 @@ from torch import nn
 from partkernels.operators.checks import check_live
 from partnets.convert.partitioning import replace_modules
 from partnets.nn.batch_norm import warn_of_stale
+from partnets.nn.own_state import sharing
 from partnets.nn.partitioned import Partitioned, count, partitioned_layers
 from partnets.nn.state_dict import unguard
 
@@ -43,7 +44,8 @@ def merge(model: nn.Module, active: int | None = None) -> nn.Module:
     model = copy.deepcopy(model)
     layers = [layer for _, layer in partitioned_layers(model)]
     check_live(layers[0], active, None)
-    new = {layer: layer.to_ordinary(active) for layer in layers}
+    with sharing():
+        new = {layer: layer.to_ordinary(active) for layer in layers}
     merged: dict[nn.Parameter, nn.Parameter] = {}
     for layer, ordinary in new.items():  # what layers shared they go on sharing
         for name, parameter in layer.named_parameters(recurse=False):

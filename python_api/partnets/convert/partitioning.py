@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import UninitializedParameter
@@ -21,13 +22,15 @@ from partnets.hyper import Hyperparameter
 from partnets.nn import state_dict
 from partnets.nn.layer import PartitionedLayer
 from partnets.nn.own_parameters import OwnParameters, is_broadcast, own_parameters_class
-from partnets.nn.own_state import OwnState, own_state_class
-from partnets.nn.partitioned import EXISTING, REPLACED, Partitioned
+from partnets.nn.own_state import OwnState, own_state_class, sharing
+from partnets.nn.partitioned import EXISTING, REPLACED, Partitioned, bind_methods
 from partnets.nn.registry import Rule, known, rule_of
 from partnets.utils import seeds
 from partnets.utils.held import inside
 from partnets.utils.modules import is_frozen, overlapping
 
+# Their code goes through all modules in them.
+GOES_THROUGH = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 # Layers that a warning names one by one.
 MOST_NAMED = 10
 # What a class may have and OwnParameters has too: it calls the class's, or reads it.
@@ -125,22 +128,24 @@ def partition(
         usual = {weight for weights in redrawn.values() for weight, is_usual in weights.items() if is_usual}
         _warn_of_lost([path for path, weights in redrawn.items() if weights.keys() - usual])
     before = set(model.parameters())
-    own = {
-        module: _divided(
-            _class_for(module, found.kept.get(module)).from_ordinary,
-            module,
-            frozen,
-            proportions,
-            seeds.derived(seed, path),
-            options,
-        )
-        for path, module in found.owning.items()
-    }
+    with sharing():
+        own = {
+            module: _divided(
+                _class_for(module, found.kept.get(module)).from_ordinary,
+                module,
+                frozen,
+                proportions,
+                seeds.derived(seed, path),
+                options,
+            )
+            for path, module in found.owning.items()
+        }
     _share_tied(model, new | own, frozen)
+    _change_classes(own)
     for module, divided in own.items():  # others may hold the module itself, and it stays
-        module.__class__ = type(divided)
         vars(module).clear()
         vars(module).update(vars(divided))
+        bind_methods(module, divided)
         EXISTING.add(module)
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder):  # its nested tensors are for torch's own layers
@@ -153,6 +158,21 @@ def partition(
     if not isinstance(model, PartitionedLayer):  # which look after themselves
         state_dict.guard(model)
     return model
+
+
+def _change_classes(new: dict[nn.Module, nn.Module]) -> None:
+    """Makes modules those of the classes of new ones; all of them or none."""
+    before = {module: type(module) for module in new}
+    try:
+        for module, divided in new.items():
+            module.__class__ = type(divided)
+    except TypeError as error:
+        for module, cls in before.items():
+            module.__class__ = cls
+        raise ValueError(
+            f"a {before[module].__name__} cannot be changed in place ({error}); leave it out with skip=, or name a"
+            " module around it."
+        ) from None
 
 
 def _divided(
@@ -314,6 +334,8 @@ def find(
     """
     layers, owning, kept, obstacles = {}, {}, {}, {}
     seen = set()
+    parents = Counter(child for module in model.modules() for child in module._modules.values())
+    shared = {child for child, number in parents.items() if number > 1}
 
     def left_alone(module: nn.Module) -> bool:
         return not frozen and is_frozen(module)
@@ -337,9 +359,13 @@ def find(
                 obstacles[path] = unreal
             layers[path] = module
             return
-        names = _kept(module, skipped, frozen) if module in stateful else None
+        # What several modules hold stays one module, with a state of its own.
+        names = _kept(module, shared.union(skipped), frozen) if module in stateful else None
         if names is not None:
             kept[module] = names
+        if module in stateful and isinstance(module, GOES_THROUGH) and _has_more(module):
+            what = "whose code goes through the modules in it, and would meet its state there"
+            obstacles[path] = Obstacle(kind, what, "let a module inside it keep what is kept, and name that")
         obstacle = _obstacle(module, skipped, names, frozen)
         if obstacle is not None:
             obstacles[path] = obstacle
@@ -409,8 +435,8 @@ def _owned(module: nn.Module, frozen: bool) -> dict[str, nn.Parameter]:
 
 def _kept(module: nn.Module, skipped: Collection[nn.Module], frozen: bool) -> tuple[str, ...] | None:
     """The names of the parameters, buffers and modules that are a module's state; None if it can have none."""
-    if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
-        return None  # which goes through what is in it
+    if isinstance(module, (*GOES_THROUGH, torch.jit.ScriptModule)):
+        return None
 
     def is_state(child: nn.Module) -> bool:
         parts = list(child.modules())
@@ -422,6 +448,11 @@ def _kept(module: nn.Module, skipped: Collection[nn.Module], frozen: bool) -> tu
     names += module._buffers
     names += [name for name, child in module.named_children() if is_state(child)]
     return tuple(names) if names or not _is_torchs(module) else None
+
+
+def _has_more(module: nn.Module) -> bool:
+    """Whether there are buffers or attributes beside what every module has."""
+    return bool(module._buffers or vars(module).keys() - vars(nn.Module()).keys())
 
 
 def _is_torchs(module: nn.Module) -> bool:
@@ -457,6 +488,10 @@ def _obstacle(
         return Obstacle(kind, what, cure)
     if kept is not None and type(module).get_extra_state is not nn.Module.get_extra_state:
         return Obstacle(kind, "with an extra state of its own (get_extra_state)", "keep that in buffers")
+    if kept is not None and any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+        return Obstacle(kind, "with a ScriptModule, whose state is out of reach", "take the module that it was made of")
+    if kept is not None and type(module).__setattr__ is not nn.Module.__setattr__:
+        return Obstacle(kind, "with a __setattr__ of its own", "name a module inside it that keeps what is kept")
     if any(isinstance(parameter, UninitializedParameter) for parameter in own.values()):
         return Obstacle(kind, "whose parameters are made by its first call", "call it first")
     others = [name for name, value in vars(module).items() if name != "_parameters" and _holds(value, own.values())]
@@ -499,10 +534,10 @@ def _class_for(module: nn.Module, kept: tuple[str, ...] | None) -> type[OwnParam
     own = {name: p for name, p in module._parameters.items() if p is not None and name not in (kept or ())}
     shifts = tuple(name for name in module._parameters if name not in own or is_broadcast(own[name]))
     weights = tuple(name for name in own if name not in shifts)
+    if kept is not None:
+        return own_state_class(type(module), weights, shifts, kept)
     caches = tuple(name for name, value in vars(module).items() if "cache" in name and type(value) is dict)
-    if kept is None:
-        return own_parameters_class(type(module), weights, shifts, caches)
-    return own_state_class(type(module), weights, shifts, caches, kept)
+    return own_parameters_class(type(module), weights, shifts, caches)
 
 
 def _found(model: nn.Module, skipped: set[nn.Module], stateful: set[nn.Module], frozen: bool) -> Found:
@@ -523,6 +558,11 @@ def _found(model: nn.Module, skipped: set[nn.Module], stateful: set[nn.Module], 
         )
     if found.obstacles:
         raise ValueError(_refusal(found.obstacles))
+    if apart := _views_of_state(model, found):
+        raise ValueError(
+            f"{apart[0]} and {apart[1]} share memory, and what is kept for each subnetwork would not: keep one of them,"
+            " and take views of it where it is used."
+        )
     if stateful and not found.kept:
         kinds = ", ".join(sorted({type(module).__name__ for module in stateful}))
         raise ValueError(f"stateful names {kinds}, which keep nothing from call to call; name what does, or nothing.")
@@ -535,6 +575,21 @@ def _found(model: nn.Module, skipped: set[nn.Module], stateful: set[nn.Module], 
         names = ", ".join(layer_type.__name__ for layer_type in known())
         raise ValueError(f"this {type(model).__name__} has no layer to partition; known are {names}.")
     return found
+
+
+def _views_of_state(model: nn.Module, found: Found) -> tuple[str, str] | None:
+    """The paths of two tensors on one memory of which one is state, if there are some."""
+    stateful = {part for module in found.kept for part in module.modules()}
+    state, others, seen = {}, {}, set()
+    for path, module in model.named_modules() if stateful else ():
+        for group in (module._buffers, module._parameters, vars(module)):
+            for name, value in group.items():
+                is_state = isinstance(value, Tensor) and module in stateful and not value.requires_grad
+                if isinstance(value, Tensor) and (id(value), is_state) not in seen:
+                    seen.add((id(value), is_state))  # one tensor that several keep stays one
+                    (state if is_state else others)[f"{path}.{name}" if path else name] = value
+    pairs = overlapping(state | others)
+    return next((pair for pair in pairs if pair[0] in state or pair[1] in state), None)
 
 
 def _refusal(obstacles: dict[str, Obstacle]) -> str:

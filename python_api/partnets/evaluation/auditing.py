@@ -33,6 +33,14 @@ APART = (
 )
 
 
+OUT_OF_SIGHT = (
+    "what a class, a loss, slots or an object of a library keep is one for all subnetworks: let a module of the model"
+    " keep it, in buffers or attributes, and name that in partnets.partition(..., stateful=[...])"
+)
+# Devices that add up in the same order each time.
+STEADY = {"cpu"}
+
+
 class Leak(NamedTuple):
     """What carries later chunks into earlier subnetworks.
 
@@ -177,6 +185,8 @@ class _Trial:
         if any(name.startswith("output") for name in differing):
             path = self._first_difference(k, [(batch, _same), (batch, _poisoned)], after=k, of_outputs=True)
             yield Leak(path, "reads weights of partitions that are not live", LIVE)
+        elif "loss" in differing:
+            yield Leak("", "has a loss that reads weights of partitions that are not live", LIVE)
         elif differing:
             yield Leak(differing[0], "has a gradient that depends on weights which are not live", LIVE)
         elif kept:
@@ -195,6 +205,10 @@ class _Trial:
         differing, changed = one.differing(two), left.changed(left_too)
         if differing or changed:
             again, left_again = self._kept(partial(first_after, *worlds[0]))
+            if self.device.type in STEADY and (one.differing(again) or left.changed(left_again)):
+                what = "gives something else each time, of one batch and one seed: it keeps something out of sight"
+                yield Leak("", what, OUT_OF_SIGHT)
+                return
             differing = [name for name in differing if name not in one.differing(again)]
             changed = [path for path in changed if path not in left.changed(left_again)]
         for path in changed:
@@ -221,8 +235,8 @@ class _Trial:
         """
         random_state.seed(0)
         with subnetwork(self.model, k, k, hyper=True), evaluating(*running_norms(self.model)[1]):
-            output, grads = self._learned(batch)
-        values = {f"output {i}": leaf.detach().clone() for i, leaf in enumerate(_tensors(output))}
+            output, loss, grads = self._learned(batch)
+        values = {f"output {i}": leaf.detach().clone() for i, leaf in enumerate(_tensors(output))} | {"loss": loss}
         values |= self._live_entries(grads, k)
         drawn = random_state.get_state(self.device)
         with torch.no_grad(), evaluating(self.model), subnetwork(self.model, k):
@@ -230,12 +244,12 @@ class _Trial:
         values |= {f"output {i} in evaluation": leaf.clone() for i, leaf in enumerate(_tensors(output))}
         return Seen(values, drawn)
 
-    def _learned(self, batch: Any) -> tuple[Any, dict[nn.Parameter, Tensor]]:
-        """The output in training mode, and the gradients."""
+    def _learned(self, batch: Any) -> tuple[Any, Tensor, dict[nn.Parameter, Tensor]]:
+        """The output in training mode, the loss, and the gradients."""
         learning = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         output, loss = self.compute(copy.deepcopy(batch))
         if not (learning and loss.requires_grad):
-            return output, {}
+            return output, loss.detach().clone(), {}
         try:  # without what waits for gradients to arrive, as DistributedDataParallel does
             grads = torch.autograd.grad(loss, learning, allow_unused=True)
         except RuntimeError as error:
@@ -246,7 +260,8 @@ class _Trial:
             output, loss = self.compute(copy.deepcopy(batch))
             loss.backward()
             grads = [parameter.grad for parameter in learning]
-        return output, {parameter: grad for parameter, grad in zip(learning, grads, strict=True) if grad is not None}
+        found = {parameter: grad for parameter, grad in zip(learning, grads, strict=True) if grad is not None}
+        return output, loss.detach().clone(), found
 
     def _live_entries(self, grads: dict[nn.Parameter, Tensor], k: int) -> dict[str, Tensor]:
         """The gradients of partitions 1..k, and of ψ."""
@@ -293,7 +308,7 @@ class _Trial:
 
             def begins(module: nn.Module, args: Any, kwargs: Any, found=found, inside=inside) -> None:
                 found.append((inside[-1], seen((args, kwargs))))  # whoever calls has computed these
-                inside.append(paths[module])
+                inside.append(paths.get(module, inside[-1]))
 
             def ends(module: nn.Module, _: Any, output: Any, found=found, inside=inside) -> None:
                 found.append((inside.pop(), seen(output)))

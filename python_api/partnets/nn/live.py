@@ -82,7 +82,7 @@ def live(subnetworks: Mapping[Partitioned, tuple[int, int | None]]) -> Iterator[
         mixed = _is_mixed(subnetworks)
         for layer, state in before.items():
             layer._live.now = None if mixed else state
-            layer._live.passing = None
+            layer._live.passing = None  # what a pass has copied ends with it
         torch._C._stash_obj_in_tls(HANDED_ON, {} if mixed else handed_on)
 
 

@@ -4,18 +4,53 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import nn
 
 from partnets.nn.own_parameters import OwnParameters, class_of
+from partnets.nn.partitioned import as_class
 from partnets.utils.copied import copied
 
 # Where a module has what it keeps for each subnetwork, by "1".."C"; that of "0" has seen no data.
 STATE_OF = "state_of"
 REGISTERED = ("_parameters", "_buffers", "_modules")
+
+
+# Of each subnetwork what has been copied: what two modules keep together they go on keeping together.
+_memos: ContextVar[dict[int, dict] | None] = ContextVar("memos", default=None)
+
+
+@contextmanager
+def sharing() -> Iterator[None]:
+    """Inside, states that are copied share what those before share."""
+    token = _memos.set(defaultdict(dict))
+    try:
+        yield
+    finally:
+        _memos.reset(token)
+
+
+def _memo(k: int) -> dict:
+    memos = _memos.get()
+    return {} if memos is None else memos[k]
+
+
+class _Pass(threading.local):
+    """What the present thread has copied for a pass that learns nothing, and for which."""
+
+    def __init__(self) -> None:
+        self.now: tuple[int, int | None] | None = None
+        self.memo: dict = {}
+
+
+_pass = _Pass()
 
 
 class State(nn.Module):
@@ -39,11 +74,17 @@ class OwnState(OwnParameters):
     # Attributes of the class, which its code may set: self.steps += 1.
     _of_class: Sequence[str] = ()
 
-    def divide(self, proportions, **options):
-        state = self._set_apart() if len(proportions) > 1 else None
-        super().divide(proportions, **options)
-        if state is not None:
-            self._modules[STATE_OF] = nn.ModuleDict({str(k): copied(state) for k in range(self.count + 1)})
+    @classmethod
+    def from_ordinary(cls, layer, proportions, **options):
+        new = as_class(layer, cls)
+        state = new._set_apart() if len(proportions) > 1 else None
+        new.divide(proportions, **options)
+        if state is not None:  # what holds the layer itself goes on doing so: partnets.partition changes it in place
+            memos = [_memo(k) for k in range(new.count + 1)]
+            for memo in memos:
+                memo[id(layer)] = memo[id(new)] = layer, new
+            new._modules[STATE_OF] = nn.ModuleDict({str(k): copied(state, memo) for k, memo in enumerate(memos)})
+        return new
 
     def _set_apart(self) -> State:
         """Moves what this module keeps into one."""
@@ -53,7 +94,7 @@ class OwnState(OwnParameters):
                 vars(state)[group][name], own[group][name] = own[group][name], None  # which keeps its place
         state._non_persistent_buffers_set = own["_non_persistent_buffers_set"] & state._buffers.keys()
         values = {name: getattr(self, name) for name in self._of_class}
-        values |= {name: own.pop(name) for name in [*own] if name not in _NO_STATE and name not in self.caches}
+        values |= {name: own.pop(name) for name in [*own] if name not in _NO_STATE}
         vars(state).update(values)
         return state
 
@@ -63,17 +104,37 @@ class OwnState(OwnParameters):
         if update is not None:
             return self._modules[STATE_OF][str(active)]
         if self._live.passing is None or self._live.passing[0] is not now:
-            self._live.passing = now, self._copy_of(active)
-        state = self._live.passing[1]
-        return state if state.training == self.training else state.train(self.training)
+            if _pass.now is not now:
+                _pass.now, _pass.memo = now, {}
+            self._live.passing = now, self._copy_of(active, _pass.memo)
+        return self._live.passing[1]
 
     def _states_to_set(self) -> list[nn.Module]:
         return [self._live_state()] if self.is_inside() else list(self._modules[STATE_OF].values())
 
-    def _copy_of(self, k: int) -> nn.Module:
-        """A copy of the state of subnetwork k, in which the modules that are no state are the same."""
-        same = {id(module): (module, module) for module in self._modules.values()}
-        return copied(self._modules[STATE_OF][str(k)], same)
+    def _copy_of(self, k: int, memo: dict, owner: nn.Module | None = None) -> nn.Module:
+        """A copy of the state of subnetwork k, for this module or another owner; what is no state in it is the same."""
+        memo.update({id(module): (module, module) for module in self._modules.values()})
+        memo[id(self)] = owner or self, self
+        return copied(self._modules[STATE_OF][str(k)], memo)
+
+    def train(self, mode=True):
+        """As the module's own, which may set what it keeps: of each subnetwork."""
+        if STATE_OF not in self._modules:
+            return super().train(mode)
+        states, before = self._modules[STATE_OF], self._live.now
+        try:
+            for k, state in states.items():  # each alone, as the only one that there is
+                self._modules[STATE_OF], self._live.now = nn.ModuleDict({k: state}), (int(k), int(k))
+                super().train(mode)
+        finally:
+            self._modules[STATE_OF], self._live.now = states, before
+        states.training = mode
+        if self._live.passing is not None:
+            (active, _), passing = self._live.passing
+            for one, other in zip(passing.modules(), states[str(active)].modules(), strict=False):
+                one.training = other.training
+        return self
 
     def __getattr__(self, name: str):
         if STATE_OF in self.__dict__.get("_modules", ()) and name != STATE_OF:
@@ -137,7 +198,7 @@ class OwnState(OwnParameters):
             super().reset_parameters()
         states = self._modules.get(STATE_OF, {})
         for k in range(1, len(states)):
-            states[str(k)] = self._copy_of(0)
+            states[str(k)] = self._copy_of(0, {})
 
     def _has_parameters(self) -> bool:
         return next(self.named_parameters(recurse=False), None) is not None
@@ -149,7 +210,7 @@ class OwnState(OwnParameters):
         """A module of the ordinary class with a copy of the state of subnetwork k, or of none that has seen data."""
         if STATE_OF not in self._modules:
             return new
-        state = vars(self._copy_of(k))
+        state = vars(self._copy_of(k, _memo(k), new))
         new._modules.pop(STATE_OF, None)
         for group in REGISTERED:
             vars(new)[group].update(state[group])
@@ -158,7 +219,7 @@ class OwnState(OwnParameters):
 
     def __reduce_ex__(self, protocol):
         cls = type(self)
-        return _empty, (cls.ordinary, cls.weights, cls.shifts, cls.caches, cls._kept), self.__dict__
+        return _empty, (cls.ordinary, cls.weights, cls.shifts, cls._kept), self.__dict__
 
 
 def states_of(module: OwnState) -> Iterator[nn.Module]:
@@ -185,9 +246,8 @@ class _OfClass:
 
 @functools.cache
 def own_state_class(
-    ordinary: type[nn.Module], weights: tuple[str, ...], shifts: tuple[str, ...], caches: tuple[str, ...],
-    kept: tuple[str, ...],
-) -> type[OwnState]:  # fmt: skip
+    ordinary: type[nn.Module], weights: tuple[str, ...], shifts: tuple[str, ...], kept: tuple[str, ...]
+) -> type[OwnState]:
     """As own_parameters_class, of a module with state.
 
     Args:
@@ -207,7 +267,7 @@ def own_state_class(
     }
     attributes = {name: _OfClass(name, value) for name, value in values.items()}
     attributes |= {"forward": forward, "_kept": kept, "_of_class": tuple(values)}
-    return class_of(OwnState, ordinary, weights, shifts, caches, attributes)
+    return class_of(OwnState, ordinary, weights, shifts, (), attributes)
 
 
 def _empty(*key) -> OwnState:

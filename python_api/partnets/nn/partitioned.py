@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import types
 import weakref
 from collections.abc import Iterator, Mapping
 
@@ -228,12 +229,20 @@ def as_class(layer: nn.Module, cls: type[nn.Module]) -> nn.Module:
     """
     new = cls.__new__(cls)
     new.__dict__.update(layer.__dict__)
+    bind_methods(new, layer)
     for own in ("_parameters", "_buffers", "_modules"):
         new.__dict__[own] = copy.copy(layer.__dict__[own])
     if not issubclass(cls, Partitioned):
         for name in ("partitions", "count", "learned_from", "_live", "_outside"):
             new.__dict__.pop(name, None)
     return new
+
+
+def bind_methods(module: nn.Module, of: nn.Module) -> None:
+    """Makes methods of another module that a module keeps its own: self.activation = self._swish."""
+    for name, value in list(vars(module).items()):
+        if isinstance(value, types.MethodType) and value.__self__ is of:
+            vars(module)[name] = types.MethodType(value.__func__, module)
 
 
 def check_parameters(layer: nn.Module, *expected: str) -> None:

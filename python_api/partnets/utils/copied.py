@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import random
+import sys
+import types
 from collections import deque
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from partnets.utils.held import is_ones_own
+from partnets.utils.held import LIBRARIES, is_ones_own
 
 
 def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
@@ -37,8 +40,12 @@ def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
         return remember(_tensor(value))
     if isinstance(value, torch.Generator):
         return remember(torch.Generator(value.device).set_state(value.get_state()))
-    if type(value).__module__.partition(".")[0] == "numpy":
+    if type(value).__module__.partition(".")[0] == "numpy" or isinstance(value, random.Random):
         return remember(copy.deepcopy(value))
+    if isinstance(value, str | bytes | int | float | complex):
+        return value
+    if isinstance(value, types.MethodType):
+        return remember(types.MethodType(value.__func__, copied(value.__self__, memo)))
     if isinstance(value, tuple):
         parts = [copied(part, memo) for part in value]
         return remember(type(value)._make(parts) if hasattr(value, "_make") else type(value)(parts))
@@ -50,11 +57,30 @@ def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
         else:
             (new.update if isinstance(value, set) else new.extend)([copied(part, memo) for part in value])
         return new
-    if is_ones_own(value) or (isinstance(value, nn.Module) and not learns(value)):
+    if isinstance(value, nn.Module):
+        if learns(value):
+            return value
         new = remember(object.__new__(type(value)))
         vars(new).update({name: copied(part, memo) for name, part in vars(value).items()})
         return new
+    slots = _slots(value)
+    if slots or is_ones_own(value):
+        new = remember(copy.copy(value))
+        for name, part in slots:
+            setattr(new, name, copied(part, memo))
+        if is_ones_own(value):
+            vars(new).update({name: copied(part, memo) for name, part in vars(value).items()})
+        return new
     return value
+
+
+def _slots(value: Any) -> list[tuple[str, Any]]:
+    """What an object of one's own keeps in __slots__, by name."""
+    cls = type(value)
+    if cls.__module__.partition(".")[0] in LIBRARIES | sys.stdlib_module_names:
+        return []
+    names = [name for one in cls.__mro__ for name in (vars(one).get("__slots__") or ())]
+    return [(name, getattr(value, name)) for name in names if not name.startswith("__") and hasattr(value, name)]
 
 
 def learns(module: nn.Module) -> bool:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+import copy
+import enum
+import random
 import sys
 import types
-from collections import deque
+from collections import UserDict, UserList, deque
 from collections.abc import Callable, Container
 from functools import partial
 from typing import Any
@@ -75,15 +79,16 @@ class Held:
         self._alive.append(value)
         if isinstance(value, Tensor):
             self._take_tensor(path, value)
-        elif isinstance(value, Generator):
-            self.values[path] = state = value.get_state()
-            self._put_back.append(lambda: value.set_state(state))
+        elif (generator := generator_state(value)) is not None:
+            state, set_state = generator
+            self.values[path] = state
+            self._put_back.append(lambda: set_state(state))
         elif isinstance(value, nn.Module):
             self._take_dict(path, vars(value), 0)
         elif type(value).__module__ == "numpy" and hasattr(value, "dtype"):
-            self.values[path] = copy = value.copy()
+            self.values[path] = kept = value.copy()
             if hasattr(value, "fill"):
-                self._put_back.append(lambda: value.__setitem__(..., copy))
+                self._put_back.append(lambda: value.__setitem__(..., kept))
         else:
             self._take_container(path, value, depth)
 
@@ -138,6 +143,27 @@ class Held:
             self._take(_joined(path, name), part, depth + 1)
 
 
+def generator_state(value: Any) -> tuple[Any, Callable[[Any], None]] | None:
+    """Of a generator of torch's, NumPy's or Python's its state, and what sets it; else None."""
+    if isinstance(value, Generator):
+        return value.get_state(), value.set_state
+    if isinstance(value, random.Random):
+        return value.getstate(), value.setstate
+    if type(value).__module__.partition(".")[0] == "numpy" and hasattr(value, "get_state"):  # a RandomState
+        return repr(value.get_state()), _setter(value, value.get_state())
+    if type(value).__module__.partition(".")[0] == "numpy" and hasattr(value, "bit_generator"):
+        bits = value.bit_generator
+        return repr(bits.state), _setter(bits, copy.deepcopy(bits.state))
+    return None
+
+
+def _setter(generator: Any, state: Any) -> Callable[[Any], None]:
+    """Sets NumPy's state, whose arrays are no plain value to compare."""
+    if hasattr(generator, "set_state"):
+        return lambda _: generator.set_state(state)
+    return lambda _: setattr(generator, "state", copy.deepcopy(state))
+
+
 def inside(value: Any) -> list[tuple[Any, Any]]:
     """The name and the value of what is in a container, remembered by a function, or an attribute of one's own object.
 
@@ -175,8 +201,10 @@ def _content(cell: types.CellType) -> Any:
 
 
 def is_ones_own(value: Any) -> bool:
-    if not hasattr(value, "__dict__") or isinstance(value, type | types.ModuleType):
+    if not hasattr(value, "__dict__") or isinstance(value, type | types.ModuleType | enum.Enum):
         return False
+    if isinstance(value, types.SimpleNamespace | argparse.Namespace | UserDict | UserList):
+        return True
     return type(value).__module__.partition(".")[0] not in LIBRARIES | sys.stdlib_module_names
 
 

@@ -3,6 +3,7 @@
 import itertools
 import random
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import partnets
 from partnets import hyper
+from partnets.evaluation import auditing
 from partnets.utils.held import Held
 
 PROPORTIONS = (0.5, 0.3, 0.2)
@@ -178,6 +180,39 @@ class PythonRandom(Around):
         return x * sum(random.random() for _ in range(int(x.abs().sum())))
 
 
+class OutOfSight(Around):
+    """What a class keeps is in no module."""
+
+    mean = 0.0
+
+    def between(self, x):
+        if self.training:
+            type(self).mean = 0.9 * type(self).mean + 0.1 * x.detach().mean(0)
+        return x - type(self).mean
+
+
+class MadeInForward(Around):
+    def made(self):
+        self.teacher = None
+
+    def between(self, x):
+        if self.teacher is None:
+            self.teacher = nn.Linear(6, 6).requires_grad_(False)
+        with torch.no_grad():
+            self.teacher.weight.lerp_(x.mean(0).expand(6, 6), 0.5)
+        return x + self.teacher(x)
+
+
+class Noise(Around):
+    """As many numbers for each batch, of generators of its own."""
+
+    def made(self):
+        self.numpy, self.python = np.random.default_rng(0), random.Random(0)
+
+    def between(self, x):
+        return x * (1 + 0.1 * self.numpy.standard_normal() + 0.1 * self.python.random())
+
+
 class Overwritten(Around):
     """What it keeps is of the last pass alone, and what it counts are passes."""
 
@@ -218,6 +253,8 @@ LEAKS = {
     Hooked: "layer._forward_hooks.",
     Random: "noise draws random numbers, and how many depends on the data",
     PythonRandom: "the model itself draws random numbers",
+    OutOfSight: "the model itself gives something else each time",
+    MadeInForward: "teacher",
 }
 
 
@@ -279,6 +316,7 @@ class TiedLayers(nn.Module):
 SOUND = {
     "tied layers": TiedLayers,
     "overwritten": Overwritten,
+    "noise": Noise,
     "tied by reading": Tied,
     "transformer": sequence,
     "BatchNorm, dropout and psi": normed,
@@ -328,10 +366,35 @@ class UnsteadyLeak(Unsteady):
         return super().between(x) + 1e-3 * self.layer._parameters["weight"].sum()
 
 
-def test_what_differs_by_itself_is_no_leak_and_hides_none():
+def test_what_differs_by_itself_is_no_leak_and_hides_none(monkeypatch):
+    monkeypatch.setattr(auditing, "STEADY", ())
     assert partnets.audit(model_of(Unsteady), batch(), F.cross_entropy) == []
     (leak, *_) = partnets.audit(model_of(UnsteadyLeak), batch(), F.cross_entropy)
     assert "reads weights" in leak.what
+
+
+def test_a_loss_that_reads_all_weights_is_a_leak():
+    model = model_of(Around)
+
+    def penalised(output, y):
+        return F.cross_entropy(output, y) + 0.1 * sum(parameter.square().sum() for parameter in model.parameters())
+
+    (leak,) = partnets.audit(model, batch(), penalised)
+    assert "loss that reads weights" in leak.what
+
+
+class Smoothed(nn.Module):
+    mean = 0.0
+
+    def forward(self, output, y):
+        loss = F.cross_entropy(output, y)
+        self.mean = 0.9 * self.mean + 0.1 * loss.item()
+        return loss / (1 + self.mean)
+
+
+def test_a_loss_that_remembers_is_a_leak():
+    (leak, *_) = partnets.audit(model_of(Around), batch(), Smoothed())
+    assert "each time" in leak.what
 
 
 def test_left_out_norms_are_held_still_as_trainers_do():

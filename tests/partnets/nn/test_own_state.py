@@ -1,11 +1,15 @@
 """What a module keeps from call to call, each subnetwork has for itself; held against one ordinary module for each."""
 
 import copy
+import enum
 import io
 import pickle
+import random
 import threading
+import types
 from collections import deque
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -135,7 +139,56 @@ class Recurrent(nn.Module):
         return x * self.hidden
 
 
-KEEPERS = [Assigned, InPlace, Codebook, Number, Containers, Teacher, Drawing, Lazy, Recurrent]
+class Mode(enum.Enum):
+    LOW = 1
+    HIGH = 2
+
+
+class Slotted:
+    __slots__ = ("mean",)
+
+    def __init__(self):
+        self.mean = torch.zeros(4)
+
+
+class Helper:
+    def __init__(self, of):
+        self.of = of
+
+    def shift(self):
+        return self.of.mean
+
+
+class Odd(nn.Module):
+    """What people keep: enums, slots, whoever holds the module, its methods, dicts called caches, other generators."""
+
+    def __init__(self):
+        super().__init__()
+        self.mode, self.slotted, self.helper, self.shift = Mode.HIGH, Slotted(), Helper(self), self._shift
+        self.seen_cache, self.random, self.numpy = {}, random.Random(1), np.random.default_rng(2)
+        self.plain = types.SimpleNamespace(total=0.0)
+        self.teacher = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.9)).requires_grad_(False).eval()
+        self.mean = torch.zeros(4)
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.teacher.eval()
+        return self
+
+    def _shift(self):
+        return self.mean
+
+    def forward(self, x):
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+            self.slotted.mean = self.slotted.mean + x.detach().mean(0)
+            self.plain.total += x.mean().item() * self.random.random() * self.numpy.random()
+            self.seen_cache["last"] = x.detach().mean(0)
+        kept = self.slotted.mean + self.plain.total + self.seen_cache.get("last", 0)
+        return self.teacher(x) * (2 if self.mode is Mode.HIGH else 1) + kept + self.helper.shift() + self.shift()
+
+
+KEEPERS = [Assigned, InPlace, Codebook, Number, Containers, Teacher, Drawing, Lazy, Recurrent, Odd]
 each = pytest.mark.parametrize("kind", KEEPERS, ids=lambda kind: kind.__name__)
 
 
@@ -395,6 +448,83 @@ def test_a_trainer_trains_it(tmp_path):
         assert torch.equal(ours, theirs)
 
 
+class Ends(nn.Module):
+    """Two modules that learn share one that keeps something, and an object."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = End(codes := InPlace(), seen := []), End(codes, seen)
+
+    def forward(self, x):
+        return self.last(self.first(x))
+
+
+class End(nn.Module):
+    def __init__(self, codes, seen):
+        super().__init__()
+        self.layer, self.codes, self.seen = nn.Linear(4, 4), codes, seen
+
+    def forward(self, x):
+        if self.training:
+            self.seen.append(x.detach().mean(0))
+        return self.codes(self.layer(x)) + sum(self.seen)
+
+
+@ALL("stateful", [[""], ["first", "last"]])
+def test_what_several_modules_keep_together_they_go_on_keeping_together(stateful):
+    torch.manual_seed(0)
+    model = partnets.partition(Ends(), PROPORTIONS, stateful=stateful)
+    expected = {k: partnets.merge(model, k) for k in (1, 2, 3)}
+    assert all(one.first.codes is one.last.codes and one.first.seen is one.last.seen for one in expected.values())
+    for k, x in batches():
+        for update in (k, None):
+            one = expected[k] if update else copy.deepcopy(expected[k])
+            with partnets.subnetwork(model, k, update), torch.no_grad():
+                torch.testing.assert_close(model(x), one(x), rtol=1e-4, atol=1e-5)
+
+
+class Bound(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale, self.scaled = nn.Parameter(torch.ones(4)), self._scaled
+
+    def _scaled(self, x):
+        return x * self.scale
+
+    def forward(self, x):
+        return self.scaled(x)
+
+
+def test_a_method_that_a_module_keeps_is_its_own_after_merging():
+    model = partnets.finalize(partnets.partition(nn.Sequential(nn.Linear(4, 4), Bound()), PROPORTIONS), "finetune")
+    model(torch.randn(3, 4)).sum().backward()
+    assert model[1].scaled.__self__ is model[1] and model[1].scale.grad is not None
+
+
+class Views(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("stats", torch.zeros(2, 4))
+        self.mean = self.stats[0]
+
+
+class Setting(Assigned):
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value)
+
+
+class Scripted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.jit.script(nn.BatchNorm1d(4))
+
+
+class Goes(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(4, 4))
+        self.register_buffer("mean", torch.zeros(4))
+
+
 class Named(Assigned):
     def __init__(self):
         super().__init__()
@@ -410,12 +540,18 @@ class Went(nn.Sequential):
     pass
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @ALL(("stateful", "module", "message"), [
     (["1"], Named, "whose count is partnets' own name"),
     (["1"], Extra, "get_extra_state"),
     (["nowhere"], Assigned, "stateful names 'nowhere'"),
     (["0"], Assigned, "stateful names Linear, which keep nothing"),
     (["1"], Went, "stateful names Went, which keep nothing"),
+    (["1"], Views, "1.stats and 1.mean share memory"),
+    (["1"], Setting, "__setattr__ of its own"),
+    (["1"], Scripted, "ScriptModule"),
+    (["1"], Goes, "goes through the modules in it"),
+    (["1"], torch.ao.quantization.FakeQuantize, "cannot be changed in place"),
 ])  # fmt: skip
 def test_what_cannot_be_kept_apart_is_refused(stateful, module, message):
     model = nn.Sequential(nn.Linear(4, 4), module())
