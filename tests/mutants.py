@@ -364,8 +364,8 @@ MUTANTS = [
         f"{NETS}/nn/test_own_state.py",
         (
             "one state for all",
-            "str(k): copied(state) for k in range",
-            "str(k): state for k in range",
+            "str(k): copied(state, memo) for k, memo",
+            "str(k): state for k, memo",
             "what a module keeps carries later chunks into earlier subnetworks",
         ),
         (

@@ -77,7 +77,7 @@ def audit(
     Partitions 1..k have not seen chunk k + 1: L_ML and the steps of ψ rest on it. So it is tried, in training mode and
     in evaluation mode, for each k:
 
-    - the outputs and gradients of subnetwork k stay to the bit where the weights of all later partitions are NaN;
+    - the outputs, loss and gradients of subnetwork k stay to the bit where the weights of all later partitions are NaN;
     - a pass of subnetwork C leaves nothing behind, of its data or of its weights, that subnetwork 1 reads or keeps:
       buffers, attributes, what hooks remember, and how many random numbers have been drawn;
     - no two parameters share memory.
