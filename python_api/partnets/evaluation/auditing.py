@@ -17,6 +17,7 @@ from partnets.data import batch as batches
 from partnets.data.batch import Forward, Loss, call
 from partnets.hyper import hyperparameters
 from partnets.nn.batch_norm import running_norms
+from partnets.nn.layer import watching
 from partnets.nn.live import subnetwork
 from partnets.nn.local_shard import local_entries
 from partnets.nn.own_parameters import OwnParameters
@@ -33,6 +34,10 @@ APART = (
 )
 
 
+LOST = (
+    "inside of a subnetwork a parameter is computed from its entries: compute with the changed value instead, or write"
+    " dict(layer.named_parameters()) outside"
+)
 OUT_OF_SIGHT = (
     "what a class, a loss, slots or an object of a library keep is one for all subnetworks: let a module of the model"
     " keep it, in buffers or attributes, and name that in partnets.partition(..., stateful=[...])"
@@ -80,7 +85,7 @@ def audit(
     - the outputs, loss and gradients of subnetwork k stay to the bit where the weights of all later partitions are NaN;
     - a pass of subnetwork C leaves nothing behind, of its data or of its weights, that subnetwork 1 reads or keeps:
       buffers, attributes, what hooks remember, and how many random numbers have been drawn;
-    - no two parameters share memory.
+    - no two parameters share memory, and nothing is written into what reading a parameter gives, where it is lost.
 
     Afterwards model, gradients and random states are as before. It takes some 6 passes for each of at most 4
     subnetworks, and up to five times the weights' memory. Trainers do this before their first step.
@@ -144,7 +149,7 @@ def leaks(
             ks = sorted({1, 2, parts // 2, parts - 1} & set(range(1, parts)))
             reading = (leak for k in ks for leak in trial.reads_later_weights(k, batch))
             remembering = trial.remembers(batch, other, last) if last > 1 else ()
-            return [*found, *itertools.islice(reading, 1), *remembering]
+            return [*found, *itertools.islice(reading, 1), *remembering, *trial.writes()]
     finally:
         before.put_back()
 
@@ -154,6 +159,7 @@ class _Trial:
 
     def __init__(self, model: nn.Module, compute: Callable[[Any], tuple[Any, Tensor]], before: Held) -> None:
         self.model, self.compute, self.before, self.device = model, compute, before, device_of(model)
+        self.written: dict[tuple[Partitioned, str], None] = {}
         # What each subnetwork has for itself, and weights, of which the passes tell what matters.
         self.apart = {
             f"{path}.{name}" if path else name
@@ -191,6 +197,14 @@ class _Trial:
             yield Leak(differing[0], "has a gradient that depends on weights which are not live", LIVE)
         elif kept:
             yield Leak(kept[0], "keeps something of weights that are not live", APART)
+
+    def writes(self) -> Iterator[Leak]:
+        """What was written into live parameters: no leak, but lost."""
+        paths = {layer: path for path, layer in partitioned_layers(self.model)}
+        for layer, name in self.written:
+            yield Leak(
+                f"{paths[layer]}.{name}".strip("."), "is written in a pass, which the next one knows nothing of", LOST
+            )
 
     def remembers(self, batch: Any, other: Any, last: int) -> Iterator[Leak]:
         """Leaks, if a pass of the last subnetwork leaves something behind that subnetwork 1 reads, or keeps."""
@@ -234,8 +248,10 @@ class _Trial:
         Each computes with a batch of its own: a forward may take things out of it.
         """
         random_state.seed(0)
-        with subnetwork(self.model, k, k, hyper=True), evaluating(*running_norms(self.model)[1]):
+        still = evaluating(*running_norms(self.model)[1])
+        with watching() as read, subnetwork(self.model, k, k, hyper=True), still:
             output, loss, grads = self._learned(batch)
+        self.written |= {(layer, name): None for layer, name, live, value in read if not same(live.detach(), value)}
         values = {f"output {i}": leaf.detach().clone() for i, leaf in enumerate(_tensors(output))} | {"loss": loss}
         values |= self._live_entries(grads, k)
         drawn = random_state.get_state(self.device)

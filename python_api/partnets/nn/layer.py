@@ -7,6 +7,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import ClassVar
 
 import torch
@@ -30,6 +31,21 @@ SCHEMES = ("weight", "node")
 
 # What a state_dict calls the fingerprint of the chunks.
 LEARNED_FROM = "learned_from"
+
+
+# Inside of `watching`, what reading gave: a layer, the name of a parameter, its live value, and a copy of that.
+_read: list[tuple[nn.Module, str, Tensor, Tensor]] | None = None
+
+
+@contextmanager
+def watching() -> Iterator[list[tuple[nn.Module, str, Tensor, Tensor]]]:
+    """Inside, whoever reads a live parameter as an attribute is noted, so that writing into it is seen."""
+    global _read
+    _read = found = []
+    try:
+        yield found
+    finally:
+        _read = None
 
 
 class PartitionedLayer(Partitioned):
@@ -313,7 +329,12 @@ class PartitionedLayer(Partitioned):
             return value
         if hasattr(value, "placements"):  # a shard, as FSDP's between two passes: who gathers it asks for it
             return value
-        return self.live(name) if self.is_read or (self.count > 1 and self.is_inside()) else value
+        if not (self.is_read or (self.count > 1 and self.is_inside())):
+            return value
+        live = self.live(name)
+        if _read is not None:
+            _read.append((self, name, live, live.detach().clone()))
+        return live
 
     def _value(self, name: str, parameter: Tensor, active: int, update: int | None) -> Tensor:
         if name in self.partitions:

@@ -54,7 +54,9 @@ def check_leaks(
     if found:
         raise ValueError(
             "this model carries later chunks into earlier subnetworks, so that L_ML and ψ would know what they are"
-            " judged by:\n" + "\n".join(f"  {leak}" for leak in found) + "\npartnets.audit looks for it at any time;"
+            " judged by, or loses what it writes:\n"
+            + "\n".join(f"  {leak}" for leak in found)
+            + "\npartnets.audit looks for it at any time;"
             " audit=False trains all the same."
         )
 

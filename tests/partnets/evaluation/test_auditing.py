@@ -373,6 +373,45 @@ def test_what_differs_by_itself_is_no_leak_and_hides_none(monkeypatch):
     assert "reads weights" in leak.what
 
 
+class Initialised(nn.Module):
+    """As ActNorm: its parent has it set its parameters by the first batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.loc = nn.Parameter(torch.zeros(6))
+        self.register_buffer("done", torch.tensor(False))
+
+    def initialise(self, x):
+        self.loc.data.copy_(-x.detach().mean(0))
+
+    def forward(self, x):
+        return x + self.loc
+
+
+class Initialising(Around):
+    def made(self):
+        self.norm = Initialised()
+
+    def between(self, x):
+        if not self.norm.done:
+            self.norm.initialise(x)
+        return self.norm(x)
+
+
+class Clamped(Around):
+    def between(self, x):
+        head = self.head
+        with torch.no_grad():
+            head.weight.clamp_(-0.01, 0.01)
+        return x
+
+
+@pytest.mark.parametrize(("around", "path"), [(Initialising, "norm.loc"), (Clamped, "head.weight")])
+def test_what_is_written_into_a_live_parameter_is_said_to_be_lost(around, path):
+    (leak,) = partnets.audit(model_of(around), batch(), F.cross_entropy)
+    assert (leak.path, leak.what) == (path, "is written in a pass, which the next one knows nothing of")
+
+
 def test_a_loss_that_reads_all_weights_is_a_leak():
     model = model_of(Around)
 
