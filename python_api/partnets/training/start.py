@@ -53,10 +53,11 @@ def check_leaks(
         found = leaks(model, compute, *to_device(drawn, device), last)
     if found:
         raise ValueError(
-            "this model carries later chunks into earlier subnetworks, so that L_ML and ψ would know what they are"
-            " judged by, or loses what it writes:\n"
+            "this model carries later chunks into earlier subnetworks, so that L_ML and ψ would know what they are judged"
+            " by, or loses what it writes:\n"
             + "\n".join(f"  {leak}" for leak in found)
-            + "\npartnets.audit looks for it at any time;"
+            + "\npartnets.audit looks for it"
+            " at any time;"
             " audit=False trains all the same."
         )
 
