@@ -52,12 +52,10 @@ def check_leaks(
         last = max((k for k, share in enumerate(sampling, start=1) if share), default=chunks.count)
         found = leaks(model, compute, *to_device(drawn, device), last)
     if found:
+        listed = "\n".join(f"  {leak}" for leak in found)
         raise ValueError(
-            "this model carries later chunks into earlier subnetworks, so that L_ML and ψ would know what they are judged"
-            " by, or loses what it writes:\n"
-            + "\n".join(f"  {leak}" for leak in found)
-            + "\npartnets.audit looks for it"
-            " at any time;"
+            "this model carries later chunks into earlier subnetworks, so that L_ML and ψ would know what they are"
+            f" judged by, or loses what it writes:\n{listed}\npartnets.audit looks for it at any time;"
             " audit=False trains all the same."
         )
 
