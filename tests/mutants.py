@@ -370,8 +370,8 @@ MUTANTS = [
         ),
         (
             "psi's steps leave state",
-            "        if update is not None:\n            return self._modules[STATE_OF]",
-            "        if True:\n            return self._modules[STATE_OF]",
+            "        if update is not None:\n            return states_of(self)",
+            "        if True:\n            return states_of(self)",
             "what a module keeps follows the chunk on which psi learns",
         ),
         (

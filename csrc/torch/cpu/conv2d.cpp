@@ -258,7 +258,6 @@ Tensor convolve(const Tensor& x, const Tensor& weight, const OptionalTensor& bia
   const std::vector<Range> slices = slices_of(weight, 0, geometry.groups);
   const bool channels_last = prefers_channels_last(x);
   const Sizes size = output_size(sizes_of(x), sizes_of(weight), geometry);
-  STD_TORCH_CHECK(alike(x, weight), "images and weight differ in their dtype or device");
   if (slices.empty() || torch_may_fail(x.scalar_type(), sizes_of(x), size, kernel_of(weight), geometry)) {
     const Tensor y = empty(size, x, channels_last);
     with_type(weight.scalar_type(), [&]<class T>(T) {
@@ -346,6 +345,7 @@ Tensor conv2d(Tensor x, Tensor weight, OptionalTensor bias, Sizes stride, Sizes 
               int64_t active, Update, Tensor map, OptionalTensor stored, int64_t count, std::string kind, double step,
               int64_t seed, int64_t stream, int64_t row, int64_t col) {
   const Geometry geometry = geometry_of(stride, padding, dilation, groups, kernel_of(weight));
+  STD_TORCH_CHECK(alike(x, weight), "images and weight differ in their dtype or device");
   check_live(1, active, count);
   check_bias(bias, weight.size(0), active, weight);
   return convolve(x, weight, live_bias(bias, active), geometry, active,

@@ -335,7 +335,8 @@ def find(
     layers, owning, kept, obstacles = {}, {}, {}, {}
     seen = set()
     parents = Counter(child for module in model.modules() for child in module._modules.values())
-    shared = {child for child, number in parents.items() if number > 1}
+    # What several modules hold stays one module, with a state of its own.
+    apart = {child for child, number in parents.items() if number > 1}.union(skipped)
 
     def left_alone(module: nn.Module) -> bool:
         return not frozen and is_frozen(module)
@@ -359,8 +360,7 @@ def find(
                 obstacles[path] = unreal
             layers[path] = module
             return
-        # What several modules hold stays one module, with a state of its own.
-        names = _kept(module, shared.union(skipped), frozen) if module in stateful else None
+        names = _kept(module, apart, frozen) if module in stateful else None
         if names is not None:
             kept[module] = names
         if module in stateful and isinstance(module, GOES_THROUGH) and _has_more(module):
@@ -433,14 +433,14 @@ def _owned(module: nn.Module, frozen: bool) -> dict[str, nn.Parameter]:
     return own if frozen or any(parameter.requires_grad for parameter in own.values()) else {}
 
 
-def _kept(module: nn.Module, skipped: Collection[nn.Module], frozen: bool) -> tuple[str, ...] | None:
+def _kept(module: nn.Module, apart: Collection[nn.Module], frozen: bool) -> tuple[str, ...] | None:
     """The names of the parameters, buffers and modules that are a module's state; None if it can have none."""
     if isinstance(module, (*GOES_THROUGH, torch.jit.ScriptModule)):
         return None
 
     def is_state(child: nn.Module) -> bool:
         parts = list(child.modules())
-        others = any(part in skipped or isinstance(part, Partitioned | Hyperparameter) for part in parts)
+        others = any(part in apart or isinstance(part, Partitioned | Hyperparameter) for part in parts)
         keeps = any(part._parameters or part._buffers or not _is_torchs(part) for part in parts)
         return keeps and not others and not any(frozen or p.requires_grad for p in child.parameters())
 

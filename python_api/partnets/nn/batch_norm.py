@@ -213,6 +213,8 @@ def running_norms(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
     # Of a module with own parameters its partitions own those, and its state, and nothing else that is inside.
     layers = [layer for _, layer in partitioned_layers(model)]
     owned = {module for layer in layers if not isinstance(layer, OwnParameters) for module in layer.modules()}
-    owned |= {module for layer in layers if isinstance(layer, OwnState) for module in (layer, *states_of(layer))}
+    keepers = [layer for layer in layers if isinstance(layer, OwnState)]
+    states = [state for layer in keepers for state in states_of(layer).values()]
+    owned |= {*keepers, *(module for state in states for module in state.modules())}
     norms = [module for module in model.modules() if isinstance(module, _NormBase)]
     return [module for module in norms if module in owned], [module for module in norms if module not in owned]

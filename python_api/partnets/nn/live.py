@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -82,8 +83,35 @@ def live(subnetworks: Mapping[Partitioned, tuple[int, int | None]]) -> Iterator[
         mixed = _is_mixed(subnetworks)
         for layer, state in before.items():
             layer._live.now = None if mixed else state
-            layer._live.passing = None  # what a pass has copied ends with it
         torch._C._stash_obj_in_tls(HANDED_ON, {} if mixed else handed_on)
+        _pass.begin(None)
+
+
+class Pass(threading.local):
+    """What modules keep while the present thread computes where nothing learns; see OwnState.
+
+    Attributes:
+        now: the `active` and `update` for which it is, by identity: each partnets.subnetwork has its own.
+        kept: of each module.
+        memo: what has been copied for it.
+    """
+
+    def __init__(self) -> None:
+        self.begin(None)
+
+    def begin(self, now: tuple[int, int | None] | None) -> None:
+        self.now, self.memo = now, {}
+        self.kept: dict[nn.Module, nn.Module] = {}
+
+
+_pass = Pass()
+
+
+def passing(now: tuple[int, int | None]) -> Pass:
+    """What the present thread keeps of this pass."""
+    if _pass.now is not now:
+        _pass.begin(now)
+    return _pass
 
 
 def _is_mixed(subnetworks: Mapping[Partitioned, tuple[int, int | None]]) -> bool:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from partnets.nn.live import passing
 from partnets.nn.own_parameters import OwnParameters, class_of
 from partnets.nn.partitioned import as_class
 from partnets.utils.copied import copied
@@ -40,17 +40,6 @@ def sharing() -> Iterator[None]:
 def _memo(k: int) -> dict:
     memos = _memos.get()
     return {} if memos is None else memos[k]
-
-
-class _Pass(threading.local):
-    """What the present thread has copied for a pass that learns nothing, and for which."""
-
-    def __init__(self) -> None:
-        self.now: tuple[int, int | None] | None = None
-        self.memo: dict = {}
-
-
-_pass = _Pass()
 
 
 class State(nn.Module):
@@ -102,27 +91,26 @@ class OwnState(OwnParameters):
         """That of the live subnetwork; where nothing learns, a copy for the time of this partnets.subnetwork."""
         active, update = now = self.current_subnetwork()
         if update is not None:
-            return self._modules[STATE_OF][str(active)]
-        if self._live.passing is None or self._live.passing[0] is not now:
-            if _pass.now is not now:
-                _pass.now, _pass.memo = now, {}
-            self._live.passing = now, self._copy_of(active, _pass.memo)
-        return self._live.passing[1]
+            return states_of(self)[str(active)]
+        present = passing(now)
+        if self not in present.kept:
+            present.kept[self] = self._copy_of(active, present.memo)
+        return present.kept[self]
 
     def _states_to_set(self) -> list[nn.Module]:
-        return [self._live_state()] if self.is_inside() else list(self._modules[STATE_OF].values())
+        return [self._live_state()] if self.is_inside() else list(states_of(self).values())
 
     def _copy_of(self, k: int, memo: dict, owner: nn.Module | None = None) -> nn.Module:
         """A copy of the state of subnetwork k, for this module or another owner; what is no state in it is the same."""
         memo.update({id(module): (module, module) for module in self._modules.values()})
         memo[id(self)] = owner or self, self
-        return copied(self._modules[STATE_OF][str(k)], memo)
+        return copied(states_of(self)[str(k)], memo)
 
     def train(self, mode=True):
         """As the module's own, which may set what it keeps: of each subnetwork."""
-        if STATE_OF not in self._modules:
+        states, before = states_of(self), self._live.now
+        if not states:
             return super().train(mode)
-        states, before = self._modules[STATE_OF], self._live.now
         try:
             for k, state in states.items():  # each alone, as the only one that there is
                 self._modules[STATE_OF], self._live.now = nn.ModuleDict({k: state}), (int(k), int(k))
@@ -130,14 +118,14 @@ class OwnState(OwnParameters):
         finally:
             self._modules[STATE_OF], self._live.now = states, before
         states.training = mode
-        if self._live.passing is not None:
-            (active, _), passing = self._live.passing
-            for one, other in zip(passing.modules(), states[str(active)].modules(), strict=False):
+        now = self.current_subnetwork()
+        if (kept := passing(now).kept.get(self)) is not None:
+            for one, other in zip(kept.modules(), states[str(now[0])].modules(), strict=False):
                 one.training = other.training
         return self
 
     def __getattr__(self, name: str):
-        if STATE_OF in self.__dict__.get("_modules", ()) and name != STATE_OF:
+        if states_of(self) and name != STATE_OF:
             state = self._live_state()
             if _has(state, name):
                 return getattr(state, name)
@@ -168,9 +156,10 @@ class OwnState(OwnParameters):
 
     def _is_state(self, name: str, value: Any) -> bool:
         """Whether what is set under a name is state; else it is torch's, the library's, or learns."""
-        if STATE_OF not in self.__dict__.get("_modules", ()) or name in _NO_STATE:
+        states = states_of(self)
+        if not states or name in _NO_STATE:
             return False
-        if any(_has(state, name) for state in self._modules[STATE_OF].values()):
+        if any(_has(state, name) for state in states.values()):
             return True
         learns = isinstance(value, nn.Module) or (isinstance(value, nn.Parameter) and value.requires_grad)
         is_property = hasattr(getattr(type(self), name, None), "__set__")
@@ -196,7 +185,7 @@ class OwnState(OwnParameters):
         """As of OwnParameters; and what the subnetworks keep is what it was before any data."""
         if self._has_parameters():
             super().reset_parameters()
-        states = self._modules.get(STATE_OF, {})
+        states = states_of(self)
         for k in range(1, len(states)):
             states[str(k)] = self._copy_of(0, {})
 
@@ -208,7 +197,7 @@ class OwnState(OwnParameters):
 
     def _with_state(self, new: nn.Module, k: int) -> nn.Module:
         """A module of the ordinary class with a copy of the state of subnetwork k, or of none that has seen data."""
-        if STATE_OF not in self._modules:
+        if not states_of(self):
             return new
         state = vars(self._copy_of(k, _memo(k), new))
         new._modules.pop(STATE_OF, None)
@@ -222,9 +211,9 @@ class OwnState(OwnParameters):
         return _empty, (cls.ordinary, cls.weights, cls.shifts, cls._kept), self.__dict__
 
 
-def states_of(module: OwnState) -> Iterator[nn.Module]:
-    """All modules that are a module's state, of any subnetwork."""
-    return module._modules[STATE_OF].modules() if STATE_OF in module._modules else iter(())
+def states_of(module: OwnState) -> Mapping[str, nn.Module]:
+    """The state of each subnetwork, by "0".."C"; none of one that is not divided yet, or has one partition."""
+    return module.__dict__.get("_modules", {}).get(STATE_OF, {})
 
 
 def _has(state: nn.Module, name: str) -> bool:
@@ -239,7 +228,7 @@ class _OfClass:
         self.name, self.value = name, value
 
     def __get__(self, module: nn.Module | None, cls: type):
-        if module is None or STATE_OF not in module.__dict__.get("_modules", ()):
+        if module is None or not states_of(module):
             return self.value
         return module.__getattr__(self.name)
 

@@ -46,7 +46,6 @@ class _Live(threading.local):
         now: its `active` and `update`; None outside of any partnets.subnetwork.
         learned: the partitions that have been `update` since their last step, for the optimisers.
         unlearned: `active` and `update` of its last pass without autograd, which checkpoints may repeat.
-        passing: where nothing learns, `now` and what the layer keeps meanwhile; see OwnState.
     """
 
     def __init__(self) -> None:
@@ -54,7 +53,6 @@ class _Live(threading.local):
         self.now: tuple[int, int | None] | None = None
         self.learned: set[int] = set()
         self.unlearned: tuple[int, int | None] | None = None
-        self.passing: tuple[tuple[int, int | None], nn.Module] | None = None
 
     def __reduce__(self):
         return _Live, ()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import random
-import sys
 import types
 from collections import deque
 from typing import Any
@@ -12,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from partnets.utils.held import LIBRARIES, is_ones_own
+from partnets.utils.held import is_of_library, is_ones_own
+from partnets.utils.modules import learns
 
 
 def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
@@ -76,16 +76,10 @@ def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
 
 def _slots(value: Any) -> list[tuple[str, Any]]:
     """What an object of one's own keeps in __slots__, by name."""
-    cls = type(value)
-    if cls.__module__.partition(".")[0] in LIBRARIES | sys.stdlib_module_names:
+    if is_of_library(type(value)):
         return []
-    names = [name for one in cls.__mro__ for name in (vars(one).get("__slots__") or ())]
+    names = [name for one in type(value).__mro__ for name in (vars(one).get("__slots__") or ())]
     return [(name, getattr(value, name)) for name in names if not name.startswith("__") and hasattr(value, name)]
-
-
-def learns(module: nn.Module) -> bool:
-    """Whether a module has a parameter that requires a gradient, of its own or inside."""
-    return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def _tensor(tensor: Tensor) -> Tensor:

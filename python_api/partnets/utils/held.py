@@ -79,10 +79,9 @@ class Held:
         self._alive.append(value)
         if isinstance(value, Tensor):
             self._take_tensor(path, value)
-        elif (generator := generator_state(value)) is not None:
-            state, set_state = generator
-            self.values[path] = state
-            self._put_back.append(lambda: set_state(state))
+        elif (generator := _generator(value)) is not None:
+            self.values[path], put_back = generator
+            self._put_back.append(put_back)
         elif isinstance(value, nn.Module):
             self._take_dict(path, vars(value), 0)
         elif type(value).__module__ == "numpy" and hasattr(value, "dtype"):
@@ -143,25 +142,23 @@ class Held:
             self._take(_joined(path, name), part, depth + 1)
 
 
-def generator_state(value: Any) -> tuple[Any, Callable[[Any], None]] | None:
-    """Of a generator of torch's, NumPy's or Python's its state, and what sets it; else None."""
+def _generator(value: Any) -> tuple[Any, Callable[[], None]] | None:
+    """Of a generator of torch's, Python's or NumPy's its state, to be compared, and what puts it back; else None."""
     if isinstance(value, Generator):
-        return value.get_state(), value.set_state
+        state = value.get_state()
+        return state, lambda: value.set_state(state)
     if isinstance(value, random.Random):
-        return value.getstate(), value.setstate
-    if type(value).__module__.partition(".")[0] == "numpy" and hasattr(value, "get_state"):  # a RandomState
-        return repr(value.get_state()), _setter(value, value.get_state())
-    if type(value).__module__.partition(".")[0] == "numpy" and hasattr(value, "bit_generator"):
-        bits = value.bit_generator
-        return repr(bits.state), _setter(bits, copy.deepcopy(bits.state))
+        state = value.getstate()
+        return state, lambda: value.setstate(state)
+    if _package(type(value)) != "numpy":
+        return None
+    if hasattr(value, "bit_generator"):
+        bits, state = value.bit_generator, copy.deepcopy(value.bit_generator.state)
+        return repr(state), lambda: setattr(bits, "state", state)
+    if hasattr(value, "get_state"):  # a RandomState
+        state = value.get_state()
+        return repr(state), lambda: value.set_state(state)
     return None
-
-
-def _setter(generator: Any, state: Any) -> Callable[[Any], None]:
-    """Sets NumPy's state, whose arrays are no plain value to compare."""
-    if hasattr(generator, "set_state"):
-        return lambda _: generator.set_state(state)
-    return lambda _: setattr(generator, "state", copy.deepcopy(state))
 
 
 def inside(value: Any) -> list[tuple[Any, Any]]:
@@ -183,7 +180,7 @@ def inside(value: Any) -> list[tuple[Any, Any]]:
     if isinstance(value, types.MethodType):
         return [("__self__", value.__self__)]
     if isinstance(value, types.FunctionType):
-        if (value.__module__ or "").partition(".")[0] in LIBRARIES:
+        if _package(value) in LIBRARIES:
             return []
         names = (*value.__code__.co_freevars, "__defaults__", "__kwdefaults__")
         values = (*map(_content, value.__closure__ or ()), value.__defaults__, value.__kwdefaults__)
@@ -205,7 +202,17 @@ def is_ones_own(value: Any) -> bool:
         return False
     if isinstance(value, types.SimpleNamespace | argparse.Namespace | UserDict | UserList):
         return True
-    return type(value).__module__.partition(".")[0] not in LIBRARIES | sys.stdlib_module_names
+    return not is_of_library(type(value))
+
+
+def is_of_library(cls: type) -> bool:
+    """Whether a class is Python's own, or of one of LIBRARIES."""
+    return _package(cls) in LIBRARIES | sys.stdlib_module_names
+
+
+def _package(of: type | types.FunctionType) -> str:
+    """Where a class or a function is from."""
+    return (of.__module__ or "").partition(".")[0]
 
 
 def same(first: Any, second: Any) -> bool:

@@ -44,8 +44,12 @@ def is_frozen(module: nn.Module) -> bool:
         >>> is_frozen(nn.Linear(2, 1).requires_grad_(False)), is_frozen(nn.Linear(2, 1)), is_frozen(nn.ReLU())
         (True, False, False)
     """
-    parameters = list(module.parameters())
-    return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
+    return any(True for _ in module.parameters()) and not learns(module)
+
+
+def learns(module: nn.Module) -> bool:
+    """Whether a module has a parameter that requires a gradient, of its own or inside."""
+    return any(parameter.requires_grad for parameter in module.parameters())
 
 
 @contextmanager
