@@ -21,6 +21,7 @@ from partnets import (
     models,
     nn,
     optim,
+    stn,
 )
 from partnets.convert import finalize, merge, partition, without_rule
 from partnets.data.chunks import Chunks, chunk
@@ -88,6 +89,7 @@ __all__ = [
     "register",
     "step_hyper",
     "step_weights",
+    "stn",
     "subnetwork",
     "sweep",
     "weights_learning",

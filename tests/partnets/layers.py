@@ -201,8 +201,8 @@ def registered(foreign: bool = False) -> list[type[PartitionedLayer]]:
         for home in registry.FOREIGN.values():
             importlib.import_module(home)
     layers = [getattr(registry.rule_of(one), "__self__", None) for one in registry.known()]
-    # What tests and examples register is no layer of ours.
-    layers = [cls for cls in layers if cls is not None and cls.__module__.startswith("partnets.")]
+    # What tests and examples register is no layer of ours, and best responses have tests of their own.
+    layers = [cls for cls in layers if cls is not None and cls.__module__.startswith("partnets.nn.")]
     return [cls for cls in dict.fromkeys(layers) if foreign or cls.__module__ not in registry.FOREIGN.values()]
 
 

@@ -115,8 +115,8 @@ def partition(
     """
     check_seed("seed", seed)
     sizes(0, proportions)
-    stateful = _named(model, stateful, "stateful")
-    found = _found(model, _named(model, skip, "skip"), stateful, frozen)
+    stateful = named(model, stateful, "stateful")
+    found = _found(model, named(model, skip, "skip"), stateful, frozen)
     options = {"defaults": "seed" if defaults is None else defaults, "scheme": scheme}
     new = {
         layer: _divided(rule_of(type(layer)), layer, frozen, proportions, seeds.derived(seed, path), options)
@@ -254,7 +254,7 @@ def _replaced(kept: Any, new: dict[nn.Module, nn.Module], around: list[Any]) -> 
     return kept
 
 
-def _named(model: nn.Module, entries: Iterable[str | nn.Module], argument: str) -> set[nn.Module]:
+def named(model: nn.Module, entries: Iterable[str | nn.Module], argument: str) -> set[nn.Module]:
     """The modules that an argument names, and all that are inside."""
     modules = dict(model.named_modules(remove_duplicate=False))
     named = set()
@@ -287,8 +287,7 @@ def without_rule(
         >>> partition(model, (0.5, 0.5), skip=without_rule(model))[0].count
         2
     """
-    named = _named(model, skip, "skip"), _named(model, stateful, "stateful")
-    obstacles = find(model, *named, frozen).obstacles
+    obstacles = find(model, named(model, skip, "skip"), named(model, stateful, "stateful"), frozen).obstacles
     return {path: f"a {kind} {what}; {cure}" for path, (kind, what, cure) in obstacles.items()}
 
 
@@ -572,7 +571,7 @@ def _found(model: nn.Module, skipped: set[nn.Module], stateful: set[nn.Module], 
             " what is to learn, or pass frozen=True to partition all of it."
         )
     if not found.layers and not found.owning:
-        names = ", ".join(layer_type.__name__ for layer_type in known())
+        names = ", ".join(layer_type.__name__ for layer_type in known() if layer_type.__module__.startswith("torch."))
         raise ValueError(f"this {type(model).__name__} has no layer to partition; known are {names}.")
     return found
 

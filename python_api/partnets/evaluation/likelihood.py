@@ -52,7 +52,7 @@ def check_loss(loss: Loss, stacklevel: int = 3) -> None:
 
 
 def plain(loss: Loss) -> Loss:
-    """The negative log-likelihood in a training loss; any other than torch's cross-entropy and nll_loss is unchanged.
+    """The negative log-likelihood in a training loss; one of one's own is unchanged, but for what it names `plain`.
 
     Of these, label smoothing goes and so do the classes' weights: with them, each choice of weights would be its own
     judge, and a mean that of the weights in its batch.
@@ -63,6 +63,8 @@ def plain(loss: Loss) -> Loss:
         >>> plain(F.mse_loss) is F.mse_loss
         True
     """
+    if hasattr(loss, "plain"):  # hyper.LabelSmoothing's
+        return loss.plain
     usual = {"weight": None} | ({"label_smoothing": 0.0} if is_cross_entropy(loss) else {})
     if name_of(loss) not in CROSS_ENTROPIES | NLL_LOSSES:
         return loss

@@ -2,39 +2,66 @@
 
 Augmentations: Affine, ImmerAffine, SchwobelAffine and ColourJitter, averaged over draws by Averaged. Masks: InputMask
 and ConcreteDropout. Any module, such as a feature extractor: Submodule. One of your own: derive it from Hyperparameter
-and keep numbers in Learned, each in a Range: real, positive, probability, interval or clamped.
+and keep numbers in Learned, each in a Range: real, positive, probability, interval, logarithmic or clamped.
+
+What acts on training alone is tuned through a best response, by partnets.stn: Dropout, EmbeddingDropout, DropConnect,
+Cutout, InputNoise, augmentations InTraining; and penalties: WeightDecay, ActivationPenalty, TemporalActivationPenalty,
+and LabelSmoothing.
 """
 
+from partnets.hyper.activation_penalty import ActivationPenalty, TemporalActivationPenalty
 from partnets.hyper.affine import Affine, ImmerAffine
 from partnets.hyper.averaged import Averaged
 from partnets.hyper.colour_jitter import ColourJitter
 from partnets.hyper.concrete_dropout import ConcreteDropout
+from partnets.hyper.cutout import Cutout
+from partnets.hyper.drop_connect import DropConnect
+from partnets.hyper.dropout import Dropout
+from partnets.hyper.embedding_dropout import EmbeddingDropout
 from partnets.hyper.hyperparameter import Hyperparameter, hyperparameters
+from partnets.hyper.in_training import InTraining
 from partnets.hyper.input_mask import InputMask
+from partnets.hyper.input_noise import InputNoise
+from partnets.hyper.label_smoothing import LabelSmoothing
 from partnets.hyper.learned import Learned
 from partnets.hyper.observation_noise import Gaussian, ObservationNoise, gaussian_nll
-from partnets.hyper.ranges import Range, clamped, interval, positive, probability, real
+from partnets.hyper.penalty import Penalty, penalties
+from partnets.hyper.ranges import Range, clamped, interval, logarithmic, positive, probability, real
 from partnets.hyper.schwobel_affine import SchwobelAffine
 from partnets.hyper.submodule import Submodule
+from partnets.hyper.weight_decay import WeightDecay
 
 __all__ = [
+    "ActivationPenalty",
     "Affine",
     "Averaged",
     "ColourJitter",
     "ConcreteDropout",
+    "Cutout",
+    "DropConnect",
+    "Dropout",
+    "EmbeddingDropout",
     "Gaussian",
     "Hyperparameter",
     "ImmerAffine",
+    "InTraining",
     "InputMask",
+    "InputNoise",
+    "LabelSmoothing",
     "Learned",
     "ObservationNoise",
+    "Penalty",
     "Range",
     "SchwobelAffine",
     "Submodule",
+    "TemporalActivationPenalty",
+    "WeightDecay",
     "clamped",
     "gaussian_nll",
     "hyperparameters",
     "interval",
+    "logarithmic",
+    "penalties",
     "positive",
     "probability",
     "real",

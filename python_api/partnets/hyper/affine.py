@@ -48,7 +48,7 @@ class _Exponential(Warp):
             tensor([[[[1., 3.],
                       [0., 2.]]]])
         """
-        return exponential(torch.einsum("bn,nij->bij", draws * self.half_widths(), self.generators))
+        return exponential(torch.einsum("bn,nij->bij", draws * self.half_widths(draws), self.generators))
 
 
 class Affine(_Exponential):
@@ -113,9 +113,13 @@ class Affine(_Exponential):
         halves = torch.tensor([HALVES[name] for name in self.names], dtype=torch.get_default_dtype())
         self.register_buffer("halves", halves, persistent=False)
 
-    def half_widths(self) -> Tensor:
-        """The half-widths, [n], differentiable: half the image's width is 1; radians; log-factors."""
-        return self.widths() * self.halves
+    def half_widths(self, draws: Tensor | None = None) -> Tensor:
+        """The half-widths, [n], differentiable: half the image's width is 1; radians; log-factors.
+
+        Args:
+            draws: [batch, n], for half-widths [batch, n] where partnets.stn perturbs those of each example.
+        """
+        return self.widths(draws) * self.halves
 
 
 class ImmerAffine(_Exponential):
@@ -173,6 +177,7 @@ class ImmerAffine(_Exponential):
             range.check(name, widths[name], UNITS[name])
             setattr(self, name, Learned(widths[name], range, unit=UNITS[name]))
 
-    def half_widths(self) -> Tensor:
-        """The half-widths, [n], differentiable: half the image's width is 1; radians; log-factors."""
-        return torch.stack([getattr(self, name)() for name in self.names])
+    def half_widths(self, draws: Tensor | None = None) -> Tensor:
+        """As of Affine."""
+        of = None if draws is None else draws[:, 0]
+        return torch.stack([getattr(self, name)(of) for name in self.names], -1)

@@ -29,10 +29,12 @@ class Augmentation(Hyperparameter):
         ...         super().__init__({"brightness": brightness})
         ...         self.brightness = hyper.Learned(brightness, hyper.positive)
         ...     def transform(self, x, draws):
-        ...         return x + self.brightness() * draws[:, :, None, None]
+        ...         return x + self.brightness(x) * draws[:, :, None, None]
         >>> Brighten(0.5)(torch.zeros(2, 3, 8, 8)).shape
         torch.Size([2, 3, 8, 8])
     """
+
+    per_example = True
 
     def __init__(self, initial: dict[str, object]) -> None:
         super().__init__()

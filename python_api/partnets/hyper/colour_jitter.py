@@ -79,7 +79,7 @@ class ColourJitter(Augmentation):
             tensor([0.5000, 0.5000, 0.5000], grad_fn=<ViewBackward0>)
         """
         self._check_channels(x)
-        amounts = draws * self.widths()
+        amounts = draws * self.widths(draws)
         amount = dict.fromkeys(UNITS, amounts.new_zeros(x.shape[0]))
         amount |= zip(self.names, amounts.unbind(1), strict=True)
         brightness, contrast, saturation = (amount[name].exp() for name in ("brightness", "contrast", "saturation"))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from partnets.hyper.concrete import check_temperature, concrete
+from partnets.hyper.dropout import check_rates
 from partnets.hyper.hyperparameter import Hyperparameter
 from partnets.hyper.learned import Learned
 from partnets.hyper.ranges import Range, probability
@@ -41,10 +42,11 @@ class ConcreteDropout(Hyperparameter):
         True
     """
 
+    per_example = True
+
     def __init__(self, rate: float = 0.1, *, temperature: float = 0.1, range: Range = probability) -> None:
         super().__init__()
-        if not (range.low >= 0 and range.high <= 1):
-            raise ValueError(f"the range is ({range.low:g}, {range.high:g}); pass one inside [0, 1].")
+        check_rates(range)
         range.check("rate", rate)
         check_temperature(temperature)
         self.temperature = temperature
@@ -54,7 +56,7 @@ class ConcreteDropout(Hyperparameter):
         if not self.training:
             return x
         limits = torch.finfo(self.rate.raw.dtype)
-        rate = self.rate().clamp(limits.tiny, 1 - limits.eps)
+        rate = self.rate(x).clamp(limits.tiny, 1 - limits.eps)
         kept = concrete(-rate.logit(), x.shape, self.temperature)
         return x * (kept / (1 - rate)).to(x.dtype)
 

@@ -31,6 +31,10 @@ class Hyperparameter(nn.Module):
         (torch.Size([2, 3]), {'strength': 0.5})
     """
 
+    # Whether partnets.stn may give each example a value of its own: then forward calls its hyper.Learned with what has
+    # the examples, as self.strength(x). Otherwise all examples of a batch have the same.
+    per_example = False
+
     def values(self) -> dict[str, float]:
         """The present value of each hyper.Learned inside, in the user's units, under its attribute's or own names.
 

@@ -42,6 +42,8 @@ class InputMask(Hyperparameter):
         tensor([[0.7500, 0.7500, 0.7500]], grad_fn=<MulBackward0>)
     """
 
+    per_example = True
+
     def __init__(self, features: int, *, probability: float = 0.5, temperature: float = 0.1) -> None:
         super().__init__()
         if features < 1:
@@ -59,7 +61,11 @@ class InputMask(Hyperparameter):
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-1:] != self.logits.shape:
             raise ValueError(f"x is {list(x.shape)}; pass [..., {len(self.logits)}], an entry for each feature.")
-        mask = concrete(self.logits, x.shape, self.temperature) if self.training else self.probability()
+        mask = (
+            concrete(self.probability.unconstrained(x), x.shape, self.temperature)
+            if self.training
+            else self.probability(x)
+        )
         return x * mask.to(x.dtype)
 
     def to_ordinary(self) -> nn.Module:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from partnets.hyper.ranges import Range
+from partnets.utils.in_thread import InThread
 
 # More are not shown one by one.
 MOST_SHOWN = 8
@@ -27,12 +28,16 @@ class Learned(nn.Module):
 
     Attributes:
         raw: the unconstrained parameter, [] or [n], of torch's default dtype.
+        scale_raw: where partnets.stn perturbs raw, the parameter whose softplus is the standard deviation; else None.
 
     Shapes:
-        A call takes nothing and gives [] or [n].
+        A call takes nothing and gives [] or [n]. Called with a tensor x, it gives what broadcasts with x: the same,
+        and [batch, 1, ..., 1] or [batch, 1, ..., n] of x's dimensions where partnets.stn perturbs it for each example.
 
     Raises:
-        ValueError: a value is outside its range or on its border, or the lengths differ.
+        ValueError: a value is outside its range or on its border, or the lengths differ; or, when called, x has other
+            examples than those for which values were drawn.
+        RuntimeError: called without x, where each example has a value of its own.
 
     Example:
         >>> import math
@@ -62,19 +67,76 @@ class Learned(nn.Module):
         self.names = None if names is None else list(names)
         if len(self.units) != len(values) or (names is not None and (self.scalar or len(self.names) != len(values))):
             raise ValueError(f"value={value}, unit={unit} and names={names}; pass as many units and names as values.")
-        for arguments in zip(self._names("value"), values, self.units, strict=True):
-            range.check(*arguments)
-        scaled = [number * scale for number, scale in zip(values, self.units, strict=True)]
-        initial = torch.tensor(scaled[0] if self.scalar else scaled, dtype=torch.get_default_dtype())
-        self.raw = nn.Parameter(range.transform.inv(initial))
+        self.raw = nn.Parameter(range.transform.inv(self._scaled(values)))
+        # In place of `raw`, in a pass that perturbs it: the tensor, of raw's shape or [batch, *raw's], and in which of
+        # an input's dimensions the examples are.
+        self.perturbed = InThread()
+        self.register_parameter("scale_raw", None)
 
-    def forward(self) -> Tensor:
-        return self.range.transform(self.raw)
+    def forward(self, x: Tensor | None = None) -> Tensor:
+        return self.range.transform(self.unconstrained(x))
+
+    def unconstrained(self, x: Tensor | None = None) -> Tensor:
+        """What a call transforms into the range: raw, or in a pass that perturbs it the values of this pass."""
+        perturbed = self.perturbed.get()
+        if perturbed is None:
+            return self.raw
+        raw, batch_dim = perturbed
+        if raw.dim() == self.raw.dim():
+            return raw
+        if x is None:
+            raise RuntimeError(
+                "this hyper.Learned has a value for each example, and was called without x; call it as self.rate(x), x"
+                " being what has the examples, or set per_example = False on the class of its Hyperparameter, for one"
+                " value a batch."
+            )
+        check_examples(x, batch_dim, len(raw), None if self.scalar else -1)
+        shape = [1] * x.dim()
+        shape[batch_dim] = len(raw)
+        if not self.scalar:
+            shape[-1] = len(self.units)
+        return raw.view(shape)
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__({"perturbed": InThread()} | state)  # before version 0.3 there was neither
+        self._parameters.setdefault("scale_raw", None)
 
     def values(self, name: str) -> dict[str, float]:
         """The present values in the user's units: a single one under this name, others under names of their own."""
-        values = self().detach().reshape(-1).tolist()
+        values = self.range.transform(self.raw.detach()).reshape(-1).tolist()
         return {key: value / unit for key, value, unit in zip(self._names(name), values, self.units, strict=True)}
+
+    @torch.no_grad()
+    def assign(self, value: float | Sequence[float]) -> None:
+        """Sets the number, or all n of them, in the user's units.
+
+        Raises:
+            ValueError: as of the constructor; nothing has changed then.
+        """
+        self.raw.copy_(
+            self.range.transform.inv(
+                self._scaled(list(value) if isinstance(value, Sequence) else [value], self.raw.dtype)
+            )
+        )
+
+    def _scaled(self, values: list[float], dtype: torch.dtype | None = None) -> Tensor:
+        """Values in the units in which one computes, of raw's shape, all inside the range."""
+        if len(values) != len(self.units):
+            raise ValueError(f"value has {len(values)} numbers; pass {len(self.units)}.")
+        for arguments in zip(self._names("value"), values, self.units, strict=True):
+            self.range.check(*arguments)
+        scaled = [number * scale for number, scale in zip(values, self.units, strict=True)]
+        return torch.tensor(scaled[0] if self.scalar else scaled, dtype=dtype or torch.get_default_dtype())
+
+    def scales(self, name: str) -> dict[str, float]:
+        """The standard deviation of the perturbation of each value, unconstrained, under the names that values() has.
+
+        Empty where nothing perturbs it.
+        """
+        if self.scale_raw is None:
+            return {}
+        scales = nn.functional.softplus(self.scale_raw.detach()).reshape(-1).tolist()
+        return {f"{key}, scale": scale for key, scale in zip(self._names(name), scales, strict=True)}
 
     def extra_repr(self) -> str:
         if len(self.units) > MOST_SHOWN:
@@ -85,3 +147,14 @@ class Learned(nn.Module):
         if self.scalar:
             return [name]
         return self.names or [f"{name}.{i}" for i, _ in enumerate(self.units)]
+
+
+def check_examples(x: Tensor, batch_dim: int, examples: int, features: int | None = None) -> None:
+    """Raises ValueError unless x has so many examples, in this dimension, which is before that of its features."""
+    places = x.dim() if features is None else features % x.dim() if x.dim() else 0
+    if not 0 <= batch_dim < places or x.shape[batch_dim] != examples:
+        raise ValueError(
+            f"x is {list(x.shape)}, and each of {examples} examples has hyperparameters of its own, in dimension"
+            f" {batch_dim} of x; pass stn.convert batch_dim=, the dimension of the examples in all of the model, or"
+            " per_example=False, for one perturbation a batch."
+        )

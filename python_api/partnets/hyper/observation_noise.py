@@ -49,12 +49,14 @@ class ObservationNoise(Hyperparameter):
         torch.Size([])
     """
 
+    per_example = True
+
     def __init__(self, std: float | Sequence[float] = 1.0) -> None:
         super().__init__()
         self.std = Learned(std, positive)
 
     def forward(self, mean: Tensor) -> Gaussian:
-        return Gaussian(mean, self.std().to(mean.dtype).square().expand_as(mean))
+        return Gaussian(mean, self.std(mean).to(mean.dtype).square().expand_as(mean))
 
     def to_ordinary(self) -> nn.Module:
         """What is deployed predicts the mean alone."""

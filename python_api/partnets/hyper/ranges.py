@@ -11,6 +11,7 @@ from torch.distributions import constraints
 from torch.distributions.transforms import (
     AffineTransform,
     ComposeTransform,
+    ExpTransform,
     SigmoidTransform,
     SoftplusTransform,
     Transform,
@@ -83,6 +84,23 @@ def interval(low: float, high: float) -> Range:
     """
     _check_borders(low, high)
     return Range(low, high, ComposeTransform([SigmoidTransform(), AffineTransform(low, high - low)]))
+
+
+def logarithmic(low: float, high: float) -> Range:
+    """(low, high), by a scaled sigmoid of the logarithm: for strengths whose order of magnitude is unknown.
+
+    Raises:
+        ValueError: as interval, or low is not positive.
+
+    Example:
+        >>> logarithmic(1e-6, 1e-2).transform(torch.tensor(0.0))
+        tensor(1.0000e-04)
+    """
+    _check_borders(low, high)
+    if low <= 0:
+        raise ValueError(f"low={low}; pass a positive number, or hyper.interval.")
+    over = AffineTransform(math.log(low), math.log(high / low))
+    return Range(low, high, ComposeTransform([SigmoidTransform(), over, ExpTransform()]))
 
 
 def clamped(low: float, high: float) -> Range:

@@ -100,7 +100,7 @@ class SchwobelAffine(Warp):
             tensor([[[[1., 3.],
                       [0., 2.]]]])
         """
-        minima, maxima = self.minima(), self.maxima()
+        minima, maxima = self.minima(draws), self.maxima(draws)
         numbers = torch.lerp(minima, maxima, (draws + 1) / 2)
         zero = numbers.new_zeros(numbers.shape[0])
         number = dict(zip(self.names, numbers.unbind(1), strict=True))

@@ -168,6 +168,11 @@ class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
     ordinary = nn.BatchNorm3d
 
 
+def partitioned_norms(model: nn.Module) -> list[nn.Module]:
+    """The partitioned BatchNorm layers of a model."""
+    return [layer for _, layer in partitioned_layers(model) if isinstance(layer, _BatchNorm)]
+
+
 def stale_norms(model: nn.Module) -> dict[str, _BatchNorm]:
     """The partitioned BatchNorm layers whose running statistics are older than the weights, by their paths."""
     return {

@@ -14,7 +14,9 @@ from partnets.nn.activation_checkpoint import same_subnetwork
 from partnets.nn.layer import PartitionedLayer
 
 
-class _Table(PartitionedLayer):
+class Table(PartitionedLayer):
+    """What a table of rows has of its own: the padding's row, which no partition learns."""
+
     weights = ("weight",)
 
     def divide(self, proportions, **options):
@@ -28,7 +30,7 @@ class _Table(PartitionedLayer):
 
     def divided(self, name, weight, proportions, seed, scheme):
         partition = super().divided(name, weight, proportions, seed, scheme)
-        if self.padding_idx is None or partition.count == 1:
+        if not self._is_padded(weight) or partition.count == 1:
             return partition
         # The padding's row never learns. In the first partition it stays as it is in every subnetwork.
         ids = partition.ids()
@@ -37,7 +39,7 @@ class _Table(PartitionedLayer):
 
     def _started(self, weight, defaults):
         started = super()._started(weight, defaults)
-        if self.padding_idx is not None:
+        if self._is_padded(weight):
             with torch.no_grad():
                 started[self.padding_idx] = weight[self.padding_idx]
         return started
@@ -48,15 +50,23 @@ class _Table(PartitionedLayer):
         return new
 
     def nodes(self, name, shape):
-        return torch.arange(shape[1])[None]
+        return torch.arange(shape[1])[None] if tuple(shape) == self._shape else super().nodes(name, shape)
 
     def usual_distribution(self, name):
         return functools.partial(Normal, 1.0)
 
     def drawn_entries(self, weight):
-        if self.padding_idx is None:
+        if not self._is_padded(weight):
             return weight
         return torch.cat([weight[: self.padding_idx], weight[self.padding_idx + 1 :]])
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return self.num_embeddings, self.embedding_dim
+
+    def _is_padded(self, weight: Tensor) -> bool:
+        """Whether a weight has a row for the padding: the table, and what is like it."""
+        return self.padding_idx is not None and tuple(weight.shape) == self._shape
 
     def rows(self, ids: Tensor) -> Tensor:
         """The rows of the live subnetwork's table at ids, [..., embedding_dim]."""
@@ -69,7 +79,7 @@ class _Table(PartitionedLayer):
         return same_subnetwork(self, y)
 
 
-class Embedding(_Table, nn.Embedding):
+class Embedding(Table, nn.Embedding):
     """torch.nn.Embedding, partitioned: rows of w_s^(k) for the live subnetwork k.
 
     Args:
@@ -106,7 +116,7 @@ class Embedding(_Table, nn.Embedding):
         return self.rows(input)
 
 
-class EmbeddingBag(_Table, nn.EmbeddingBag):
+class EmbeddingBag(Table, nn.EmbeddingBag):
     """torch.nn.EmbeddingBag, partitioned: sums, means or maxima of rows of w_s^(k) for the live subnetwork k.
 
     Args:

@@ -13,7 +13,43 @@ from partnets.nn.layer import PartitionedLayer
 from partnets.utils import seeds
 
 
-class _Recurrent(PartitionedLayer):
+class FlatWeights(nn.Module):
+    """A mixin for torch's recurrent layers, which keep their parameters in one list: here it is made for each call.
+
+    A subclass says what is in it by `flat_weight`.
+    """
+
+    def flat_weight(self, name: str) -> Tensor:
+        """What the layer computes with in place of the parameter of this name; under construction that itself."""
+        raise NotImplementedError
+
+    @property
+    def _flat_weights(self) -> list[Tensor]:
+        # Under torch's own constructor, which fills this list, the parameters come one by one.
+        return [self.flat_weight(name) for name in self._flat_weights_names if name in self._parameters]
+
+    @_flat_weights.setter
+    def _flat_weights(self, values) -> None:
+        pass
+
+    def __setattr__(self, name: str, value) -> None:
+        nn.Module.__setattr__(self, name, value)  # without torch's record of the list above
+
+    def _init_flat_weights(self) -> None:
+        self._flat_weight_refs = []
+
+    def _update_flat_weights(self) -> None:
+        """Nothing: the list is made anew for each call."""
+
+    flatten_parameters = _update_flat_weights
+
+    def forget_flat_weights(self) -> None:
+        """Drops an ordinary layer's list of its parameters, which would keep them alive."""
+        self.__dict__.pop("_flat_weights", None)
+        self._flat_weight_refs = []
+
+
+class Recurrent(FlatWeights, PartitionedLayer):
     """What torch's recurrent layers share: they read their parameters as one list, here that of the live subnetwork.
 
     Args:
@@ -38,32 +74,12 @@ class _Recurrent(PartitionedLayer):
     def shifts(self):
         return tuple(name for name in self._flat_weights_names if name.startswith("bias"))
 
-    @property
-    def _flat_weights(self) -> list[Tensor]:
-        # Under torch's own constructor, which fills this list, the parameters are still torch's.
-        names = [name for name in self._flat_weights_names if name in self._parameters]
-        return [self.live(name) if "count" in self.__dict__ else self._parameters[name] for name in names]
-
-    @_flat_weights.setter
-    def _flat_weights(self, values) -> None:
-        pass
-
-    def __setattr__(self, name: str, value) -> None:
-        nn.Module.__setattr__(self, name, value)  # without torch's record of the list above
-
-    def _init_flat_weights(self) -> None:
-        self._flat_weight_refs = []
-
-    def _update_flat_weights(self) -> None:
-        """Nothing: the list is made anew for each call."""
-
-    flatten_parameters = _update_flat_weights
+    def flat_weight(self, name):
+        return self.live(name) if "count" in self.__dict__ else self._parameters[name]
 
     def divide(self, proportions, **options):
         super().divide(proportions, **options)
-        # An ordinary layer's list of its parameters, which would keep them alive.
-        self.__dict__.pop("_flat_weights", None)
-        self._flat_weight_refs = []
+        self.forget_flat_weights()
 
     def divided(self, name, weight, proportions, seed, scheme):
         if scheme == "node":
@@ -84,9 +100,9 @@ class _Recurrent(PartitionedLayer):
         return new
 
 
-class RNN(_Recurrent, nn.RNN):
+class RNN(Recurrent, nn.RNN):
     __doc__ = (
-        _Recurrent.__doc__
+        Recurrent.__doc__
         + """
     Example:
         >>> RNN(4, 8, proportions=(0.5, 0.5), seed=0)(torch.ones(5, 2, 4))[0].shape
@@ -97,9 +113,9 @@ class RNN(_Recurrent, nn.RNN):
     ordinary = nn.RNN
 
 
-class LSTM(_Recurrent, nn.LSTM):
+class LSTM(Recurrent, nn.LSTM):
     __doc__ = (
-        _Recurrent.__doc__
+        Recurrent.__doc__
         + """
     Example:
         >>> LSTM(4, 8, num_layers=2, proportions=(0.5, 0.5), seed=0)(torch.ones(5, 2, 4))[0].shape
@@ -110,9 +126,9 @@ class LSTM(_Recurrent, nn.LSTM):
     ordinary = nn.LSTM
 
 
-class GRU(_Recurrent, nn.GRU):
+class GRU(Recurrent, nn.GRU):
     __doc__ = (
-        _Recurrent.__doc__
+        Recurrent.__doc__
         + """
     Example:
         >>> GRU(4, 8, proportions=(0.5, 0.5), seed=0)(torch.ones(5, 2, 4))[0].shape

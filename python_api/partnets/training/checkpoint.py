@@ -157,6 +157,7 @@ def configuration(trainer: TrainingState) -> dict:
         "sampling": list(trainer.sampling),
         "clip": trainer.clip,
         "hyper_every": trainer.hyper_every,
+        "hyper_steps": trainer.hyper_steps,
         "hyper_after": trainer.hyper_after,
         "hyper_chunks": trainer.hyper_chunks,
         "keep_best": trainer.best is not None,

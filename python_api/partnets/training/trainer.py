@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from os import PathLike
@@ -66,7 +66,8 @@ class Trainer(TrainingState):
         batch_size, hyper_batch_size: examples in a step of w and of ψ; the latter as the former if None.
         sampling: C probabilities, with which k is drawn for a step of w; the chunks' proportions if None.
         clip: the gradient of w_k is scaled down to this norm where it is longer, over all parameters; None leaves it.
-        hyper_every: ψ takes a step after each so many steps of w.
+        hyper_every: ψ takes steps after each so many steps of w.
+        hyper_steps: how many, each on a batch of its own.
         hyper_after: how many steps of w come before the first of ψ.
         hyper_chunks: 'one': a step of ψ takes a batch of one chunk, D_k with k ~ Cat(u_2..u_C). 'all': one of each
             unseen chunk, weighted by their sizes, at C - 1 times the cost: the same gradient in the mean, less noise.
@@ -130,6 +131,7 @@ class Trainer(TrainingState):
         sampling: Sequence[float] | None = None,
         clip: float | None = None,
         hyper_every: int = 1,
+        hyper_steps: int = 1,
         hyper_after: int = 0,
         hyper_chunks: str = "one",
         lml_every: int | None = None,
@@ -149,7 +151,8 @@ class Trainer(TrainingState):
         hyper_batch_size = batch_size if hyper_batch_size is None else hyper_batch_size
         optional = {"lml_every": lml_every, "patience": patience}
         given = {name: number for name, number in optional.items() if number is not None}
-        check_at_least(1, batch_size=batch_size, hyper_batch_size=hyper_batch_size, hyper_every=hyper_every, **given)
+        check_at_least(1, batch_size=batch_size, hyper_batch_size=hyper_batch_size, **given)
+        check_at_least(1, hyper_every=hyper_every, hyper_steps=hyper_steps)
         check_at_least(0, hyper_after=hyper_after)
         check_clip(clip)
         check_seed("seed", seed)
@@ -181,7 +184,8 @@ class Trainer(TrainingState):
         self.hyper_scheduler = _check_scheduler("hyper_scheduler", hyper_scheduler, self.hyper_optimizer)
         self.batch_size, self.hyper_batch_size, self.lml_every = batch_size, hyper_batch_size, lml_every
         self.sampling = _check_sampling(chunks.proportions if sampling is None else sampling, model, chunks)
-        self.hyper_every, self.hyper_after, self.hyper_chunks = hyper_every, hyper_after, hyper_chunks
+        self.hyper_every, self.hyper_steps = hyper_every, hyper_steps
+        self.hyper_after, self.hyper_chunks = hyper_after, hyper_chunks
         self.best, self.patience, self.callbacks = Best() if keep_best else None, patience, list(callbacks)
         self.clip, self.seed, self.generator = clip, seed, torch.Generator().manual_seed(seed)
         self.noise: dict | None = None
@@ -253,11 +257,13 @@ class Trainer(TrainingState):
         return output, mean(self.loss, output, y)
 
     def iterate(self) -> tuple[int, float, int | None, float | None]:
-        """One iteration of Appendix I.1; returns k and loss of the step of w, and of the step of ψ if one is due."""
+        """One iteration of Appendix I.1; returns k and loss of the step of w, and of the last of ψ if some are due."""
         k, loss = self.step_weights()
-        if not self._hyper_learns(self.steps + 1):
-            return k, loss, None, None
-        return k, loss, *self.step_hyper()
+        found = None, None
+        if self._hyper_learns(self.steps + 1):
+            for _ in range(self.hyper_steps):
+                found = self.step_hyper()
+        return k, loss, *found
 
     @property
     def _source(self) -> Chunks | Ahead:
@@ -272,8 +278,7 @@ class Trainer(TrainingState):
         """Updates w_k on a batch from D_1:k, with k ~ Cat(sampling); returns k and the loss."""
         k = draw_k(self.sampling, self.generator)
         batch = self._source.sample_upto(k, self.batch_size, self.generator)
-        options = {"clip": self.clip, "backward": self._backward}
-        loss = step_weights(self.model, self.optimizer, k, batch, partial(self._loss, self.loss), **options)
+        loss = self._update_weights(k, batch, partial(self._loss, self.loss), clip=self.clip, backward=self._backward)
         if self.scheduler is not None:
             self.scheduler.step()
         return k, loss.item()
@@ -281,15 +286,18 @@ class Trainer(TrainingState):
     def step_hyper(self) -> tuple[int | None, float]:
         """Updates ψ on chunks that the subnetworks have not seen; returns k, None for all chunks, and the loss."""
         k, weights = self._draw_unseen(self.generator)
-
-        def loss_on(j: int) -> Tensor:  # so that one batch is in memory at a time
-            return self._loss(self.hyper_loss, self._source.sample(j, self.hyper_batch_size, self.generator))
-
+        batches = _Drawn(weights, lambda j: self._source.sample(j, self.hyper_batch_size, self.generator))
         options = {"weights": weights, "backward": self._backward}
-        loss = step_hyper(self.model, self.hyper_optimizer, {j: j for j in weights}, loss_on, **options)
+        loss = self._update_hyper(batches, partial(self._loss, self.hyper_loss), **options)
         if self.hyper_scheduler is not None:
             self.hyper_scheduler.step()
         return k, loss.item()
+
+    def _update_weights(self, *arguments, **options) -> Tensor:
+        return step_weights(self.model, self.optimizer, *arguments, **options)
+
+    def _update_hyper(self, *arguments, **options) -> Tensor:
+        return step_hyper(self.model, self.hyper_optimizer, *arguments, **options)
 
     def _draw_unseen(self, generator: torch.Generator) -> tuple[int | None, dict[int, float]]:
         """The chunk of a step of ψ, None for all of them, and the weight of each."""
@@ -301,7 +309,7 @@ class Trainer(TrainingState):
         """What step_weights and step_hyper will draw in so many steps, in their order: see Ahead."""
         for step in range(self.steps + 1, self.steps + 1 + steps):
             yield "draw_upto", draw_k(self.sampling, generator), self.batch_size
-            if self._hyper_learns(step):
+            for _ in range(self.hyper_steps if self._hyper_learns(step) else 0):
                 for j in self._draw_unseen(generator)[1]:
                     yield "draw", j, self.hyper_batch_size
 
@@ -334,6 +342,22 @@ class Trainer(TrainingState):
 
     def _loss(self, loss: Loss, batch: Any) -> Tensor:
         return mean(loss, *self.forward(self._forward, to_device(batch, self.device)))
+
+
+class _Drawn(Mapping):
+    """A batch for each of some chunks, drawn when it is asked for: one is in memory at a time."""
+
+    def __init__(self, ks: Iterable[int], draw: Callable[[int], Any]) -> None:
+        self.ks, self.draw = list(ks), draw
+
+    def __getitem__(self, k: int) -> Any:
+        return self.draw(k)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.ks)
+
+    def __len__(self) -> int:
+        return len(self.ks)
 
 
 def _find_hyper(model: nn.Module, hyper) -> dict[str, Hyperparameter]:

@@ -1,0 +1,77 @@
+"""Cutout: squares of images blanked, whose number and length are learned."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from partnets.hyper.hyperparameter import Hyperparameter
+from partnets.hyper.learned import Learned
+from partnets.hyper.ranges import interval
+
+
+class Cutout(Hyperparameter):
+    """In training, blanks some squares of each image, at random places (DeVries and Taylor 2017).
+
+    The number of squares and the length of their sides are whole numbers: the learned ones, rounded down. No gradient
+    comes through them, as through no discrete choice; partnets.stn learns them through the best response. Squares reach
+    over the border where their centre is near it.
+
+    Args:
+        holes: the initial number of squares, between 0 and most_holes.
+        length: the initial length of their sides in pixels, between 0 and most_length.
+        most_holes, most_length: the borders, excluded: 4 and 24 in the published runs on CIFAR-10.
+
+    Attributes:
+        holes, length: hyper.Learned, a single value each.
+
+    Shapes:
+        x [batch, channels, height, width] to the same.
+
+    Raises:
+        ValueError: an initial value is not inside its borders, or x has no four dimensions.
+
+    Example:
+        >>> cutout = Cutout(holes=1.5, length=2.5)
+        >>> blank = cutout(torch.ones(4, 1, 8, 8)) == 0
+        >>> blank.sum((1, 2, 3)).tolist() == [4, 4, 4, 4] or int(blank.sum()) < 16  # less at a border
+        True
+    """
+
+    per_example = True
+
+    def __init__(
+        self, holes: float = 1.5, length: float = 4.5, *, most_holes: float = 4.0, most_length: float = 24.0
+    ) -> None:
+        super().__init__()
+        self.holes = Learned(holes, _checked("holes", holes, most_holes))
+        self.length = Learned(length, _checked("length", length, most_length))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() != 4:
+            raise ValueError(f"x is {list(x.shape)}; pass images [batch, channels, height, width].")
+        if not self.training:
+            return x
+        batch, _, height, width = x.shape
+        most = int(self.holes.range.high)
+        # For each image and possible hole, in the last dimensions the pixels.
+        holes, length = (one(x).detach().floor() for one in (self.holes, self.length))
+        there = torch.arange(most, device=x.device).view(1, -1, 1, 1) < holes
+        rows, cols = (
+            _covered(torch.randint(max(size, 1), (batch, most, 1), device=x.device), length.view(-1, 1, 1), size)
+            for size in (height, width)
+        )
+        blank = (rows[..., :, None] & cols[..., None, :] & there).any(1, keepdim=True)
+        return x.masked_fill(blank, 0.0)
+
+
+def _checked(name: str, value: float, most: float):
+    range = interval(0.0, most)
+    range.check(name, value)
+    return range
+
+
+def _covered(centre: Tensor, length: Tensor, size: int) -> Tensor:
+    """Which of so many pixels a side of this length around a centre covers: [batch, holes, size]."""
+    offset = torch.arange(size, device=centre.device) - centre + length.div(2, rounding_mode="floor")
+    return (offset >= 0) & (offset < length)

@@ -1,0 +1,48 @@
+"""InputNoise: normal noise added to inputs, whose standard deviation is learned."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from partnets.hyper.hyperparameter import Hyperparameter
+from partnets.hyper.learned import Learned
+from partnets.hyper.ranges import Range, positive
+
+
+class InputNoise(Hyperparameter):
+    """In training, adds normal noise to x, whose standard deviation each example has of its own.
+
+    Args:
+        std: the initial standard deviation, in units of x.
+        range: of it, such as hyper.interval(0, 0.3).
+
+    Attributes:
+        std: hyper.Learned, a single value.
+
+    Shapes:
+        x of any shape, floating point, to the same.
+
+    Raises:
+        ValueError: std is not inside the range.
+
+    Example:
+        >>> noise = InputNoise(0.5)
+        >>> x = torch.zeros(2, 3)
+        >>> noise(x).shape, torch.equal(noise.eval()(x), x)
+        (torch.Size([2, 3]), True)
+    """
+
+    per_example = True
+
+    def __init__(self, std: float = 0.1, *, range: Range = positive) -> None:
+        super().__init__()
+        range.check("std", std)
+        self.std = Learned(std, range)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.std(x).to(x.dtype) * torch.randn_like(x) if self.training else x
+
+    def to_ordinary(self) -> nn.Module:
+        """Nothing: what is deployed sees each example as it is."""
+        return nn.Identity()

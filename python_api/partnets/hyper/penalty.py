@@ -1,0 +1,62 @@
+"""Penalty: what regularises training by a term of its own in the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from partnets.hyper.hyperparameter import Hyperparameter
+from partnets.utils.in_thread import InThread, holding
+
+_gathering = InThread()
+
+
+@contextmanager
+def penalties() -> Iterator[list[Tensor]]:
+    """Inside, in this thread, Penalty modules append their terms of the training loss to this list: add their means.
+
+    Example:
+        >>> from partnets import hyper
+        >>> penalty = hyper.ActivationPenalty(2.0)
+        >>> with penalties() as found:
+        ...     x = penalty(torch.ones(3, 4))
+        >>> found[0].mean().item()
+        2.0
+    """
+    found: list[Tensor] = []
+    with holding({_gathering: found}):
+        yield found
+
+
+class Penalty(Hyperparameter):
+    """The base class of layers that pass x through, and in training add a term to the loss: `penalty(x)`.
+
+    partnets.stn adds it; in loops of your own do so inside of hyper.penalties. It acts on training alone, so that ψ
+    cannot learn it from unseen data through the forward pass, as partnets.Trainer does: partnets.stn can, through the
+    best response.
+
+    Raises:
+        RuntimeError: in training, where a gradient is computed, nobody gathers what it gives.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and torch.is_grad_enabled():
+            found = _gathering.get()
+            if found is None:
+                raise RuntimeError(
+                    f"the penalty of this {type(self).__name__} would be lost: compute the loss inside of"
+                    " `with hyper.penalties() as found`, and add the mean of each to it; stn.Trainer does so."
+                )
+            found.append(self.penalty(x))
+        return x
+
+    def penalty(self, x: Tensor) -> Tensor:
+        """The term for x, of which the mean counts: of any shape."""
+        raise NotImplementedError(f"{type(self).__name__} has no penalty(x); define it.")
+
+    def to_ordinary(self) -> torch.nn.Module:
+        """Nothing: what is deployed learns no more."""
+        return torch.nn.Identity()

@@ -1,0 +1,87 @@
+"""WeightDecay: the squared norm of weights, times a strength that is learned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from torch import Tensor, nn
+
+from partnets.hyper.hyperparameter import Hyperparameter
+from partnets.hyper.learned import Learned
+from partnets.hyper.penalty import Penalty
+from partnets.hyper.ranges import Range, logarithmic
+
+# What is tried in practice, and more.
+DECAYS = logarithmic(1e-7, 1.0)
+
+
+class WeightDecay(Penalty):
+    """Adds decay / 2 times the sum of all squared weights to the training loss, each example with its own decay.
+
+    Of layers of partnets.stn the weights are those of each example, of partitioned layers those of the live subnetwork;
+    they are never made for it. A weight is a parameter of two dimensions or more; biases and scales of norms are left
+    out. Put it anywhere in the model: a layer that passes x through.
+
+    Args:
+        of: the module whose weights are meant, or several: the network, for one decay, or a layer.
+        decay: the initial one; what torch.optim.SGD calls weight_decay.
+        range: of it.
+
+    Attributes:
+        decay: hyper.Learned, a single value.
+
+    Shapes:
+        x [batch, ...] to itself.
+
+    Raises:
+        ValueError: decay is not inside the range, or there are no weights.
+        RuntimeError: as of hyper.Penalty.
+
+    Example:
+        >>> import torch
+        >>> from partnets import hyper
+        >>> layer = nn.Linear(4, 3)
+        >>> model = nn.Sequential(layer, WeightDecay(layer, 0.01))
+        >>> with hyper.penalties() as found:
+        ...     y = model(torch.ones(2, 4))
+        >>> torch.allclose(found[0], 0.005 * layer.weight.square().sum())
+        True
+    """
+
+    per_example = True
+
+    def __init__(self, of: nn.Module | Iterable[nn.Module], decay: float = 1e-4, *, range: Range = DECAYS) -> None:
+        super().__init__()
+        range.check("decay", decay)
+        # In a list: these are no parts of this module.
+        self.of = [of] if isinstance(of, nn.Module) else list(of)
+        if not any(True for _ in self._weights()):
+            raise ValueError("there are no weights to decay; pass of=, a module with parameters of two dimensions.")
+        self.decay = Learned(decay, range)
+
+    def penalty(self, x: Tensor) -> Tensor:
+        decay = self.decay(x)
+        squares = sum(_squared_norm(layer, name) for layer, name in self._weights())
+        return (decay.reshape(-1) if decay.dim() else decay) * squares / 2
+
+    def _weights(self) -> Iterator[tuple[nn.Module, str]]:
+        """Each layer and the name of its weight, each once."""
+        seen: set[nn.Parameter] = set()
+        for module in self.of:
+            hyper = {part for one in module.modules() if isinstance(one, Hyperparameter) for part in one.modules()}
+            for layer in module.modules():
+                for name in [] if layer in hyper else _names(layer):
+                    parameter = layer._parameters[name]
+                    if parameter is not None and parameter.dim() > 1 and parameter not in seen:
+                        seen.add(parameter)
+                        yield layer, name
+
+
+def _names(layer: nn.Module) -> list[str]:
+    """The names of a layer's parameters; of a best response those that it has in place of torch's."""
+    return list(layer.names() if hasattr(layer, "squared_norm") else layer._parameters)
+
+
+def _squared_norm(layer: nn.Module, name: str) -> Tensor:
+    """[], or [batch] where each example has its own weight."""
+    return layer.squared_norm(name) if hasattr(layer, "squared_norm") else getattr(layer, name).square().sum()

@@ -1,0 +1,113 @@
+"""HyperMultiheadAttention: torch's attention with projections that are best responses."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from partnets.hyper.learned import check_examples
+from partnets.nn.attention import Attention, in_one_product
+from partnets.stn.layer import HyperLayer
+from partnets.stn.linear import MATMUL, HyperLinear
+from partnets.stn.response import respond
+from partnets.stn.vector import is_each
+
+
+class HyperMultiheadAttention(Attention, HyperLayer, nn.MultiheadAttention):
+    """torch.nn.MultiheadAttention as a best response: each projection is one.
+
+    Args:
+        embed_dim ... dtype: as in torch.nn.MultiheadAttention.
+        hyper: the stn.HyperVector λ that it reads.
+
+    Attributes:
+        in_proj_weight, ...: as torch's; hyper_in_proj_weight, in_proj_weight_scale, ...: as of stn.HyperLinear.
+        out_proj: a HyperLinear.
+
+    Shapes:
+        As torch.nn.MultiheadAttention; padded batches as nested tensors are not taken.
+
+    Raises:
+        ValueError: where each example has its own λ, the inputs have other examples.
+
+    Example:
+        >>> from partnets import hyper, stn
+        >>> vector = stn.HyperVector(hyper.Dropout(0.5))
+        >>> layer = HyperMultiheadAttention(8, 2, batch_first=True, hyper=vector)
+        >>> x = torch.ones(3, 5, 8)
+        >>> layer(x, x, x)[0].shape
+        torch.Size([3, 5, 8])
+    """
+
+    ordinary = nn.MultiheadAttention
+    responding = (
+        *("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"),
+        *("in_proj_bias", "bias_k", "bias_v"),
+    )
+
+    def rows(self, name):
+        return 2 if name in ("bias_k", "bias_v") else 0
+
+    @classmethod
+    def serves(cls, layer):
+        # torch's has its output's projection inside.
+        return super().serves(layer) and HyperLinear.serves(layer.out_proj)
+
+    def begin_response(self, vector):
+        super().begin_response(vector)
+        # torch.nn.TransformerEncoderLayer asks this before it reads our parameters as if they were torch's.
+        self._qkv_same_embed_dim = False
+        self.out_proj = HyperLinear.from_ordinary(self.out_proj, vector)
+        self.out_proj.batch_dim = 0  # of what is attended, whatever it is outside
+
+    def to_ordinary(self, hyper):
+        new = super().to_ordinary(hyper)
+        new._qkv_same_embed_dim = new.in_proj_weight is not None
+        new.out_proj = self.out_proj.to_ordinary(hyper)
+        return new
+
+    def row(self, name):
+        hyper = self.vector.input()
+        if not is_each(hyper):
+            return self.merged(name, hyper)
+        return self.value(name) + self.scale(name, hyper)[:, None] * self.value(f"hyper_{name}")
+
+    def projected(self, query, key, value):
+        hyper = self.vector.input()
+        if is_each(hyper):
+            check_examples(query, 0, len(hyper), -1)
+        if self._parameters.get("in_proj_weight") is None:
+            parts = zip((query, key, value), ("q", "k", "v"), range(3), strict=True)
+            return [
+                self._project(x, f"{part}_proj_weight", hyper, i * self.embed_dim, (i + 1) * self.embed_dim)
+                for x, part, i in parts
+            ]
+        return in_one_product(
+            query, key, value, lambda x, *rows: self._project(x, "in_proj_weight", hyper, *rows), self.embed_dim
+        )
+
+    def _project(self, x: Tensor, name: str, hyper: Tensor | None, start: int = 0, stop: int | None = None) -> Tensor:
+        """x by a weight and the bias, of which these rows of in_proj_weight and in_proj_bias."""
+        of_weight = slice(start, stop) if name == "in_proj_weight" else slice(None)
+        of_bias = slice(start, stop)
+        if not is_each(hyper):
+            weight, bias = self.merged(name, hyper), self.merged("in_proj_bias", hyper)
+            return F.linear(x, weight[of_weight], None if bias is None else bias[of_bias])
+        weights = (self.value(each)[of_weight] for each in (name, f"hyper_{name}", f"{name}_scale"))
+        y, bias = respond(x, hyper, *weights, MATMUL), self.value("in_proj_bias")
+        if bias is None:
+            return y
+        offset = bias + self.scale("in_proj_bias", hyper) * self.value("hyper_in_proj_bias")
+        return y + offset[:, None, of_bias].to(y.dtype)
+
+    def _drawn(self):
+        drawn = {}
+        for name in self.names():
+            like = self._parameters[name]
+            drawn[name] = torch.ones_like(like)  # in_proj_bias, which starts at 0
+            if name in ("bias_k", "bias_v"):
+                nn.init.xavier_normal_(drawn[name])
+            elif like.dim() == 2:
+                nn.init.xavier_uniform_(drawn[name])
+        return drawn

@@ -1,0 +1,206 @@
+"""HyperLayer: torch's layers, whose parameters are a function of the hyperparameters (MacKay et al. 2019)."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from partnets.hyper import hyperparameters
+from partnets.nn.partitioned import Partitioned, as_class, check_parameters
+from partnets.stn.response import Product, respond
+from partnets.stn.vector import HyperVector
+
+# Of V and C (the published code's); with centred hyperparameters they start at 0, so that the output does.
+SCALE_STD = 0.01
+
+# torch's layers, and what `convert` makes of each: of exactly this type, since a subclass may compute something else.
+RULES: dict[type[nn.Module], type[HyperLayer]] = {}
+
+
+class HyperLayer(nn.Module):
+    """A mixin for torch's layers, each of whose parameters p is the best response p + (V λ) ⊙ p_hyper.
+
+    The rows of a weight, or what else `rows` says, are scaled by a linear function of λ. Put it before torch's layer
+    among the bases, name that layer in `ordinary` and the parameters in `responding`, and compute by `merged` and
+    `scale`.
+
+    Args:
+        *args, **kwargs: as torch's layer takes them.
+        hyper: the HyperVector that the layer reads.
+
+    Attributes:
+        NAME: the parameter itself, W_elem or b_elem, under torch's name.
+        hyper_NAME: W_hyper or b_hyper, of its shape.
+        NAME_scale: V or C, [rows, n].
+        vector: the HyperVector.
+    """
+
+    ordinary: type[nn.Module]
+    responding: tuple[str, ...] = ("weight", "bias")
+
+    def __init_subclass__(cls, **kwargs) -> None:
+        super().__init_subclass__(**kwargs)
+        if "ordinary" in vars(cls) and not issubclass(cls, Partitioned):
+            RULES[cls.ordinary] = cls
+            theirs = list(inspect.signature(cls.ordinary).parameters.values())
+            ours = [inspect.Parameter("hyper", inspect.Parameter.KEYWORD_ONLY, annotation="HyperVector")]
+            rest = [parameter for parameter in theirs if parameter.kind is parameter.VAR_KEYWORD]
+            cls.__signature__ = inspect.Signature([*(p for p in theirs if p not in rest), *ours, *rest])
+
+    def __init__(self, *args, hyper: HyperVector, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.begin_response(hyper)
+
+    def rows(self, name: str) -> int:
+        """The dimension of a parameter whose entries are scaled alike."""
+        return 0
+
+    def names(self) -> Iterator[str]:
+        """The names of the parameters that respond."""
+        return (name for name in self.responding if self._parameters.get(name) is not None)
+
+    def begin_response(self, vector: HyperVector) -> None:
+        """Makes a function of λ of this layer, which is still an ordinary one inside."""
+        self.vector = vector
+        drawn = self._drawn()
+        for name in list(self.names()):
+            parameter = self._parameters[name]
+            scale = parameter.new_empty(parameter.shape[self.rows(name)], vector.size)
+            if vector.centred:
+                nn.init.zeros_(scale)
+            else:
+                nn.init.normal_(scale, std=SCALE_STD)
+            self.register_parameter(f"hyper_{name}", nn.Parameter(drawn[name]))
+            self.register_parameter(f"{name}_scale", nn.Parameter(scale))
+
+    def _drawn(self) -> dict[str, Tensor]:
+        """W_hyper and b_hyper: drawn as torch draws W and b; where W is far from that size, at the size of W.
+
+        What torch sets to 0, as the bias of a norm, is 1 here: 0 times a scale of 0 would never learn.
+        """
+        new = as_class(self, self.ordinary)
+        for name in self.names():
+            like = self._parameters[name]
+            new._parameters[name] = nn.Parameter(torch.empty_like(like, memory_format=torch.contiguous_format))
+        new.reset_parameters()
+        drawn = {}
+        for name in self.names():
+            values, present = new._parameters[name].detach(), self._parameters[name].detach()
+            if not values.any():
+                values = torch.ones_like(values)
+            elif present.dim() > 1 and present.any():
+                ratio = (present.square().mean() / values.square().mean()).sqrt()
+                values = values if 0.5 < ratio < 2 else values * ratio
+            drawn[name] = values
+        return drawn
+
+    @classmethod
+    def named_by(cls, layer: nn.Module) -> tuple[str, ...]:
+        """`responding` of what becomes of torch's layer."""
+        return cls.responding
+
+    @classmethod
+    def serves(cls, layer: nn.Module) -> bool:
+        """Whether all parameters of a layer learn, and none is computed from others or has yet to be made."""
+        own = {name for name in cls.named_by(layer) if layer._parameters.get(name) is not None}
+        parameters = set(layer.parameters()) - set(hyperparameters(layer))
+        is_whole = own == {name for name, parameter in layer._parameters.items() if parameter is not None}
+        return is_whole and bool(own) and all(p.requires_grad and not is_lazy(p) for p in parameters)
+
+    @classmethod
+    def from_ordinary(cls, layer: nn.Module, hyper: HyperVector) -> HyperLayer:
+        """A layer of this class made of torch's, which stays as it is and shares its parameters.
+
+        Raises:
+            ValueError: the layer has other parameters than its class.
+        """
+        new = as_class(layer, cls)
+        check_parameters(new, *new.responding)
+        new.begin_response(hyper)
+        return new
+
+    def to_ordinary(self, hyper: Tensor) -> nn.Module:
+        """torch's layer at one `input` of its hyperparameters, [n]; it shares no parameter with this one."""
+        new = as_class(self, self.ordinary)
+        vars(new).pop("vector")
+        new._modules.pop("drop_connect", None)
+        with torch.no_grad():
+            for name in list(self.names()):
+                new._parameters[name] = nn.Parameter(
+                    self.merged(name, hyper).clone(), requires_grad=self._parameters[name].requires_grad
+                )
+                del new._parameters[f"hyper_{name}"], new._parameters[f"{name}_scale"]
+        return new
+
+    def value(self, name: str) -> Tensor | None:
+        """A parameter of this layer, or None; where the layer is partitioned, that of the live subnetwork."""
+        value = getattr(self, name, None)
+        return (
+            value.detach() if name in self.responding and value is not None and self.vector.response_learns else value
+        )
+
+    def operands(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
+        """W, W_hyper and V of a weight, with entries dropped where a hyper.DropConnect says so, alike of both."""
+        weight, response = self.value(name), self.value(f"hyper_{name}")
+        if (mask := self.dropped(name)) is not None:
+            weight, response = weight * mask, response * mask
+        return weight, response, self.value(f"{name}_scale")
+
+    def dropped(self, name: str) -> Tensor | None:
+        """What hyper.DropConnect, as the attribute drop_connect, makes of a weight's entries: 0 or more; or None."""
+        drop_connect = self._modules.get("drop_connect")
+        return drop_connect(self.value(name)) if drop_connect is not None and self.drops(name) else None
+
+    def drops(self, name: str) -> bool:
+        """Whether it is this weight of which hyper.DropConnect drops entries."""
+        return name == "weight"
+
+    def scale(self, name: str, hyper: Tensor) -> Tensor:
+        """V λ, [rows] or [batch, rows]."""
+        scale = self.value(f"{name}_scale")
+        return hyper.to(scale.dtype) @ scale.t()
+
+    def merged(self, name: str, hyper: Tensor | None) -> Tensor | None:
+        """p + (V λ) ⊙ p_hyper for one λ, [n], and p for none; None if there is no such parameter."""
+        parameter = self.value(name)
+        if parameter is None:
+            return None
+        if hyper is not None:
+            shape = [1] * parameter.dim()
+            shape[self.rows(name)] = -1
+            parameter = torch.addcmul(parameter, self.scale(name, hyper).view(shape), self.value(f"hyper_{name}"))
+        mask = self.dropped(name)
+        return parameter if mask is None else parameter * mask
+
+    def responded(self, x: Tensor, hyper: Tensor, product: Product) -> Tensor:
+        """The output for x, [batch, ...], where each example has its own λ, [batch, n]."""
+        y = respond(x, hyper, *self.operands("weight"), product)
+        bias = self.value("bias") if "bias" in self.responding else None
+        if bias is None:
+            return y
+        scale = self.value("hyper_bias")[:, None] * self.value("bias_scale")
+        shape = [1] * y.dim()
+        shape[0], shape[product.rows_dim] = len(y), len(bias)
+        return y + torch.addmm(bias, hyper.to(scale.dtype), scale.t()).view(shape).to(y.dtype)
+
+    def squared_norm(self, name: str) -> Tensor:
+        """||p + (V λ) ⊙ p_hyper||², [] or [batch], without that parameter being made for each example."""
+        hyper = self.vector.input()
+        if hyper is None:
+            return self.value(name).square().sum()
+        parameter, response, scale = self.value(name), self.value(f"hyper_{name}"), self.scale(name, hyper)
+        others = [dim for dim in range(parameter.dim()) if dim != self.rows(name)]
+
+        def by_row(product: Tensor) -> Tensor:
+            return product.sum(others) if others else product
+
+        squares = by_row(parameter * parameter), by_row(parameter * response), by_row(response * response)
+        return (squares[0] + scale * (2 * squares[1] + scale * squares[2])).sum(-1)
+
+    def extra_repr(self) -> str:
+        own = super().extra_repr()
+        return f"{own}, hyper={self.vector.size}" if own else f"hyper={self.vector.size}"

@@ -1,0 +1,202 @@
+"""HyperRNN, HyperLSTM and HyperGRU: torch's recurrent layers as best responses, built of HyperLinear's products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from partnets.hyper.learned import check_examples
+from partnets.nn.recurrent import FlatWeights
+from partnets.stn.layer import HyperLayer
+from partnets.stn.linear import MATMUL
+from partnets.stn.response import respond
+from partnets.stn.vector import is_each
+
+# The state of a layer: h, and of an LSTM c.
+State = tuple[Tensor, ...]
+
+
+class _HyperRecurrent(FlatWeights, HyperLayer):
+    """What the three have in common. One λ for all examples is torch's own kernel with merged weights.
+
+    Where each example has its own λ, it goes step by step: the products with the inputs of all steps are one, those
+    with the hidden state two of each step.
+
+    Args:
+        input_size ... dtype: as in torch's layer.
+        hyper: the stn.HyperVector λ that it reads.
+
+    Attributes:
+        weight_ih_l0, bias_ih_l0, ...: W and b, as torch's; hyper_weight_ih_l0, ...: W_hyper and b_hyper;
+            weight_ih_l0_scale, ...: V and C.
+
+    Raises:
+        ValueError: where each example has its own λ, the input has other examples, or is packed.
+    """
+
+    @property
+    def responding(self) -> tuple[str, ...]:
+        return tuple(self._flat_weights_names)
+
+    @classmethod
+    def named_by(cls, layer):
+        return tuple(layer._flat_weights_names)
+
+    def begin_response(self, vector):
+        super().begin_response(vector)
+        self.forget_flat_weights()
+
+    def to_ordinary(self, hyper):
+        new = super().to_ordinary(hyper)
+        new._init_flat_weights()
+        return new
+
+    def flat_weight(self, name: str) -> Tensor:
+        if f"hyper_{name}" not in self._parameters:  # under construction
+            return self._parameters[name]
+        return self.merged(name, self.vector.input())
+
+    def forward(self, input, hx=None):
+        hyper = self.vector.input()
+        if not is_each(hyper):
+            return super().forward(input, hx)
+        if isinstance(input, PackedSequence):
+            raise ValueError(
+                "the sequences are packed, and each example has hyperparameters of its own; pass padded ones, or"
+                " stn.convert per_example=False."
+            )
+        if input.dim() != 3:
+            raise ValueError(f"the input is {list(input.shape)}; pass a batch of sequences.")
+        check_examples(input, 0 if self.batch_first else 1, len(hyper), -1)
+        x = input if self.batch_first else input.transpose(0, 1)
+        states = self._states(x, hx)
+        last = []
+        for layer in range(self.num_layers):
+            outputs = []
+            for direction in range(2 if self.bidirectional else 1):
+                suffix = f"_l{layer}" + ("_reverse" if direction else "")
+                y, state = self._pass(x, hyper, suffix, next(states), bool(direction))
+                outputs.append(y)
+                last.append(state)
+            x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+            if self.dropout and self.training and layer + 1 < self.num_layers:
+                x = F.dropout(x, self.dropout)
+        hidden = tuple(torch.stack(parts) for parts in zip(*last, strict=True))
+        return x if self.batch_first else x.transpose(0, 1), hidden if len(hidden) > 1 else hidden[0]
+
+    def _states(self, x: Tensor, hx) -> Iterator[State]:
+        """The first state of each layer and direction."""
+        count, sizes = self.num_layers * (2 if self.bidirectional else 1), self.state_sizes()
+        if hx is None:
+            hx = tuple(x.new_zeros(count, len(x), size) for size in sizes)
+        hx = hx if isinstance(hx, tuple) else (hx,)
+        expected = [[count, len(x), size] for size in sizes]
+        if [list(part.shape) for part in hx] != expected:
+            raise ValueError(f"hx is {[list(part.shape) for part in hx]}; pass {expected}.")
+        return zip(*(part.unbind() for part in hx), strict=True)
+
+    def state_sizes(self) -> tuple[int, ...]:
+        return (self.hidden_size,)
+
+    def _pass(self, x: Tensor, hyper: Tensor, suffix: str, state: State, reverse: bool) -> tuple[Tensor, State]:
+        """The outputs of a layer in one direction, [batch, length, ...], and its last state."""
+        of_input, of_state = (self._affine(hyper, f"{each}{suffix}") for each in ("ih", "hh"))
+        projection = self.operands(f"weight_hr{suffix}") if self.proj_size else None
+        from_input = of_input(x).unbind(1)
+        outputs = []
+        for gates in reversed(from_input) if reverse else from_input:
+            state = self.cell(gates, of_state(state[0]), state)
+            if projection is not None:
+                state = respond(state[0], hyper, *projection, MATMUL), *state[1:]
+            outputs.append(state[0])
+        return torch.stack(outputs[::-1] if reverse else outputs, 1), state
+
+    def _affine(self, hyper: Tensor, suffix: str) -> Callable[[Tensor], Tensor]:
+        """W x + b for all gates as a function of x, each example with its own W and b; one W for all steps."""
+        weights, name = self.operands(f"weight_{suffix}"), f"bias_{suffix}"
+        offset = None
+        if self.bias:
+            offset = self.value(name) + self.scale(name, hyper) * self.value(f"hyper_{name}")
+
+        def compute(x: Tensor) -> Tensor:
+            y = respond(x, hyper, *weights, MATMUL)
+            return y if offset is None else y + offset.view(len(offset), *[1] * (y.dim() - 2), -1).to(y.dtype)
+
+        return compute
+
+    def drops(self, name):
+        return name.startswith("weight_hh")
+
+    def cell(self, from_input: Tensor, from_state: Tensor, state: State) -> State:
+        """The next state, of what the input and the state add to the gates."""
+        raise NotImplementedError
+
+
+class HyperRNN(_HyperRecurrent, nn.RNN):
+    __doc__ = (
+        "torch.nn.RNN as a best response.\n"
+        + _HyperRecurrent.__doc__.partition("\n")[2]
+        + """
+    Example:
+        >>> from partnets import hyper, stn
+        >>> vector = stn.HyperVector(hyper.Dropout(0.5))
+        >>> HyperRNN(4, 8, hyper=vector)(torch.ones(5, 2, 4))[0].shape
+        torch.Size([5, 2, 8])
+    """
+    )
+
+    ordinary = nn.RNN
+
+    def cell(self, from_input, from_state, state):
+        return ((from_input + from_state).tanh() if self.mode == "RNN_TANH" else (from_input + from_state).relu(),)
+
+
+class HyperLSTM(_HyperRecurrent, nn.LSTM):
+    __doc__ = (
+        "torch.nn.LSTM as a best response.\n"
+        + _HyperRecurrent.__doc__.partition("\n")[2]
+        + """
+    Example:
+        >>> from partnets import hyper, stn
+        >>> vector = stn.HyperVector(hyper.Dropout(0.5))
+        >>> HyperLSTM(4, 8, num_layers=2, hyper=vector)(torch.ones(5, 2, 4))[0].shape
+        torch.Size([5, 2, 8])
+    """
+    )
+
+    ordinary = nn.LSTM
+
+    def state_sizes(self):
+        return self.proj_size or self.hidden_size, self.hidden_size
+
+    def cell(self, from_input, from_state, state):
+        entry, forget, new, out = (from_input + from_state).chunk(4, -1)
+        cell = forget.sigmoid() * state[1] + entry.sigmoid() * new.tanh()
+        return out.sigmoid() * cell.tanh(), cell
+
+
+class HyperGRU(_HyperRecurrent, nn.GRU):
+    __doc__ = (
+        "torch.nn.GRU as a best response.\n"
+        + _HyperRecurrent.__doc__.partition("\n")[2]
+        + """
+    Example:
+        >>> from partnets import hyper, stn
+        >>> vector = stn.HyperVector(hyper.Dropout(0.5))
+        >>> HyperGRU(4, 8, hyper=vector)(torch.ones(5, 2, 4))[0].shape
+        torch.Size([5, 2, 8])
+    """
+    )
+
+    ordinary = nn.GRU
+
+    def cell(self, from_input, from_state, state):
+        reset, update, new = from_input.chunk(3, -1)
+        state_reset, state_update, state_new = from_state.chunk(3, -1)
+        update = (update + state_update).sigmoid()
+        new = (new + (reset + state_reset).sigmoid() * state_new).tanh()
+        return (new + update * (state[0] - new),)

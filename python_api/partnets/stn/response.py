@@ -1,0 +1,179 @@
+"""respond: a product with a weight that each example scales in its own way, p(W, x_i) + (V λ_i) ⊙ p(W_hyper, x_i).
+
+Neither p(W_hyper, x) nor V λ is kept for the backward pass, which computes them anew: what is saved is x, λ and the
+parameters. Two ways lead there, and the product says which is the faster one:
+
+- two products of the batch, the second added to the first in place;
+- one product, with each example's own weight, W + (V λ_i) ⊙ W_hyper, where an example has many positions. Then one
+  product gives all that learns, too: of the gradients dW_i of examples' own weights, dW is the sum, dW_hyper that of
+  (V λ_i) ⊙ dW_i, and d(V λ_i) is <dW_i, W_hyper> for each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch._C import _are_functorch_transforms_active
+from torch.autograd import forward_ad
+
+
+class Product(Protocol):
+    """p(W, x): linear in both; x and y have the examples in dimension 0, W the rows."""
+
+    rows_dim: int  # the dimension of y in which the rows of W are
+
+    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
+        """y, differentiable."""
+
+    def add(self, y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """Adds the product to y, in place."""
+
+    def gradients(self, grad: Tensor, x: Tensor, weight: Tensor, needs: tuple[bool, bool]):
+        """dx and dW, those that are needed."""
+
+    def at_a_time(self, x: Tensor, weight: Tensor) -> int:
+        """For how many examples their own weights are made at a time; 0 if two products are faster."""
+
+    def each(self, x: Tensor, weights: Tensor) -> Tensor:
+        """y for weights [batch, *W's], one for each example."""
+
+    def each_gradients(self, grad: Tensor, x: Tensor, weights: Tensor, needs: tuple[bool, bool]):
+        """dx and the gradient of weights."""
+
+
+def respond(
+    x: Tensor, hyper: Tensor, weight: Tensor, hyper_weight: Tensor, weight_scale: Tensor, product: Product
+) -> Tensor:
+    """p(W, x_i) + (V λ_i) ⊙ p(W_hyper, x_i) for each example i.
+
+    Args:
+        x: [batch, ...].
+        hyper: λ, [batch, n].
+        weight, hyper_weight: W and W_hyper, [rows, ...].
+        weight_scale: V, [rows, n].
+        product: of W and x.
+    """
+    device = x.device.type
+    if torch.is_autocast_enabled(device) and x.is_floating_point():
+        x = x.to(torch.get_autocast_dtype(device))
+    with torch.autocast(device, enabled=False):
+        scale = weight_scale.float() if weight_scale.itemsize < 4 else weight_scale
+        arguments = x, hyper.to(scale.dtype), weight, hyper_weight, scale
+        # The compiler fuses the definition, and torch.func's transforms don't look into a Function of this form.
+        seen_through = torch.compiler.is_compiling() or _are_functorch_transforms_active()
+        if seen_through or forward_ad._current_level >= 0:
+            return _definition(*arguments, product)
+        return _Response.apply(*arguments, product)
+
+
+def _dtype(x: Tensor, weight: Tensor) -> torch.dtype:
+    """What is computed with: x's, or the weight's where x has numbers of words."""
+    return x.dtype if x.is_floating_point() else weight.dtype
+
+
+def _definition(x, hyper, weight, hyper_weight, scale, product):
+    dtype = _dtype(x, weight)
+    y = product(x, hyper_weight.to(dtype))
+    return product(x, weight.to(dtype)) + _spread(hyper @ scale.t(), y, product).to(dtype) * y
+
+
+def _spread(rows: Tensor, y: Tensor, product: Product) -> Tensor:
+    """[batch, rows], to broadcast with y."""
+    shape = [1] * y.dim()
+    shape[0], shape[product.rows_dim] = rows.shape
+    return rows.view(shape)
+
+
+class _Response(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, hyper, weight, hyper_weight, scale, product):
+        ctx.save_for_backward(x, hyper, weight, hyper_weight, scale)
+        ctx.product, rows, dtype = product, hyper @ scale.t(), _dtype(x, weight)
+        if step := product.at_a_time(x, weight):
+            own = _own_weights(rows, weight, hyper_weight, step, dtype)
+            found = [product.each(x[part], weights) for part, weights in own]
+            return found[0] if len(found) == 1 else torch.cat(found)
+        y = product(x, hyper_weight.to(dtype))
+        y.mul_(_spread(rows, y, product))
+        return product.add(y, x, weight.to(dtype))
+
+    @staticmethod
+    def backward(ctx, grad):
+        arguments, product, needs = ctx.saved_tensors, ctx.product, ctx.needs_input_grad[:-1]
+        with torch.autocast(grad.device.type, enabled=False):
+            if torch.is_grad_enabled():  # for a second derivative, that of the definition
+                wanted = [argument for argument, needed in zip(arguments, needs, strict=True) if needed]
+                y = _definition(*arguments, product)
+                found = iter(torch.autograd.grad(y, wanted, grad, create_graph=True))
+                return *(next(found) if needed else None for needed in needs), None
+            return *_gradients(grad, *arguments, product, needs), None
+
+
+def _own_weights(rows, weight, hyper_weight, step: int, dtype) -> Iterator[tuple[slice, Tensor]]:
+    """So many examples at a time: which, and their own weights."""
+    for start in range(0, len(rows), step):
+        part = slice(start, start + step)
+        scale = rows[part].reshape(-1, len(weight), *[1] * (weight.dim() - 1))
+        yield part, torch.addcmul(weight, scale, hyper_weight).to(dtype)
+
+
+def _gradients(grad, x, hyper, weight, hyper_weight, scale, product, needs):
+    rows = hyper @ scale.t()
+    if step := product.at_a_time(x, weight):
+        found = _merged_gradients(grad, x, rows, weight, hyper_weight, product, needs, step)
+    else:
+        found = _two_gradients(grad, x, rows, weight, hyper_weight, product, needs)
+    grad_x, grad_weight, grad_hyper_weight, grad_rows = found
+    grad_hyper = grad_rows @ scale if needs[1] else None
+    grad_scale = grad_rows.t() @ hyper if needs[4] else None
+    return grad_x, grad_hyper, grad_weight, grad_hyper_weight, grad_scale
+
+
+def _two_gradients(grad, x, rows, weight, hyper_weight, product, needs):
+    dtype, grad_rows = _dtype(x, weight), None
+    if needs[1] or needs[4]:
+        kept = product(x, hyper_weight.to(dtype)).mul_(grad)
+        others = [dim for dim in range(1, kept.dim()) if dim != product.rows_dim % kept.dim()]
+        grad_rows = kept.sum(others, dtype=rows.dtype) if others else kept.to(rows.dtype)
+        del kept
+    grad_x, grad_weight = product.gradients(grad, x, weight.to(dtype), (needs[0], needs[2]))
+    grad_hyper_weight = None
+    if needs[0] or needs[3]:
+        scaled = grad * _spread(rows, grad, product).to(dtype)
+        more, grad_hyper_weight = product.gradients(scaled, x, hyper_weight.to(dtype), (needs[0], needs[3]))
+        grad_x = None if more is None else grad_x.add_(more)
+    return (
+        grad_x,
+        None if grad_weight is None else grad_weight.to(weight.dtype),
+        None if grad_hyper_weight is None else grad_hyper_weight.to(weight.dtype),
+        grad_rows,
+    )
+
+
+def _merged_gradients(grad, x, rows, weight, hyper_weight, product, needs, step):
+    learns = needs[1] or needs[2] or needs[3] or needs[4]
+    grad_weight = torch.zeros_like(weight) if needs[2] else None
+    grad_hyper_weight = torch.zeros_like(hyper_weight) if needs[3] else None
+    grads_x, grads_rows = [], []
+    for part, weights in _own_weights(rows, weight, hyper_weight, step, x.dtype):
+        grad_own_x, own = product.each_gradients(grad[part], x[part], weights, (needs[0], learns))
+        grads_x.append(grad_own_x)
+        if not learns:
+            continue
+        own, flat = own.to(weight.dtype), (len(weights), len(weight), -1)
+        if needs[2]:
+            grad_weight.add_(own.sum(0))
+        if needs[3]:
+            summed = torch.einsum("bri,br->ri", own.view(flat), rows[part].to(weight.dtype))
+            grad_hyper_weight.add_(summed.view_as(weight))
+        if needs[1] or needs[4]:
+            grads_rows.append(own.mul_(hyper_weight).view(flat).sum(2).to(rows.dtype))
+    return (
+        torch.cat(grads_x) if needs[0] else None,
+        grad_weight,
+        grad_hyper_weight,
+        torch.cat(grads_rows) if grads_rows else None,
+    )

@@ -1,0 +1,155 @@
+"""A step of the best response and a step of the hyperparameters (Algorithm 1): what stn.Trainer is made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from partnets.hyper.penalty import penalties
+from partnets.nn.batch_norm import partitioned_norms
+from partnets.optim.base import PartitionedOptimizer
+from partnets.stn.converting import vector_of
+from partnets.training import step
+from partnets.utils.modules import evaluating
+
+
+def step_weights(
+    model: nn.Module,
+    optimizer: PartitionedOptimizer,
+    k: int,
+    batch: Any,
+    loss: Callable[[Any], Tensor],
+    *,
+    clip: float | None = None,
+    backward: Callable[[Tensor], None] = Tensor.backward,
+) -> Tensor:
+    """One step of the best response φ on training data, at perturbed hyperparameters (Algorithm 1).
+
+    Where the hyperparameters are `centred`, W and b learn at the present ones, and the response at perturbed ones, to
+    which W and b are constants (Bae and Grosse 2020): two passes, one step. What hyper.Penalty modules inside the model
+    give is added to the loss.
+
+    Args:
+        model: that stn.convert has made, in a partnets.baselines.Ensemble or partitioned.
+        optimizer, k, batch, loss, clip, backward: as of partnets.step_weights; with a validation set, k is 1.
+
+    Returns:
+        The loss at perturbed hyperparameters, without penalties, detached.
+
+    Raises:
+        ValueError, RuntimeError: as of partnets.step_weights; or no layer responds.
+
+    Example:
+        >>> import partnets
+        >>> from partnets import baselines, hyper, stn
+        >>> dropout = hyper.Dropout(0.5)
+        >>> model = baselines.Ensemble([stn.convert(nn.Sequential(dropout, nn.Linear(4, 2)), dropout)], count=2)
+        >>> optimizer = partnets.optim.SGD(model, lr=0.1)
+        >>> x, y = torch.ones(3, 4), torch.tensor([0, 1, 1])
+        >>> def loss(batch):
+        ...     return nn.functional.cross_entropy(model(batch[0]), batch[1])
+        >>> value = step_weights(model, optimizer, 1, (x, y), loss)
+    """
+    vector, values = vector_of(model), []
+    with ExitStack() as stack:  # until the backward pass is done, in which checkpoints compute anew
+
+        def perturbed_loss(batch: Any) -> Tensor:
+            if vector.centred:
+                with vector.at_present():
+                    backward(_penalised(loss, batch)[1])
+                stack.enter_context(vector.response_learning())
+            stack.enter_context(vector.perturbed(_examples(batch, vector.batch_dim)))
+            value, total = _penalised(loss, batch)
+            values.append(value.detach())
+            return total
+
+        step.step_weights(model, optimizer, k, batch, perturbed_loss, clip=clip, backward=backward)
+    return values[0]
+
+
+def step_hyper(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Mapping[int, Any],
+    loss: Callable[[Any], Tensor],
+    *,
+    entropy: float = 1e-3,
+    weights: Mapping[int, float] | None = None,
+    backward: Callable[[Tensor], None] = Tensor.backward,
+) -> Tensor:
+    """One step of the hyperparameters λ and of σ on data that the best response has not learned from (Algorithm 1).
+
+    The model is in evaluation mode; the gradient comes through the best response, and through what hyperparameters do
+    in evaluation as well.
+
+    Args:
+        model: as of step_weights.
+        optimizer: of torch.optim, of partnets.hyper.hyperparameters(model), which has the σ too.
+        batches: {k: a batch of D_k}: with a validation set, {2: a batch of it}.
+        loss, weights, backward: as of partnets.step_hyper.
+        entropy: τ, the weight of the entropy of the perturbation.
+
+    Returns:
+        The loss, without the entropy, detached.
+
+    Raises:
+        ValueError, RuntimeError: as of partnets.step_hyper; or no layer responds, or entropy is negative.
+    """
+    check_entropy(entropy)
+    vector, values = vector_of(model), []
+    with ExitStack() as stack:
+
+        def perturbed_loss(batch: Any) -> Tensor:
+            stack.close()
+            stack.enter_context(_judging(model))
+            stack.enter_context(vector.perturbed(_examples(batch, vector.batch_dim), learns=True))
+            value = loss(batch)
+            values.append(value.detach())
+            return value - entropy * vector.entropy() if entropy else value
+
+        step.step_hyper(model, optimizer, batches, perturbed_loss, weights=weights, backward=backward)
+    weights = dict.fromkeys(batches, 1 / len(batches)) if weights is None else weights
+    return sum(weights[k] * value for k, value in zip(batches, values, strict=True))
+
+
+def check_entropy(entropy: float) -> None:
+    """Raises ValueError unless this is a weight of the entropy term."""
+    if not 0 <= entropy < math.inf:
+        raise ValueError(f"entropy={entropy}; pass the weight of the entropy term, 0 or above.")
+
+
+@contextmanager
+def _judging(model: nn.Module) -> Iterator[None]:
+    """Inside, a model is in evaluation mode; but partitioned norms normalise by the batch, as where weights learn."""
+    norms = [norm for norm in partitioned_norms(model) if norm.training]
+    with evaluating(model):
+        for norm in norms:
+            norm.training = True
+        yield
+
+
+def _penalised(loss: Callable[[Any], Tensor], batch: Any) -> tuple[Tensor, Tensor]:
+    """The loss, and the loss with all penalties."""
+    with penalties() as found:
+        value = loss(batch)
+    return value, value + sum(penalty.mean() for penalty in found)
+
+
+def _examples(batch: Any, batch_dim: int) -> int:
+    """How many examples a batch has.
+
+    Raises:
+        ValueError: none of its tensors has this dimension.
+    """
+    for leaf in tree_leaves(batch):
+        if isinstance(leaf, Tensor) and leaf.dim() > batch_dim:
+            return leaf.shape[batch_dim]
+    raise ValueError(
+        f"a batch has no tensor with a dimension {batch_dim} of examples; collate its examples to tensors."
+    )

@@ -1,0 +1,59 @@
+"""InThread: a value that holds in one thread, and in the backward passes that this thread starts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+# What torch hands on to threads that run backward passes, in which activation checkpoints compute anew.
+HANDED_ON = "partnets.in_thread"
+
+
+class InThread(threading.local):
+    """A value of the present thread; None outside of `holding`. Copies and pickles have none.
+
+    Example:
+        >>> import threading
+        >>> value, seen = InThread(), []
+        >>> with holding({value: 3}):
+        ...     thread = threading.Thread(target=lambda: seen.append(value.get()))
+        ...     thread.start(), thread.join()
+        ...     value.get()
+        (None, None)
+        3
+        >>> seen, value.get()
+        ([None], None)
+    """
+
+    def __init__(self) -> None:
+        # Of the instance: the compiler guards on what it finds there, and would overlook what comes before the class's.
+        self.now: Any = None
+
+    def __reduce__(self):
+        return InThread, ()
+
+    def get(self) -> Any:
+        """The value, or None."""
+        if self.now is not None or torch.compiler.is_compiling() or not torch._C._is_key_in_tls(HANDED_ON):
+            return self.now
+        return torch._C._get_obj_in_tls(HANDED_ON).get(self)
+
+
+@contextmanager
+def holding(values: Mapping[InThread, Any]) -> Iterator[None]:
+    """Inside, in this thread, each has this value; afterwards that of before."""
+    handed_on = torch._C._get_obj_in_tls(HANDED_ON) if torch._C._is_key_in_tls(HANDED_ON) else {}
+    before = {one: one.now for one in values}
+    try:
+        torch._C._stash_obj_in_tls(HANDED_ON, {**handed_on, **values})
+        for one, value in values.items():
+            one.now = value
+        yield
+    finally:
+        for one, value in before.items():
+            one.now = value
+        torch._C._stash_obj_in_tls(HANDED_ON, handed_on)

@@ -1,0 +1,323 @@
+"""Best-response layers: what they compute, and that they are torch's where nothing responds."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hyper_cases import BATCH, CASES, PROPORTIONS, Call, by_definition, drawn, shift
+from torch import nn
+from torch.testing._internal.common_modules import module_db
+
+import partnets
+from partnets import hyper, stn
+from partnets.stn.converting import vector_of
+from partnets.stn.layer import RULES
+
+each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def gradients(y, weights, inputs):
+    found = torch.autograd.grad((y * weights).sum(), inputs, allow_unused=True)
+    return [torch.zeros_like(x) if grad is None else grad for x, grad in zip(inputs, found, strict=True)]
+
+
+def close(first, second):
+    torch.testing.assert_close(first, second, rtol=1e-10, atol=1e-10)
+
+
+@each_case
+@pytest.mark.parametrize("centred", [False, True])
+def test_each_example_has_the_weights_of_its_own_hyperparameters(case, centred):
+    ordinary, model = case.pair(centred=centred)
+    x, value = case.input(), drawn(model)
+    inputs = [value, *(p for p in model.layer.parameters())]
+    if x.is_floating_point():
+        inputs.append(x.requires_grad_())
+    with vector_of(model).at(value):
+        y = model(x)
+    expected, weights = by_definition(ordinary, model, x, value), torch.randn_like(y)
+    close(y, expected)
+    close(gradients(y, weights, inputs), gradients(expected, weights, inputs))
+
+
+@each_case
+def test_one_value_for_all_is_the_same_for_each(case):
+    _, model = case.pair()
+    x, value = case.input(), drawn(model)[0].detach()
+    with vector_of(model).at(value):
+        one = model(x)
+    with vector_of(model).at(value.expand(BATCH, -1)):
+        close(model(x), one)
+
+
+@each_case
+def test_partitioned_ones_are_those_of_the_subnetwork(case):
+    if isinstance(case.make(), nn.modules.batchnorm._BatchNorm):
+        with pytest.raises(ValueError, match="running statistics of all chunks"):
+            partnets.partition(case.pair()[1], PROPORTIONS)
+        return
+    ordinary, model = case.pair()
+    partnets.partition(model, PROPORTIONS, defaults="stored")
+    shift(model)
+    x, value = case.input(), drawn(model)
+    merged = partnets.merge(model, 1)
+    assert not any("Partitioned" in type(module).__name__ for module in merged.modules())
+    with partnets.subnetwork(model, 1, 1), vector_of(model).at(value):
+        y = model(x)
+    close(y, by_definition(ordinary, merged, x, value))
+    owned = [
+        (layer, *named) for _, layer in partnets.nn.partitioned.partitioned_layers(model) for named in layer.owned()
+    ]
+    found = gradients(y, torch.randn_like(y), [parameter for *_, parameter in owned])
+    for (layer, name, _), grad in zip(owned, found, strict=True):
+        entries = layer.entries(name, [grad], 2)
+        if entries is not None and entries[1] is not None:
+            assert not grad[entries[1].mask(2).view_as(grad)].any()
+        elif entries is not None:
+            assert not entries[0][0].any()
+
+
+@each_case
+def test_conversion_and_freezing_change_no_output(case):
+    layer = case.make().to(case.dtype)
+    model = Call(layer).to(case.dtype).eval()
+    x = case.input()
+    before, parameters = model(x), dict(layer.named_parameters())
+    stn.convert(model, [model.dropout, model.mask], batch_dim=case.batch_dim)
+    torch.testing.assert_close(model(x), before, rtol=0, atol=0)
+    assert all(model.layer.get_parameter(name) is parameter for name, parameter in parameters.items())
+    shift(model)
+    frozen = stn.freeze(model)
+    assert type(frozen.layer) is type(layer)
+    assert dict(frozen.named_parameters()).keys() == {f"layer.{name}" for name in parameters}
+    close(frozen(x), model(x))
+
+
+@each_case
+def test_freezing_elsewhere_is_the_response_there(case):
+    _, model = case.pair(centred=True)
+    x, vector = case.input(), vector_of(model)
+    frozen = stn.freeze(model, {"dropout.rate": 0.6, "mask.1": 0.2})
+    with torch.no_grad():
+        present = vector.present()
+        there = present.clone()
+        rate, probability = (torch.tensor(value, dtype=there.dtype) for value in (0.6, 0.2))
+        there[0], there[2] = hyper.interval(0.0, 0.9).transform.inv(rate), probability.logit()
+        with vector.at(there):
+            close(frozen(x), model(x))
+    assert model.dropout.values()["rate"] != 0.6
+
+
+TORCHS = {info.module_cls: info for info in module_db if info.module_cls in RULES}
+
+
+@pytest.mark.parametrize("kind", TORCHS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("training", [True, False])
+def test_torchs_own_examples_with_no_response(kind, training):
+    info = TORCHS[kind]
+    inputs = info.module_inputs_func(info, device="cpu", dtype=torch.float64, requires_grad=False, training=training)
+    tried = 0
+    for sample in inputs:
+        made, given = sample.constructor_input, sample.forward_input
+        if given is None or (kind is nn.Embedding and (made.kwargs.get("max_norm") or made.kwargs.get("sparse"))):
+            continue
+        torch.manual_seed(0)
+        layer = kind(*made.args, **made.kwargs).to(torch.float64).train(training)
+        if not list(layer.parameters()) or not RULES[kind].serves(layer):
+            continue
+        vector = stn.HyperVector(hyper.Dropout(0.5), centred=False)
+        new = RULES[kind].from_ordinary(copy.deepcopy(layer), vector)
+        with torch.no_grad():
+            for name, parameter in new.named_parameters():
+                if ".hyper_" in f".{name}":
+                    parameter.zero_()
+        torch.manual_seed(0)
+        expected = layer(*given.args, **given.kwargs)
+        torch.manual_seed(0)
+        torch.testing.assert_close(new(*given.args, **given.kwargs), expected, rtol=1e-10, atol=1e-10)
+        tried += 1
+    assert tried
+
+
+@pytest.mark.parametrize(
+    "name", ["linear", "linear of sequences", "conv2d", "conv2d of few positions", "conv1d", "embedding"]
+)
+def test_gradcheck(name):
+    _, model = CASES[name].pair()
+    x, value = CASES[name].input(), drawn(model)
+    parameters = [p.requires_grad_() for p in model.layer.parameters()]
+
+    def compute(value, *inputs):
+        with vector_of(model).at(value):
+            return model(inputs[-1])
+
+    inputs = value, *parameters, x.requires_grad_() if x.is_floating_point() else x
+    torch.autograd.gradcheck(compute, inputs, fast_mode=True)
+    torch.autograd.gradgradcheck(compute, inputs, fast_mode=True)
+
+
+@each_case
+def test_what_is_kept_for_the_backward_pass_is_the_input(case):
+    """At most 1.1 times what torch's layer keeps, beside parameters; norms and recurrences apart."""
+    if isinstance(case.make(), nn.RNNBase | nn.LayerNorm | nn.RMSNorm | nn.GroupNorm | nn.modules.batchnorm._BatchNorm):
+        pytest.skip("norms keep what they have normalised, and recurrences what each step computes: docs/stn.md")
+    if isinstance(case.make(), nn.MultiheadAttention):
+        pytest.skip("between its projections an attention computes as without a response")
+    ordinary, model = case.pair()
+    x = case.input()
+    value = drawn(model).detach()
+    given = torch.cat([x] * 8, case.batch_dim)
+
+    def kept(module, value=None):
+        parameters = {p.untyped_storage().data_ptr() for p in module.parameters()}
+        saved = {}
+
+        def pack(tensor):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in parameters:
+                saved[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            if value is None:
+                y = module(given.clone())
+            else:
+                with vector_of(model).at(value):
+                    y = module(given.clone())
+        del y
+        return sum(saved.values())
+
+    hypers = torch.cat([value] * 8)
+    own = hypers.untyped_storage().nbytes() + 8 * sum(p.numel() for p in model.parameters() if p.shape[-1:] == (3,))
+    assert kept(model, hypers) <= 1.1 * kept(ordinary) + 2 * own
+
+
+@pytest.mark.parametrize("name", ["linear", "linear of sequences", "conv2d", "conv2d of few positions", "layer norm"])
+def test_compiles_as_one_graph(name):
+    case = CASES[name]
+    _, model = case.pair()
+    x, value = case.input(), drawn(model)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with vector_of(model).at(value):
+        close(compiled(x), model(x))
+    with vector_of(model).at(drawn(model)):
+        pass
+    close(compiled(x), model(x))
+
+
+@pytest.mark.parametrize("name", ["linear", "linear of sequences", "conv2d", "conv2d of few positions"])
+def test_autocast(name):
+    case = CASES[name]
+    ordinary, model = case.pair()
+    ordinary, model = ordinary.float(), model.float()
+    x, value = case.input().float(), drawn(model).detach()
+    exact = by_definition(ordinary.double(), copy.deepcopy(model).double(), x.double(), value.double())
+    with torch.autocast("cpu", torch.bfloat16), vector_of(model).at(value):
+        y = model(x)
+        y.float().sum().backward()
+    assert y.dtype == torch.bfloat16
+    assert (y - exact).abs().max() < 0.03 * exact.abs().max()
+    assert all(p.grad.dtype == torch.float32 for p in model.layer.parameters())
+
+
+@each_case
+def test_states_copies_and_pickles(case):
+    _, model = case.pair()
+    x = case.input()
+    expected = model(x)
+    _, other = case.pair()
+    other.load_state_dict(model.state_dict())
+    for copied in (other, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        close(copied(x), expected)
+        assert vector_of(copied).learned[0] is copied.dropout.rate  # not the one that it was made of
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    close(torch.load(file, weights_only=False)(x), expected)
+
+
+def test_twice_the_parameters():
+    layers = [nn.Linear(256, 256), nn.Conv2d(64, 64, 3), nn.Embedding(1000, 64), nn.LSTM(128, 128)]
+    for layer in layers:
+        before = sum(p.numel() for p in layer.parameters())
+        model = Call(layer)
+        stn.convert(model, [model.dropout])
+        assert sum(p.numel() for p in model.layer.parameters()) < 2.02 * before
+
+
+@pytest.mark.parametrize(
+    "name", ["linear", "conv2d", "embedding", "layer norm", "lstm", "lstm with the examples second", "attention, apart"]
+)
+def test_other_examples_are_refused(name):
+    case = CASES[name]
+    _, model = case.pair()
+    with vector_of(model).at(drawn(model, BATCH + 1)), pytest.raises(ValueError, match="each of 6 examples"):
+        model(case.input())
+
+
+def test_empty_batches():
+    for name in ("linear", "linear of sequences", "conv2d", "embedding"):
+        case = CASES[name]
+        _, model = case.pair()
+        x = case.input()[:0]
+        with vector_of(model).at(drawn(model, 0)):
+            y = model(x)
+        y.sum().backward()
+        assert y.shape[0] == 0
+        assert all(not p.grad.any() for p in model.layer.parameters())
+
+
+def test_padded_words_learn_nothing():
+    _, model = CASES["embedding"].pair()
+    ids = torch.zeros(BATCH, 3, dtype=torch.long)
+    with vector_of(model).at(drawn(model)):
+        model(ids).sum().backward()
+    assert not model.layer.weight.grad.any() and not model.layer.hyper_weight.grad.any()
+
+
+def test_packed_sequences_are_refused_where_each_has_its_own():
+    _, model = CASES["lstm"].pair()
+    packed = nn.utils.rnn.pack_padded_sequence(torch.randn(BATCH, 4, 4, dtype=torch.float64), [4] * BATCH, True)
+    model.layer(packed)
+    with vector_of(model).at(drawn(model)), pytest.raises(ValueError, match="packed"):
+        model.layer(packed)
+
+
+def test_a_weights_norm_is_that_of_each_example():
+    _, model = CASES["linear"].pair()
+    value, layer = drawn(model), model.layer
+    own = [layer.weight + (layer.weight_scale @ each)[:, None] * layer.hyper_weight for each in value]
+    with vector_of(model).at(value):
+        close(layer.squared_norm("weight"), torch.stack([weight.square().sum() for weight in own]))
+
+
+def test_strided_inputs():
+    _, model = CASES["linear of sequences"].pair()
+    value = drawn(model)
+    for x in (
+        torch.randn(50, BATCH, 4, dtype=torch.float64).transpose(0, 1),
+        torch.randn(BATCH, 50, 8)[..., ::2].double(),
+    ):
+        with vector_of(model).at(value):
+            y, expected = model(x), model(x.contiguous())
+            close(y, expected)
+            close(*(torch.autograd.grad(z.sum(), value)[0] for z in (y, expected)))
+    _, model = CASES["conv2d"].pair()
+    x = torch.randn(BATCH, 4, 9, 8, dtype=torch.float64)
+    with vector_of(model).at(drawn(model)):
+        close(model(x.to(memory_format=torch.channels_last)), model(x))
+
+
+def test_dropout_between_recurrent_layers():
+    layer = nn.LSTM(4, 6, 2, dropout=0.5, batch_first=True)
+    model = Call(layer)
+    stn.convert(model, [model.dropout], centred=False)
+    x = torch.randn(400, 3, 4)
+    with vector_of(model).at(drawn(model, 400)[:, :1]):
+        first, second = model(x), model(x)
+    assert not torch.equal(first, second)
+    assert F.mse_loss(first.mean(0), second.mean(0)) < 1e-3
