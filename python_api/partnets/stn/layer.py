@@ -137,11 +137,15 @@ class HyperLayer(nn.Module):
         return new
 
     def value(self, name: str) -> Tensor | None:
-        """A parameter of this layer, or None; where the layer is partitioned, that of the live subnetwork."""
-        value = getattr(self, name, None)
-        return (
-            value.detach() if name in self.responding and value is not None and self.vector.response_learns else value
-        )
+        """A parameter of this layer, or None; a constant, if it is W or b and the response alone learns."""
+        value = self.live(name)
+        if value is not None and name in self.responding and self.vector.response_learns:
+            return value.detach()
+        return value
+
+    def live(self, name: str) -> Tensor | None:
+        """A parameter of this layer, or None; of a partitioned one that of the live subnetwork."""
+        return getattr(self, name, None)
 
     def operands(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
         """W, W_hyper and V of a weight, with entries dropped where a hyper.DropConnect says so, alike of both."""

@@ -40,12 +40,10 @@ def _base(name: str) -> str:
 
 
 class PartitionedHyperLayer(PartitionedLayer):
-    """What all have in common: V and C are divided as weights are, W_hyper and b_hyper as W and b.
+    """What all have in common: V and C are divided as weights are, W_hyper and b_hyper as W and b."""
 
-    Whatever reads a parameter gets that of the live subnetwork.
-    """
-
-    is_read = True
+    def live(self, name):
+        return super().live(name) if name in self._parameters else None
 
     @property
     def weights(self) -> Sequence[str]:

@@ -13,10 +13,12 @@ from torch.utils._pytree import tree_leaves
 
 from partnets.hyper.penalty import penalties
 from partnets.nn.batch_norm import partitioned_norms
+from partnets.nn.layer import PartitionedLayer
+from partnets.nn.partitioned import partitioned_layers
 from partnets.optim.base import PartitionedOptimizer
 from partnets.stn.converting import vector_of
 from partnets.training import step
-from partnets.utils.modules import evaluating
+from partnets.utils.modules import evaluating, frozen
 
 
 def step_weights(
@@ -103,7 +105,14 @@ def step_hyper(
     """
     check_entropy(entropy)
     vector, values = vector_of(model), []
-    with ExitStack() as stack:
+    # Until checkpoints have computed anew; partitioned layers don't go by this flag.
+    weights_of_networks = [
+        parameter
+        for _, layer in partitioned_layers(model)
+        if not isinstance(layer, PartitionedLayer)
+        for _, parameter in layer.owned()
+    ]
+    with frozen(weights_of_networks), ExitStack() as stack:
 
         def perturbed_loss(batch: Any) -> Tensor:
             stack.close()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from partnets.data.chunks import Chunks
@@ -86,9 +84,9 @@ class Trainer(trainer.Trainer):
     def _update_hyper(self, *arguments, **options) -> Tensor:
         return step_hyper(self.model, self.hyper_optimizer, *arguments, entropy=self.entropy, **options)
 
-    def _audited(self, batch: Any) -> tuple[Any, Tensor]:
-        with penalties():
-            return super()._audited(batch)
+    def _start(self) -> None:
+        with penalties():  # which are of no interest to what is looked at
+            super()._start()
 
 
 def _owning(model: nn.Module, chunks: Chunks) -> tuple[float, ...]:

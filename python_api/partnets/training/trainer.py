@@ -178,7 +178,7 @@ class Trainer(TrainingState):
         self.optimizer = optim.Adam(model) if optimizer is None else optimizer
         self.hyper_optimizer = hyper_optimizer
         if psi and hyper_optimizer is None:
-            self.hyper_optimizer = torch.optim.Adam(psi, lr=1e-3)
+            self.hyper_optimizer = torch.optim.Adam([p for p in psi if p.requires_grad], lr=1e-3)
         _check_optimizers(model, self.optimizer, psi, self.hyper_optimizer)
         self.scheduler = _check_scheduler("scheduler", scheduler, self.optimizer)
         self.hyper_scheduler = _check_scheduler("hyper_scheduler", hyper_scheduler, self.hyper_optimizer)
@@ -405,7 +405,7 @@ def _check_optimizers(model, optimizer, psi, hyper_optimizer) -> None:
     if hyper_optimizer is None:
         return
     trained = {parameter for group in hyper_optimizer.param_groups for parameter in group["params"]}
-    if trained != {parameter for parameter in psi if parameter.requires_grad}:
+    if not {parameter for parameter in psi if parameter.requires_grad} <= trained <= set(psi):
         raise ValueError("hyper_optimizer has other parameters than hyper; construct it with hyper.parameters().")
 
 
