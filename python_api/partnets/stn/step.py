@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from partnets.hyper.penalty import penalties
 from partnets.nn.batch_norm import partitioned_norms
 from partnets.nn.layer import PartitionedLayer
 from partnets.nn.partitioned import partitioned_layers
@@ -34,8 +33,7 @@ def step_weights(
     """One step of the best response φ on training data, at perturbed hyperparameters (Algorithm 1).
 
     Where the hyperparameters are `centred`, W and b learn at the present ones, and the response at perturbed ones, to
-    which W and b are constants (Bae and Grosse 2020): two passes, one step. What hyper.Penalty modules inside the model
-    give is added to the loss.
+    which W and b are constants (Bae and Grosse 2020): two passes, one step.
 
     Args:
         model: that stn.convert has made, in a partnets.baselines.Ensemble or partitioned.
@@ -58,21 +56,18 @@ def step_weights(
         ...     return nn.functional.cross_entropy(model(batch[0]), batch[1])
         >>> value = step_weights(model, optimizer, 1, (x, y), loss)
     """
-    vector, values = vector_of(model), []
+    vector = vector_of(model)
     with ExitStack() as stack:  # until the backward pass is done, in which checkpoints compute anew
 
         def perturbed_loss(batch: Any) -> Tensor:
             if vector.centred:
                 with vector.at_present():
-                    backward(_penalised(loss, batch)[1])
+                    backward(step.penalised(loss, batch)[1])
                 stack.enter_context(vector.response_learning())
             stack.enter_context(vector.perturbed(_examples(batch, vector.batch_dim)))
-            value, total = _penalised(loss, batch)
-            values.append(value.detach())
-            return total
+            return loss(batch)
 
-        step.step_weights(model, optimizer, k, batch, perturbed_loss, clip=clip, backward=backward)
-    return values[0]
+        return step.step_weights(model, optimizer, k, batch, perturbed_loss, clip=clip, backward=backward)
 
 
 def step_hyper(
@@ -141,13 +136,6 @@ def _judging(model: nn.Module) -> Iterator[None]:
         for norm in norms:
             norm.training = True
         yield
-
-
-def _penalised(loss: Callable[[Any], Tensor], batch: Any) -> tuple[Tensor, Tensor]:
-    """The loss, and the loss with all penalties."""
-    with penalties() as found:
-        value = loss(batch)
-    return value, value + sum(penalty.mean() for penalty in found)
 
 
 def _examples(batch: Any, batch_dim: int) -> int:

@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 from partnets.data.chunks import Chunks
 from partnets.hyper import Hyperparameter, Learned
-from partnets.hyper.penalty import penalties
 from partnets.nn.partitioned import partitioned_layers
 from partnets.stn.converting import vector_of
 from partnets.stn.step import check_entropy, step_hyper, step_weights
@@ -83,10 +82,6 @@ class Trainer(trainer.Trainer):
 
     def _update_hyper(self, *arguments, **options) -> Tensor:
         return step_hyper(self.model, self.hyper_optimizer, *arguments, entropy=self.entropy, **options)
-
-    def _start(self) -> None:
-        with penalties():  # which are of no interest to what is looked at
-            super()._start()
 
 
 def _owning(model: nn.Module, chunks: Chunks) -> tuple[float, ...]:

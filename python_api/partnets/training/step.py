@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from partnets.hyper import penalties
 from partnets.nn.batch_norm import heedless_norms, outdate_statistics, running_norms
 from partnets.nn.live import subnetwork
 from partnets.nn.partitioned import count
@@ -83,12 +84,13 @@ def step_weights(
         optimizer: of partnets.optim, of this model.
         k: 1..C.
         batch: what `loss` takes; from chunks 1..k alone, as Chunks.sample_upto gives it.
-        loss: loss(batch), the mean negative log-likelihood per example in nats, computed by the model.
+        loss: loss(batch), the mean negative log-likelihood per example in nats, computed by the model. What
+            hyper.Penalty modules in the model give is added to it.
         clip: the gradient of w_k is scaled down to this norm where it is longer; None leaves it.
         backward: computes the gradients of the loss, if not its own backward().
 
     Returns:
-        The loss, detached.
+        The loss without penalties, detached.
 
     Raises:
         ValueError: k or clip is out of range; nothing has changed then.
@@ -112,8 +114,8 @@ def step_weights(
     check_clip(clip)
     optimizer.zero_grad()
     with weights_learning(model, k):
-        value = loss(batch)
-        backward(value)
+        value, total = penalised(loss, batch)
+        backward(total)
     clip_gradient(optimizer, clip)
     optimizer.step(update=k)
     return value.detach()
@@ -168,7 +170,7 @@ def step_hyper(
     optimizer.zero_grad()
     values = []
     for k, batch in batches.items():
-        with hyper_learning(model, k):
+        with hyper_learning(model, k), penalties():  # which regularise w alone
             value = weights[k] * loss(batch)
             if value.requires_grad:  # otherwise ψ reaches nothing, which is reported below
                 backward(value)
@@ -177,6 +179,20 @@ def step_hyper(
     optimizer.step()
     outdate_statistics(model)
     return sum(values)
+
+
+def penalised(loss: Callable[[Any], Tensor], batch: Any) -> tuple[Tensor, Tensor]:
+    """The loss of a batch, and with it all that hyper.Penalty modules give meanwhile.
+
+    Example:
+        >>> from partnets import hyper
+        >>> model = hyper.ActivationPenalty(2.0)
+        >>> [part.item() for part in penalised(lambda x: model(x).mean(), torch.ones(3, 4))]
+        [1.0, 3.0]
+    """
+    with penalties() as found:
+        value = loss(batch)
+    return value, value + sum(penalty.mean() for penalty in found)
 
 
 def _check_k(model: nn.Module, *ks: int, least: int) -> None:
