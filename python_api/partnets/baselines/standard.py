@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
 from partnets.baselines.ensemble import Ensemble
 from partnets.data.chunks import Chunks, chunk
+from partnets.data.examples import as_dataset
 
 
 def whole(model: nn.Module, data: Dataset | Sequence, **options) -> tuple[Ensemble, Chunks]:
@@ -36,7 +38,7 @@ def whole(model: nn.Module, data: Dataset | Sequence, **options) -> tuple[Ensemb
 
 
 def held_out(
-    model: nn.Module, data: Dataset | Sequence, *, validation: float = 0.1, **options
+    model: nn.Module, data: Dataset | Sequence, *, validation: float | Dataset | Sequence = 0.1, **options
 ) -> tuple[Ensemble, Chunks]:
     """Validation-set optimisation: weights learn from D_1, and ψ from D_2, which no weight sees (Section 5, Table 2).
 
@@ -46,7 +48,8 @@ def held_out(
 
     Args:
         model, data, **options: as of whole.
-        validation: the share of the examples in the validation set D_2.
+        validation: the share of the examples in the validation set D_2; or that set itself, as `data`, which is then
+            all of D_1.
 
     Returns:
         What partnets.Trainer takes.
@@ -63,4 +66,17 @@ def held_out(
         >>> chunks.sizes, history.steps["k"], history.steps["hyper_k"]
         ([15, 5], [1, 1, 1], [2, 2, 2])
     """
+    if not isinstance(validation, float | int):
+        data, sizes = _joined(as_dataset(data), as_dataset(validation))
+        indices = range(sizes[0]), range(sizes[0], sum(sizes))
+        return Ensemble([model], count=2), chunk(data, indices=indices, **options)
     return Ensemble([model], count=2), chunk(data, (1 - validation, validation), **options)
+
+
+def _joined(first: Dataset, second: Dataset) -> tuple[Dataset, list[int]]:
+    """One data set after another, and how many examples each has."""
+    sizes = [len(first), len(second)]
+    if type(first) is type(second) is TensorDataset and len(first.tensors) == len(second.tensors):
+        # Which are indexed without collating.
+        return TensorDataset(*map(torch.cat, zip(first.tensors, second.tensors, strict=True))), sizes
+    return ConcatDataset([first, second]), sizes

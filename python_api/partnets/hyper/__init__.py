@@ -18,7 +18,7 @@ from partnets.hyper.cutout import Cutout
 from partnets.hyper.drop_connect import DropConnect
 from partnets.hyper.dropout import Dropout
 from partnets.hyper.embedding_dropout import EmbeddingDropout
-from partnets.hyper.hyperparameter import Hyperparameter, hyperparameters
+from partnets.hyper.hyperparameter import Hyperparameter, assign, hyperparameters, named_values
 from partnets.hyper.in_training import InTraining
 from partnets.hyper.input_mask import InputMask
 from partnets.hyper.input_noise import InputNoise
@@ -56,11 +56,13 @@ __all__ = [
     "Submodule",
     "TemporalActivationPenalty",
     "WeightDecay",
+    "assign",
     "clamped",
     "gaussian_nll",
     "hyperparameters",
     "interval",
     "logarithmic",
+    "named_values",
     "penalties",
     "positive",
     "probability",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from partnets.hyper.hyperparameter import Hyperparameter
 from partnets.hyper.learned import Learned
@@ -63,6 +63,10 @@ class Cutout(Hyperparameter):
         )
         blank = (rows[..., :, None] & cols[..., None, :] & there).any(1, keepdim=True)
         return x.masked_fill(blank, 0.0)
+
+    def to_ordinary(self) -> nn.Module:
+        """Nothing: what is deployed sees each example as it is."""
+        return nn.Identity()
 
 
 def _checked(name: str, value: float, most: float):

@@ -85,6 +85,52 @@ def hyperparameters(model: nn.Module) -> list[nn.Parameter]:
     return list(dict.fromkeys(parameter for module in modules for parameter in module.parameters()))
 
 
+def named_values(model: nn.Module) -> dict[Learned, dict[str, float]]:
+    """The values of each hyper.Learned of a model, in their units, under the dotted names that History has.
+
+    Example:
+        >>> from partnets import hyper
+        >>> list(named_values(nn.Sequential(hyper.ConcreteDropout(0.5))).values())
+        [{'0.rate': 0.5}]
+    """
+    found: dict[Learned, dict[str, float]] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, Hyperparameter):
+            for inner, one in module.named_modules():
+                if isinstance(one, Learned) and one not in found:
+                    prefix = f"{path}." if path else ""
+                    found[one] = {prefix + name: value for name, value in one.values(inner).items()}
+    return found
+
+
+def assign(model: nn.Module, values: Mapping[str, float]) -> None:
+    """Sets hyperparameters of a model, in their units, by the dotted names that History has; the others stay.
+
+    Raises:
+        ValueError: a name is unknown, or a value outside of its range; nothing has changed then.
+
+    Example:
+        >>> from partnets import hyper
+        >>> model = nn.Sequential(hyper.ConcreteDropout(0.5))
+        >>> assign(model, {"0.rate": 0.25})
+        >>> model[0].values()
+        {'rate': 0.25}
+    """
+    known = named_values(model)
+    names = [name for present in known.values() for name in present]
+    if unknown := [name for name in values if name not in names]:
+        raise ValueError(f"values has {', '.join(unknown)}; the hyperparameters of this model are {', '.join(names)}.")
+    changed = {
+        one: [values.get(name, value) for name, value in present.items()]
+        for one, present in known.items()
+        if present.keys() & values.keys()
+    }
+    for one, numbers in changed.items():
+        one.check(numbers)
+    for one, numbers in changed.items():
+        one.assign(numbers)
+
+
 def values_by_path(modules: Mapping[str, Hyperparameter]) -> dict[str, float]:
     """The present value of each hyperparameter of these modules, in its units, under its module's path.
 

@@ -119,12 +119,16 @@ class Learned(nn.Module):
             )
         )
 
-    def _scaled(self, values: list[float], dtype: torch.dtype | None = None) -> Tensor:
-        """Values in the units in which one computes, of raw's shape, all inside the range."""
+    def check(self, values: Sequence[float]) -> None:
+        """Raises ValueError unless these are as many numbers as this has, all inside the range."""
         if len(values) != len(self.units):
             raise ValueError(f"value has {len(values)} numbers; pass {len(self.units)}.")
         for arguments in zip(self._names("value"), values, self.units, strict=True):
             self.range.check(*arguments)
+
+    def _scaled(self, values: list[float], dtype: torch.dtype | None = None) -> Tensor:
+        """Values in the units in which one computes, of raw's shape, all inside the range."""
+        self.check(values)
         scaled = [number * scale for number, scale in zip(values, self.units, strict=True)]
         return torch.tensor(scaled[0] if self.scalar else scaled, dtype=dtype or torch.get_default_dtype())
 

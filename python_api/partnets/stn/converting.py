@@ -12,7 +12,7 @@ from partnets.convert.deploying import deployed
 from partnets.convert.merging import merge
 from partnets.convert.partitioning import named, replace_modules
 from partnets.convert.reads import read_by
-from partnets.hyper import Hyperparameter, Learned, hyperparameters
+from partnets.hyper import Hyperparameter, assign, hyperparameters
 from partnets.nn.partitioned import Partitioned
 from partnets.stn.layer import RULES, HyperLayer
 from partnets.stn.vector import HyperVector
@@ -159,26 +159,9 @@ def freeze(model: nn.Module, values: Mapping[str, float] | None = None) -> nn.Mo
     model = (merge(model) if is_partitioned else copy.deepcopy(model)).eval()  # so that nothing is dropped
     vector = vector_of(model)
     before = vector.present().detach()
-    for one, changed in _changed(model, vector, dict(values or {})).items():
-        one.assign(changed)
+    assign(model, values or {})
     now = vector.present().detach()
     with torch.no_grad():
         at = now - before if vector.centred else now
         new = {layer: layer.to_ordinary(at) for layer in model.modules() if isinstance(layer, HyperLayer)}
     return deployed(replace_modules(model, new), draws=0, seed=0)
-
-
-def _changed(model: nn.Module, vector: HyperVector, values: dict[str, float]) -> dict[Learned, list[float]]:
-    """The values of each Learned that has others by their names."""
-    paths = {module: path for path, module in model.named_modules()}
-    known, changed = [], {}
-    for one in vector.learned:
-        present = one.values(paths[one])
-        if not one.scalar and one.names:  # the names of its own replace the attribute's
-            present = {f"{paths[one].rpartition('.')[0]}.{name}".lstrip("."): v for name, v in present.items()}
-        known += present
-        if present.keys() & values.keys():
-            changed[one] = [values.pop(name, value) for name, value in present.items()]
-    if values:
-        raise ValueError(f"values has {', '.join(values)}; the hyperparameters of this model are {', '.join(known)}.")
-    return changed

@@ -240,3 +240,17 @@ def test_before_this_version_there_was_no_perturbation():
     old.__setstate__(state)
     assert old().item() == pytest.approx(0.5)
     assert old.scales("rate") == {}
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_each_can_be_frozen(name):
+    make, shape = EACH[name]
+    module = make()
+    model = nn.Sequential(module, nn.Flatten(), nn.LazyLinear(3))
+    x = torch.randn(BATCH, *shape)
+    model.eval()(x)
+    stn.convert(model, module, per_example=False)
+    frozen = stn.freeze(model)
+    if name not in ("Affine", "ImmerAffine", "SchwobelAffine", "ColourJitter"):  # which are drawn in inference too
+        torch.testing.assert_close(frozen(x), model(x))
+    assert not list(frozen[0].parameters())
