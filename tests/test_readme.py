@@ -15,6 +15,7 @@ PAGES = {
     "docs/data.md": (5, "history", "History"),
     "docs/training.md": (4, "history", "History"),
     "docs/layers.md": (3, "model", "Centred"),
+    "docs/stn.md": (2, "history", "History"),
     "docs/export.md": (4, "loaded", "Sequential"),
     "docs/integrations.md": (3, "bert", "BertForSequenceClassification"),
 }

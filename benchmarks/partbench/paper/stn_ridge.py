@@ -1,0 +1,191 @@
+"""The talk's three pictures: the best response of ridge regression, learned with σ too small, right and too wide."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+from torch.distributions.transforms import ExpTransform
+
+from partbench.paper.experiment import Claim, Experiment, Record, Table, registered, select, text
+from partnets import baselines, hyper, optim, stn
+
+EXAMPLES, FEATURES, NOISE = 60, 20, 3.0
+# λ is the logarithm of the decay.
+DECAY = hyper.Range(0.0, math.inf, ExpTransform())
+SCALES = {"too small": 0.01, "right": 0.3, "too wide": 2.0}
+METHODS = {"stn": "STN", "delta": "Δ-STN"}
+# From which λ is tuned, on both sides of what is best.
+STARTS = (-4.0, 3.0)
+STEPS, WARM_UP, QUICK_STEPS = 4000, 500, 400
+LR, HYPER_LR = 1e-2, 2e-2
+# Where the pictures show the response.
+AROUND = 3.0
+
+
+class Ridge:
+    """Data of a linear model with noise, and what is known of them in closed form, in float64."""
+
+    def __init__(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        truth = torch.randn(FEATURES, generator=generator)
+
+        def draw() -> tuple[Tensor, Tensor]:
+            x = torch.randn(EXAMPLES, FEATURES, generator=generator)
+            return x, x @ truth + NOISE * torch.randn(EXAMPLES, generator=generator)
+
+        self.train, self.validation = draw(), draw()
+
+    def best(self, log_decay: float) -> Tensor:
+        """w*(λ), which minimises the mean square error and exp(λ) / 2 ||w||²."""
+        x, y = (each.double() for each in self.train)
+        hessian = x.T @ x / EXAMPLES + math.exp(log_decay) / 2 * torch.eye(FEATURES, dtype=torch.float64)
+        return torch.linalg.solve(hessian, x.T @ y / EXAMPLES)
+
+    def jacobian(self, log_decay: float) -> Tensor:
+        """dw*/dλ, by the implicit function theorem."""
+        x = self.train[0].double()
+        half = math.exp(log_decay) / 2
+        hessian = x.T @ x / EXAMPLES + half * torch.eye(FEATURES, dtype=torch.float64)
+        return -half * torch.linalg.solve(hessian, self.best(log_decay))
+
+    def validation_loss(self, weight: Tensor) -> float:
+        x, y = (each.double() for each in self.validation)
+        return (x @ weight - y).square().mean().item()
+
+    def least(self) -> float:
+        """The lowest validation loss that any λ gives."""
+        return min(self.validation_loss(self.best(value / 50)) for value in range(-400, 400))
+
+
+class Response:
+    """The best response that is learned of one problem: full batches, each with one perturbation."""
+
+    def __init__(self, ridge: Ridge, method: str, scale: float, start: float, steps: int) -> None:
+        self.ridge, self.steps = ridge, steps
+        layer = nn.Linear(FEATURES, 1, bias=False)
+        self.decay = hyper.WeightDecay(layer, math.exp(start), range=DECAY)
+        network = nn.Sequential(layer, self.decay, nn.Flatten(0))
+        options = {"scale": scale, "learn_scale": False, "per_example": False}
+        stn.convert(network, self.decay, centred=method == "delta", **options)
+        self.layer, self.model = network[0], baselines.Ensemble([network], count=2)
+        self.optimizer = optim.Adam(self.model, lr=LR)
+        self.hyper_optimizer = torch.optim.Adam([self.decay.decay.raw], lr=HYPER_LR)
+
+    def fit(self, tuned: bool) -> None:
+        schedulers = [
+            torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.steps)
+            for optimizer in ((self.optimizer, self.hyper_optimizer) if tuned else (self.optimizer,))
+        ]
+        for step in range(self.steps):
+            stn.step_weights(self.model, self.optimizer, 1, self.ridge.train, self._loss)
+            if tuned and step >= min(WARM_UP, self.steps // 4):
+                stn.step_hyper(self.model, self.hyper_optimizer, {2: self.ridge.validation}, self._loss, entropy=0.0)
+            elif tuned:
+                self.hyper_optimizer.step()  # which has no gradient yet, and its scheduler asks for a step
+            for scheduler in schedulers:
+                scheduler.step()
+
+    def _loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return (self.model(batch[0]) - batch[1]).square().mean()
+
+    @property
+    def log_decay(self) -> float:
+        return self.decay.decay.raw.item()
+
+    @torch.no_grad()
+    def at(self, log_decay: float) -> Tensor:
+        """The weights at a λ."""
+        vector = self.layer.vector
+        with vector.at(torch.tensor([log_decay])):
+            return self.layer.merged("weight", vector.input())[0].double()
+
+    @torch.no_grad()
+    def jacobian(self) -> Tensor:
+        return (self.layer.weight_scale * self.layer.hyper_weight)[0].double()
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    return ((found - expected).norm() / expected.norm()).item()
+
+
+@registered
+class StnRidge(Experiment):
+    """The response to one weight decay, against the one that is known."""
+
+    name = "stn-ridge"
+    paper = "the talk's pictures of the sampling distribution"
+    datasets = ("synthetic",)
+
+    def settings(self, dataset: str, seeds: Sequence[int], quick: bool) -> list[Record]:
+        """Each seed is two problems."""
+        problems = [problem for seed in seeds for problem in (2 * seed, 2 * seed + 1)]
+        steps = QUICK_STEPS if quick else STEPS
+        common = [{"method": method, "seed": problem, "steps": steps} for method in METHODS for problem in problems]
+        still = [{**each, "scale": scale, "start": 0.0, "tuned": False} for each in common for scale in SCALES.values()]
+        return still + [{**each, "scale": 0.3, "start": start, "tuned": True} for each in common for start in STARTS]
+
+    def train(self, setting: Record, checkpoint: Path) -> Record:
+        ridge = Ridge(setting["seed"])
+        response = Response(ridge, setting["method"], setting["scale"], setting["start"], setting["steps"])
+        response.fit(setting["tuned"])
+        end = response.log_decay
+        best = ridge.best(end)
+        shown = [end + AROUND * i / 20 for i in range(-20, 21)]
+        return {
+            "log_decay": end,
+            "response_error": error(response.at(end), best),
+            "jacobian_error": error(response.jacobian(), ridge.jacobian(end)),
+            "validation": ridge.validation_loss(best) / ridge.least(),
+            "shown": [[value, *(response.at(value)[:2].tolist()), *(ridge.best(value)[:2].tolist())] for value in shown],
+        }
+
+    def table(self, found: pd.DataFrame) -> Table:
+        rows = []
+        for method, label in METHODS.items():
+            for kind, scale in SCALES.items():
+                mine = select(found, method=method, scale=scale, tuned=False)
+                errors = text(mine.response_error, 4), text(mine.jacobian_error, 2)
+                tuned = select(found, method=method, scale=scale, tuned=True)
+                greatest = f"{tuned.validation.max():.3f}" if len(tuned) else ""
+                rows.append([label, f"{scale:g}, {kind}", *errors, greatest])
+        errors = "error of the response", "of its Jacobian"
+        return ["", "σ", *errors, "validation loss at the λ that is found, over the least: the greatest"], rows
+
+    def draw(self, found: pd.DataFrame) -> Figure:
+        """A weight over λ: what is best, and what was learned around λ = 0."""
+        figure = Figure(figsize=(10, 5), layout="constrained")
+        panels = figure.subplots(len(METHODS), len(SCALES), sharex=True, sharey=True)
+        for row, (method, label) in zip(panels, METHODS.items(), strict=True):
+            for axes, (kind, scale) in zip(row, SCALES.items(), strict=True):
+                shown = select(found, method=method, scale=scale, tuned=False).iloc[0].shown
+                values, ours, _, best, _ = zip(*shown, strict=True)
+                axes.plot(values, best, color="black", label="best response")
+                axes.plot(values, ours, color="tab:red", label="learned")
+                axes.axvspan(-scale, scale, alpha=0.15)
+                axes.set_title(f"{label}, σ = {scale:g}: {kind}", size="small")
+        for axes in panels[-1]:
+            axes.set(xlabel="λ, the logarithm of the decay")
+        panels[0][0].legend(fontsize="small")
+        return figure
+
+    def claims(self, found: pd.DataFrame) -> list[Claim]:
+        claims = []
+        for method, label in METHODS.items():
+            errors = {scale: select(found, method=method, scale=scale, tuned=False) for scale in SCALES.values()}
+            right, most = errors[0.3], 0.001 if method == "delta" else 0.02
+            greatest = right.response_error.max()
+            claims.append(Claim(f"{label}, σ = 0.3: error below {most:g}", f"{greatest:.2g}", greatest < most))
+            greatest = right.jacobian_error.max()
+            claims.append(Claim(f"{label}, σ = 0.3: the Jacobian's below 0.2", f"{greatest:.2f}", greatest < 0.2))
+            for scale in (0.01, 2.0):
+                ratio = errors[scale].jacobian_error.mean() / right.jacobian_error.mean()
+                claims.append(Claim(f"{label}: at σ = {scale:g} twice that or more", f"{ratio:.1f} times", ratio >= 2))
+            greatest = select(found, method=method, tuned=True).validation.max()
+            claims.append(Claim(f"{label}: tuned within 5 % of the best λ", f"{greatest:.3f}", greatest < 1.05))
+        return claims
