@@ -75,7 +75,8 @@ def hypergradient(
         method: 'conjugate_gradients', 'neumann', 'unrolled' or 'truncated'.
         inner_steps: steps of the weights before; at least 1 if iterative.
         optimizer: of the weights, if there are steps: what makes one of torch.optim from parameters and, if the method
-            is iterative, from differentiable=True, as functools.partial(torch.optim.SGD, lr=0.1).
+            is iterative, from differentiable=True, as functools.partial(torch.optim.SGD, lr=0.1). SGD, Adam, AdamW and
+            RMSprop are known to have the right derivatives.
         terms: K, at least 1: Neumann terms, steps that are followed, or at most as many conjugate gradients.
         alpha: of 'neumann', below 2 / H's largest eigenvalue.
         damping: of implicit differentiation, added to H's diagonal.
@@ -211,9 +212,10 @@ def conjugate_gradients(product: Callable[[Tensor], Tensor], right: Tensor, most
         image = product(direction)
         curvature = direction @ image
         if not curvature > 0:
+            least = (curvature / (direction @ direction)).item()
             raise ArithmeticError(
-                f"the training loss has curvature {(curvature / (direction @ direction)).item():.3g} along a conjugate"
-                " gradient, where a minimum has more than 0; pass damping above its negative, or more inner steps."
+                f"the training loss has curvature {least:.3g} along a conjugate gradient, damping included, where a"
+                f" minimum has more than 0; add more than {abs(least):.3g} to damping, or to the inner steps."
             )
         length = square / curvature
         solution, residual = solution + length * direction, residual - length * image
