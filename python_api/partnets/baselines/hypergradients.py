@@ -215,7 +215,7 @@ def conjugate_gradients(product: Callable[[Tensor], Tensor], right: Tensor, most
             least = (curvature / (direction @ direction)).item()
             raise ArithmeticError(
                 f"the training loss has curvature {least:.3g} along a conjugate gradient, damping included, where a"
-                f" minimum has more than 0; add more than {abs(least):.3g} to damping, or to the inner steps."
+                f" minimum has more than 0; add more than {abs(least):.3g} to damping, or take more inner steps."
             )
         length = square / curvature
         solution, residual = solution + length * direction, residual - length * image
