@@ -148,7 +148,12 @@ def test_an_outer_step_is_one_hypergradient_from_the_last_weights_or_the_first(m
 @pytest.mark.parametrize("method", ["unrolled", "conjugate_gradients"])
 def test_the_optimisers_state_is_kept_between_outer_steps(method):
     ridge, still = Ridge(), partial(torch.optim.SGD, lr=0.0)
-    momentum = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+    made = []
+
+    def momentum(parameters, **options):
+        made.append(torch.optim.SGD(parameters, lr=0.05, momentum=0.9, **options))
+        return made[-1]
+
     halves, at_once = (
         bilevel(
             ridge.train,
@@ -164,6 +169,8 @@ def test_the_optimisers_state_is_kept_between_outer_steps(method):
         for steps in (3, 1)
     )
     torch.testing.assert_close(halves.weights, at_once.weights, rtol=1e-12, atol=1e-12)
+    # Else each outer step would keep the graphs of all before it.
+    assert not any(state["momentum_buffer"].requires_grad for one in made for state in one.state.values())
 
 
 @pytest.mark.parametrize("method", ["conjugate_gradients", "neumann", "unrolled", "truncated", "best_response"])
