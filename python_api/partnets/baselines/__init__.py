@@ -5,14 +5,34 @@ validation-set optimisation    Trainer(*held_out(model, data), hyper=ψ, samplin
                                standard training of the same model, whose ψ stays
 "Partitioned (Ens.)"           Trainer(Ensemble(models), chunks, hyper=ψ)
 Augerino, safe or not          Augerino(*whole(model, data), hyper=ψ)
-random search, Optuna's TPE    search(train_and_validate, space, trials)
+grid, random search, TPE       search(train_and_validate, space, trials)
 post-hoc Laplace               laplace(model, data)
+implicit and iterative         bilevel(train, validate, weights, hyper, method=...), of functions of tensors; one
+differentiation, best          hypergradient alone: hypergradient(...)
+responses, fixed values
+noise, sinusoids, replays      bilevel(train, validate, weights, schedules.gaussian(hyper), method="fixed")
 """
 
+from partnets.baselines import schedules
 from partnets.baselines.augerino import Augerino
+from partnets.baselines.bilevel_descent import Bilevel, bilevel
 from partnets.baselines.ensemble import Ensemble
 from partnets.baselines.hyper_search import Trial, search
+from partnets.baselines.hypergradients import Hypergradient, hypergradient
 from partnets.baselines.laplace_approximation import laplace
 from partnets.baselines.standard import held_out, whole
 
-__all__ = ["Augerino", "Ensemble", "Trial", "held_out", "laplace", "search", "whole"]
+__all__ = [
+    "Augerino",
+    "Bilevel",
+    "Ensemble",
+    "Hypergradient",
+    "Trial",
+    "bilevel",
+    "held_out",
+    "hypergradient",
+    "laplace",
+    "schedules",
+    "search",
+    "whole",
+]

@@ -72,7 +72,8 @@ def test_a_training_that_diverged_is_the_worst(sampler):
         ({"space": {"x": (1, 1)}}, r"the range of x is \(1, 1\); pass \(least, greatest\)"),
         ({"space": {"y": (0, 1), "x": (2, 1)}}, "the range of x"),
         ({"space": {"x": (0, math.nan)}}, "the range of x"),
-        ({"sampler": "grid"}, "sampler='grid'; pass one of random, tpe"),
+        ({"sampler": "sobol"}, "sampler='sobol'; pass one of random, tpe, grid"),
+        ({"sampler": "grid", "space": SPACE, "trials": 10}, "trials=10, but a grid of 2 .*; pass 4 or 9 or 16"),
     ],
 )
 def test_what_cannot_be_searched_raises_before_any_training(arguments, message):
@@ -80,6 +81,23 @@ def test_what_cannot_be_searched_raises_before_any_training(arguments, message):
     with pytest.raises(ValueError, match=message):
         search(called.append, **{"space": {"x": (0, 1)}, "trials": 3} | arguments)
     assert not called
+
+
+@pytest.mark.parametrize(
+    ("trials", "rotations", "rates"),
+    [(1, [90.0], [-2.0]), (4, [0.0, 180.0], [-3.0, -1.0]), (9, [0.0, 90.0, 180.0], [-3.0, -2.0, -1.0])],
+)
+def test_a_grid_divides_each_range_evenly(trials, rotations, rates):
+    tried = search(score, SPACE, trials, sampler="grid")
+    expected = [{"rotation": rotation, "rate": rate} for rotation in rotations for rate in rates]
+    assert [trial.values for trial in tried] == expected
+    assert [trial.score for trial in tried] == [score(values) for values in expected]
+
+
+def test_a_grid_needs_no_library_and_takes_a_training_that_diverged_for_the_worst(monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    tried = search(lambda values: math.nan if values["x"] else 1.0, {"x": (0, 1)}, 3, sampler="grid")
+    assert [trial.score for trial in tried] == [1.0, -math.inf, -math.inf]
 
 
 def test_an_objective_that_raises_ends_the_search():

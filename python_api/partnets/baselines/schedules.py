@@ -1,0 +1,109 @@
+"""Schedules: hyperparameters that training is given, step by step, instead of learning them.
+
+baselines.bilevel(..., method="fixed") takes one for hyper. The final values of a schedule are a tensor, so a constant.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from partnets.hyper.ranges import Range, real
+from partnets.utils.checks import check_at_least
+from partnets.utils.seeds import derived
+
+# From the step, counted from 0, to hyper.
+Schedule = Callable[[int], Tensor]
+
+
+def gaussian(hyper: Tensor, *, std: float = 0.05, range: Range = real, seed: int = 0) -> Schedule:
+    """Independent Gaussian noise on the values at each step (MacKay et al. 2019, Section 5.1).
+
+    Args:
+        hyper: [n], unconstrained.
+        std: of the noise, of the values, which are range.transform(hyper). A value beyond the range goes to its border.
+        range: of partnets.hyper, such as hyper.probability; by default the noise is of hyper itself.
+        seed: a step has the same noise whenever it is asked for.
+
+    Returns:
+        From the step, counted from 0, to hyper, unconstrained.
+
+    Raises:
+        ValueError: std is below 0.
+
+    Example:
+        >>> from partnets import hyper
+        >>> schedule = gaussian(torch.zeros(3), range=hyper.probability)
+        >>> bool((schedule(7).sigmoid() - 0.5).abs().max() < 0.3)
+        True
+    """
+    _check_size("std", std)
+
+    def noise(step: int) -> Tensor:
+        generator = torch.Generator().manual_seed(derived(seed, f"step {step}"))
+        return std * torch.randn(hyper.shape, generator=generator).to(hyper)
+
+    return _moved(hyper, range, noise)
+
+
+def sinusoid(hyper: Tensor, *, amplitude: float = 0.1, period: int = 1200, range: Range = real) -> Schedule:
+    """The values plus amplitude * sin(2π step / period) (MacKay et al. 2019, Section 5.1).
+
+    Args:
+        hyper, range: as of gaussian.
+        amplitude: of the values.
+        period: steps.
+
+    Returns:
+        As gaussian.
+
+    Raises:
+        ValueError: amplitude is below 0 or period below 1.
+
+    Example:
+        >>> schedule = sinusoid(torch.zeros(1), period=4)
+        >>> [round(schedule(step).item(), 3) for step in (0, 1, 2, 3)]
+        [0.0, 0.1, 0.0, -0.1]
+    """
+    _check_size("amplitude", amplitude)
+    check_at_least(1, period=period)
+    return _moved(hyper, range, lambda step: amplitude * math.sin(2 * math.pi * step / period))
+
+
+def recorded(values: Tensor | Sequence[Tensor], *, every: int = 1) -> Schedule:
+    """Values that were recorded in a training, as baselines.bilevel's and those of self-tuning networks; then the last.
+
+    Args:
+        values: [m, n], unconstrained.
+        every: how many steps each holds.
+
+    Returns:
+        As gaussian.
+
+    Raises:
+        ValueError: there are no values, or every is below 1.
+
+    Example:
+        >>> schedule = recorded(torch.tensor([[0.0], [1.0]]), every=2)
+        >>> [schedule(step).item() for step in range(6)]
+        [0.0, 0.0, 1.0, 1.0, 1.0, 1.0]
+    """
+    check_at_least(1, every=every)
+    if not len(values):
+        raise ValueError("there are no values; pass at least one, [m, n].")
+    return lambda step: values[min(step // every, len(values) - 1)]
+
+
+def _moved(hyper: Tensor, range: Range, change: Callable[[int], Tensor | float]) -> Schedule:
+    value = range.transform(hyper.detach())
+    # The borders are excluded, and a softplus has no inverse at 0.
+    low, high = range.low + torch.finfo(value.dtype).tiny, range.high
+    return lambda step: range.transform.inv((value + change(step)).clamp(low, high))
+
+
+def _check_size(name: str, size: float) -> None:
+    if not 0 <= size < math.inf:
+        raise ValueError(f"{name}={size}; pass a finite number of at least 0.")
