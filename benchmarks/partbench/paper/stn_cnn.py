@@ -6,7 +6,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from partbench.paper.tuning import Task
+from partbench.paper.experiment import registered
+from partbench.paper.tuning import Task, Tuning
 from partnets import data, hyper
 
 RATES = hyper.interval(0.0, 0.75)
@@ -76,3 +77,16 @@ def digits_task(seed: int, steps: int = 3000, examples: int = 300) -> Task:
         hyper_lr=1e-2,
         hyper_after=steps // 10,
     )
+
+
+@registered
+class StnCnn(Tuning):
+    """Convolutional networks, with dropout rates, augmentation, Cutout and weight decay."""
+
+    name = "stn-cnn"
+    paper = "the talk's CNN experiment"
+    datasets = ("digits", "cifar10")
+    steps = {"digits": 3000, "cifar10": 60_000}  # noqa: RUF012
+
+    def task(self, dataset, seed, steps):
+        return digits_task(seed, steps)

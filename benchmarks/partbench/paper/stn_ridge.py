@@ -142,7 +142,7 @@ class StnRidge(Experiment):
             "response_error": error(response.at(end), best),
             "jacobian_error": error(response.jacobian(), ridge.jacobian(end)),
             "validation": ridge.validation_loss(best) / ridge.least(),
-            "shown": [[value, *(response.at(value)[:2].tolist()), *(ridge.best(value)[:2].tolist())] for value in shown],
+            "shown": [[value, response.at(value)[0].item(), ridge.best(value)[0].item()] for value in shown],
         }
 
     def table(self, found: pd.DataFrame) -> Table:
@@ -164,7 +164,7 @@ class StnRidge(Experiment):
         for row, (method, label) in zip(panels, METHODS.items(), strict=True):
             for axes, (kind, scale) in zip(row, SCALES.items(), strict=True):
                 shown = select(found, method=method, scale=scale, tuned=False).iloc[0].shown
-                values, ours, _, best, _ = zip(*shown, strict=True)
+                values, ours, best = zip(*shown, strict=True)
                 axes.plot(values, best, color="black", label="best response")
                 axes.plot(values, ours, color="tab:red", label="learned")
                 axes.axvspan(-scale, scale, alpha=0.15)

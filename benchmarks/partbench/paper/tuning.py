@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pandas as pd
 import torch
 import torch.nn.functional as F
+from matplotlib.figure import Figure
 from torch import nn
 from torch.utils.data import Dataset
 
 import partnets
-from partbench.paper.experiment import Record
+from partbench.paper.experiment import Claim, Experiment, Record, Table, select, text
 from partbench.paper.runs import fit
 from partnets import baselines, hyper, optim, stn
 from partnets.hyper.hyperparameter import hyperparameters
@@ -149,6 +151,12 @@ class Tuner:
         """An ordinary training at fixed values, or by a schedule of a value for each step."""
         task, network = self.task, self._network()
         hyper.assign(network, values)
+        # So that layers know hyper.DropConnect; nothing responds, and nothing of it learns.
+        stn.convert(network, hypers(network))
+        for name, parameter in network.named_parameters():
+            parameter.requires_grad_(not name.rpartition(".")[2].startswith("hyper_") and not name.endswith("_scale"))
+        for parameter in hyperparameters(network):
+            parameter.requires_grad_(False)
         model, chunks = baselines.whole(network, task.train)
 
         def follow(trainer) -> None:
@@ -213,3 +221,109 @@ def hypers(network: nn.Module) -> list[hyper.Hyperparameter]:
     found = [module for module in network.modules() if isinstance(module, hyper.Hyperparameter)]
     inner = {part for module in found for part in module.modules() if part is not module}
     return [module for module in found if module not in inner]
+
+
+LABELS = {
+    "stn": "STN",
+    "stn final": "its final values, fixed",
+    "stn schedule": "trained by its schedule",
+    "delta": "Δ-STN",
+    "delta final": "its final values, fixed",
+    "delta schedule": "trained by its schedule",
+    "untuned": "untuned: STN's perturbation, λ stays",
+    "untuned_delta": "untuned: Δ-STN's perturbation, λ stays",
+    "start": "start values",
+    "grid": f"grid of {TRIALS}",
+    "random": f"random search, {TRIALS}",
+    "tpe": f"TPE, {TRIALS}",
+}
+# Δ-STN's start at 0, and STN's is of its own.
+SELF_TUNING = ("stn", "delta")
+QUICK = ("stn", "untuned", "start")
+QUICK_STEPS = 300
+# Digits: what the last iterate of a self-tuned network must reach of the untuned one's validation loss.
+BELOW_UNTUNED = 0.9
+
+
+class Tuning(Experiment):
+    """All methods on one task, three seeds; `task` makes it. Losses are in nats, of the last iterate."""
+
+    steps: Mapping[str, int]
+
+    def task(self, dataset: str, seed: int, steps: int) -> Task:
+        raise NotImplementedError
+
+    def settings(self, dataset: str, seeds: Sequence[int], quick: bool) -> list[Record]:
+        steps = QUICK_STEPS if quick else self.steps[dataset]
+        return [
+            {"dataset": dataset, "method": method, "seed": seed, "steps": steps}
+            for seed in seeds
+            for method in (QUICK if quick else METHODS)
+        ]
+
+    def train(self, setting: Record, checkpoint: Path) -> Record:
+        task = self.task(setting["dataset"], setting["seed"], setting["steps"])
+        return tuned(task, setting["method"], setting["seed"], checkpoint)
+
+    def table(self, found: pd.DataFrame) -> Table:
+        rows = []
+        for method, mine in _by_method(found).items():
+            seconds = text(mine.tuning_seconds, 0) if method in METHODS else ""
+            losses = text(mine.validation, 3), text(mine.test, 3)
+            rows.append([LABELS[method], *losses, text(mine.test.map(math.exp), 1), text(mine.test_accuracy), seconds])
+        head = ["", "validation loss", "test loss", "test perplexity", "test accuracy, %", "seconds"]
+        return head, rows
+
+    def draw(self, found: pd.DataFrame) -> Figure:
+        """Each hyperparameter over the steps, of each seed, and with each method that learns it."""
+        learned = found[found["values"].map(lambda values: isinstance(values, dict))]
+        names = list(learned.iloc[0]["values"])
+        columns = 4
+        lines = -(-len(names) // columns)
+        figure = Figure(figsize=(3 * columns, 2.2 * lines), layout="constrained")
+        panels = figure.subplots(lines, columns, squeeze=False).flat
+        colours = {"stn": "tab:blue", "delta": "tab:orange"}
+        for axes, name in zip(panels, names, strict=False):
+            for _, run in learned.iterrows():
+                values = run["values"][name]
+                steps = [run.steps * i / len(values) for i in range(len(values))]
+                label = LABELS[run.method] if run.seed == learned.seed.min() else None
+                axes.plot(steps, values, color=colours[run.method], linewidth=1, label=label)
+            axes.set_title(name, size="small")
+        for axes in list(panels):
+            axes.set_axis_off()
+        figure.axes[0].legend(fontsize="small")
+        return figure
+
+    def claims(self, found: pd.DataFrame) -> list[Claim]:
+        methods, claims = _by_method(found), []
+        for method in SELF_TUNING:
+            if method not in methods:
+                continue
+            ours, label = methods[method], LABELS[method]
+            control = methods["untuned" if method == "stn" else "untuned_delta"]
+            below = ours.validation.mean() / control.validation.mean()
+            least = f"{label}: validation loss at most {BELOW_UNTUNED} of the untuned control's"
+            claims.append(Claim(least, f"{below:.2f} of it", bool(below <= BELOW_UNTUNED)))
+            for other in ("start", "grid", "random", "tpe", f"{method} final", f"{method} schedule"):
+                if other in methods:
+                    claims.append(_lower(f"{label}: test loss below {LABELS[other]}", ours, methods[other]))
+            if f"{method} schedule" in methods:
+                schedule, final = methods[f"{method} schedule"], methods[f"{method} final"]
+                claims.append(_lower(f"{label}: its schedule does better than its final values", schedule, final))
+        return claims
+
+
+def _lower(claim: str, ours: pd.DataFrame, theirs: pd.DataFrame) -> Claim:
+    numbers = f"{text(ours.test, 3)} and {text(theirs.test, 3)}"
+    return Claim(claim, numbers, bool(ours.test.mean() < theirs.test.mean()))
+
+
+def _by_method(found: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The trainings of each method, and those by the values that a self-tuned network found, in the table's order."""
+    methods = {method: select(found, method=method) for method in METHODS}
+    for method in SELF_TUNING:
+        for kind in ("final", "schedule"):
+            if len(methods[method]):
+                methods[f"{method} {kind}"] = pd.DataFrame(list(methods[method][kind]))
+    return {method: methods[method] for method in LABELS if len(methods.get(method, ()))}

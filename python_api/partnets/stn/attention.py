@@ -95,11 +95,11 @@ class HyperMultiheadAttention(Attention, HyperLayer, nn.MultiheadAttention):
             weight, bias = self.merged(name, hyper), self.merged("in_proj_bias", hyper)
             return F.linear(x, weight[of_weight], None if bias is None else bias[of_bias])
         weights = (self.value(each)[of_weight] for each in (name, f"hyper_{name}", f"{name}_scale"))
-        y, bias = respond(x, hyper, *weights, MATMUL), self.value("in_proj_bias")
-        if bias is None:
-            return y
-        offset = bias + self.scale("in_proj_bias", hyper) * self.value("hyper_in_proj_bias")
-        return y + offset[:, None, of_bias].to(y.dtype)
+        bias, offset = self.value("in_proj_bias"), ()
+        if bias is not None:
+            scale = self.value("hyper_in_proj_bias")[:, None] * self.value("in_proj_bias_scale")
+            offset = bias[of_bias], scale[of_bias]
+        return respond(x, hyper, *weights, MATMUL, *offset)
 
     def _drawn(self):
         drawn = {}

@@ -14,8 +14,8 @@ from partnets.stn.vector import is_each
 # Examples' own kernels are made where a row of a kernel has at most so many entries for each position of the output:
 # then one convolution with a group for each example costs less than two of the batch.
 MERGED = 2.5
-# Bytes of kernels at a time.
-MERGED_BYTES = 8 << 20
+# Bytes of kernels at a time: they are read three times, and a core's cache holds as many.
+MERGED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)

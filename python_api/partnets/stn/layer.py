@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -182,14 +182,14 @@ class HyperLayer(nn.Module):
 
     def responded(self, x: Tensor, hyper: Tensor, product: Product) -> Tensor:
         """The output for x, [batch, ...], where each example has its own λ, [batch, n]."""
-        y = respond(x, hyper, *self.operands("weight"), product)
-        bias = self.value("bias") if "bias" in self.responding else None
-        if bias is None:
-            return y
-        scale = self.value("hyper_bias")[:, None] * self.value("bias_scale")
-        shape = [1] * y.dim()
-        shape[0], shape[product.rows_dim] = len(y), len(bias)
-        return y + torch.addmm(bias, hyper.to(scale.dtype), scale.t()).view(shape).to(y.dtype)
+        return self.affine(hyper, product, "weight", "bias" if "bias" in self.responding else None)(x)
+
+    def affine(self, hyper: Tensor, product: Product, weight: str, bias: str | None) -> Callable[[Tensor], Tensor]:
+        """W x + b as a function of x, by the parameters of these names: each example has its own; entries drop once."""
+        operands, offset = self.operands(weight), ()
+        if bias is not None and (value := self.value(bias)) is not None:
+            offset = value, self.value(f"hyper_{bias}")[:, None] * self.value(f"{bias}_scale")
+        return lambda x: respond(x, hyper, *operands, product, *offset)
 
     def squared_norm(self, name: str) -> Tensor:
         """||p + (V λ) ⊙ p_hyper||², [] or [batch], without that parameter being made for each example."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from partkernels.operators import dense
 from partnets.hyper.learned import check_examples
 from partnets.stn.layer import HyperLayer
 from partnets.stn.vector import is_each
@@ -22,15 +22,16 @@ class _Matmul:
     rows_dim = -1
 
     def __call__(self, x, weight):
-        return F.linear(x, weight)
+        return dense.linear(x, weight)
 
     def add(self, y, x, weight):
-        y.view(-1, y.shape[-1]).addmm_(x.reshape(-1, x.shape[-1]), weight.t())
-        return y
+        return y.add_(dense.linear(x, weight))
 
     def gradients(self, grad, x, weight, needs):
-        grad_weight = grad.reshape(-1, grad.shape[-1]).t() @ x.reshape(-1, x.shape[-1]) if needs[1] else None
-        return grad @ weight if needs[0] else None, grad_weight
+        return (
+            dense.linear_grad_input(grad, weight) if needs[0] else None,
+            dense.linear_grad_weight(grad, x) if needs[1] else None,
+        )
 
     def at_a_time(self, x, weight):
         positions = x.shape[1:-1].numel()
@@ -41,7 +42,7 @@ class _Matmul:
 
     def each(self, x, weights):
         if len(x) == 1:
-            return F.linear(x, weights[0])
+            return dense.linear(x, weights[0])
         return (x.flatten(1, -2) @ weights.mT).view(*x.shape[:-1], weights.shape[1])
 
     def each_gradients(self, grad, x, weights, needs):
@@ -90,7 +91,7 @@ class HyperLinear(HyperLayer, nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         hyper = self.vector.input()
         if not is_each(hyper):
-            return F.linear(input, self.merged("weight", hyper), self.merged("bias", hyper))
+            return dense.linear(input, self.merged("weight", hyper), self.merged("bias", hyper))
         dim = self.vector.batch_dim if self.batch_dim is None else self.batch_dim
         check_examples(input, dim, len(hyper), -1)
         return self.responded(input.movedim(dim, 0), hyper, MATMUL).movedim(0, dim)

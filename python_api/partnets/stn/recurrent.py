@@ -13,7 +13,6 @@ from partnets.hyper.learned import check_examples
 from partnets.nn.recurrent import FlatWeights
 from partnets.stn.layer import HyperLayer
 from partnets.stn.linear import MATMUL
-from partnets.stn.response import respond
 from partnets.stn.vector import is_each
 
 # The state of a layer: h, and of an LSTM c.
@@ -104,29 +103,20 @@ class _HyperRecurrent(FlatWeights, HyperLayer):
 
     def _pass(self, x: Tensor, hyper: Tensor, suffix: str, state: State, reverse: bool) -> tuple[Tensor, State]:
         """The outputs of a layer in one direction, [batch, length, ...], and its last state."""
-        of_input, of_state = (self._affine(hyper, f"{each}{suffix}") for each in ("ih", "hh"))
-        projection = self.operands(f"weight_hr{suffix}") if self.proj_size else None
+
+        def affine(weight: str, bias: str | None) -> Callable[[Tensor], Tensor]:
+            return self.affine(hyper, MATMUL, f"weight_{weight}{suffix}", bias and f"bias_{bias}{suffix}")
+
+        of_input, of_state = (affine(each, each if self.bias else None) for each in ("ih", "hh"))
+        project = affine("hr", None) if self.proj_size else None
         from_input = of_input(x).unbind(1)
         outputs = []
         for gates in reversed(from_input) if reverse else from_input:
             state = self.cell(gates, of_state(state[0]), state)
-            if projection is not None:
-                state = respond(state[0], hyper, *projection, MATMUL), *state[1:]
+            if project is not None:
+                state = project(state[0]), *state[1:]
             outputs.append(state[0])
         return torch.stack(outputs[::-1] if reverse else outputs, 1), state
-
-    def _affine(self, hyper: Tensor, suffix: str) -> Callable[[Tensor], Tensor]:
-        """W x + b for all gates as a function of x, each example with its own W and b; one W for all steps."""
-        weights, name = self.operands(f"weight_{suffix}"), f"bias_{suffix}"
-        offset = None
-        if self.bias:
-            offset = self.value(name) + self.scale(name, hyper) * self.value(f"hyper_{name}")
-
-        def compute(x: Tensor) -> Tensor:
-            y = respond(x, hyper, *weights, MATMUL)
-            return y if offset is None else y + offset.view(len(offset), *[1] * (y.dim() - 2), -1).to(y.dtype)
-
-        return compute
 
     def drops(self, name):
         return name.startswith("weight_hh")

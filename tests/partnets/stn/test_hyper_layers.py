@@ -87,7 +87,7 @@ def test_conversion_and_freezing_change_no_output(case):
     x = case.input()
     before, parameters = model(x), dict(layer.named_parameters())
     stn.convert(model, [model.dropout, model.mask], batch_dim=case.batch_dim)
-    torch.testing.assert_close(model(x), before, rtol=0, atol=0)
+    close(model(x), before)
     assert all(model.layer.get_parameter(name) is parameter for name, parameter in parameters.items())
     shift(model)
     frozen = stn.freeze(model)

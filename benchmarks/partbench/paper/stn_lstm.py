@@ -1,0 +1,126 @@
+"""Self-tuning networks on text: an LSTM on Python's own documentation, and on Penn Treebank from local files."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from partbench.paper.experiment import registered
+from partbench.paper.tuning import Task, Tuning
+from partnets import hyper
+
+# Tokens of an example; each begins with an empty state.
+LENGTH = 35
+# Words that are rarer in the training text are one.
+RAREST, UNKNOWN = 3, "<unk>"
+RATES = hyper.interval(0.0, 0.9)
+STRENGTHS = hyper.logarithmic(1e-3, 10.0)
+
+
+class LanguageModel(nn.Module):
+    """That of Merity et al. (2017): four dropout rates and two penalties; between layers there is a seventh rate."""
+
+    def __init__(self, words: int, hidden: int, layers: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(words, hidden)
+        nn.init.uniform_(self.table.weight, -0.1, 0.1)
+        self.drop_words, self.drop_input, self.drop_output = (
+            hyper.EmbeddingDropout(0.05, range=RATES),
+            hyper.Dropout(0.05, same_along=(1,), range=RATES),
+            hyper.Dropout(0.05, same_along=(1,), range=RATES),
+        )
+        self.drop_weights = hyper.DropConnect(0.05, range=RATES)
+        self.layers = nn.ModuleList(nn.LSTM(hidden, hidden, batch_first=True) for _ in range(layers))
+        for layer in self.layers:
+            layer.drop_connect = self.drop_weights
+        self.drop_hidden = hyper.Dropout(0.05, same_along=(1,), range=RATES) if layers > 1 else nn.Identity()
+        self.activation = hyper.ActivationPenalty(0.01, range=STRENGTHS)
+        self.temporal = hyper.TemporalActivationPenalty(0.01, range=STRENGTHS)
+        self.decoder = nn.Linear(hidden, words)
+        self.decoder.weight = self.table.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Logits [batch, words, length] of the words that follow."""
+        x = self.drop_input(self.drop_words(self.table(ids), ids))
+        for i, layer in enumerate(self.layers):
+            x = layer(x if i == 0 else self.drop_hidden(x))[0]
+        x = self.activation(self.drop_output(self.temporal(x)))
+        return self.decoder(x).transpose(1, 2)
+
+
+def documentation() -> list[str]:
+    """The paragraphs of Python's documentation that come with it, each once."""
+    paragraphs = (part.strip() for topic in sorted(topics) for part in re.split(r"\n\s*\n", topics[topic]))
+    return list(dict.fromkeys(paragraph for paragraph in paragraphs if paragraph))
+
+
+def words_of(text: str) -> list[str]:
+    return re.findall(r"\w+|[^\w\s]+", text.lower())
+
+
+def encoded(parts: list[list[str]], rarest: int = RAREST) -> tuple[list[Tensor], int]:
+    """The texts as numbers of words that the first has, and how many those are."""
+    counts = Counter(parts[0])
+    known = {word: i for i, word in enumerate([UNKNOWN, *sorted(w for w in counts if counts[w] >= rarest)])}
+    return [torch.tensor([known.get(word, 0) for word in part]) for part in parts], len(known)
+
+
+def windows(tokens: Tensor, length: int = LENGTH) -> TensorDataset:
+    """Examples of so many tokens, and those that follow each."""
+    count = (len(tokens) - 1) // length
+    return TensorDataset(tokens[: count * length].view(-1, length), tokens[1 : count * length + 1].view(-1, length))
+
+
+def documentation_task(seed: int, steps: int = 2000, tokens: int = 30_000) -> Task:
+    """So many words to train, a quarter of them for validation, and as many for the test."""
+    found = documentation()
+    order = torch.randperm(len(found), generator=torch.Generator().manual_seed(seed)).tolist()
+    text = [word for i in order for word in words_of(found[i])]
+    ends = [tokens, tokens * 5 // 4, tokens * 3 // 2]
+    parts, words = encoded([text[: ends[0]], text[ends[0] : ends[1]], text[ends[1] : ends[2]]])
+    return _task(parts, words, 128, 1, steps=steps, batch_size=20, lr=5e-3)
+
+
+def treebank_task(seed: int, steps: int = 100_000) -> Task:
+    """Penn Treebank as Mikolov prepared it: ptb.train.txt, ptb.valid.txt and ptb.test.txt in the folder ptb."""
+    folder = Path(os.environ.get("PARTNETS_DATA") or "data") / "ptb"
+    texts = [(folder / f"ptb.{part}.txt").read_text(encoding="utf-8") for part in ("train", "valid", "test")]
+    parts, words = encoded([text.replace("\n", " <eos> ").split() for text in texts], rarest=1)
+    return _task(parts, words, 650, 2, steps=steps, batch_size=40, lr=1e-3)
+
+
+def _task(parts: list[Tensor], words: int, hidden: int, layers: int, **options) -> Task:
+    train, validation, test = map(windows, parts)
+    rates = ["drop_words", "drop_input", "drop_output", "drop_weights", *(["drop_hidden"] if layers > 1 else [])]
+    strengths = {f"{name}.strength": (1e-3, 9.0, True) for name in ("activation", "temporal")}
+    return Task(
+        network=lambda: LanguageModel(words, hidden, layers),
+        train=train,
+        validation=validation,
+        test=test,
+        space={**{f"{name}.rate": (0.0, 0.8, False) for name in rates}, **strengths},
+        hyper_lr=1e-2,
+        hyper_after=options["steps"] // 10,
+        clip=0.25,
+        **options,
+    )
+
+
+@registered
+class StnLstm(Tuning):
+    """Language models, with dropout of words, inputs, outputs and weights, and penalties of activations."""
+
+    name = "stn-lstm"
+    paper = "the talk's LSTM experiment"
+    datasets = ("documentation", "treebank")
+    steps = {"documentation": 2000, "treebank": 100_000}  # noqa: RUF012
+
+    def task(self, dataset, seed, steps):
+        return (documentation_task if dataset == "documentation" else treebank_task)(seed, steps)

@@ -1,0 +1,196 @@
+"""What best-response layers cost: time over torch's own layer, and what is kept for the backward pass.
+
+python -m partbench.responses
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import median
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from partbench.figures import markdown
+from partbench.measuring.clock import WallClock
+from partbench.measuring.estimates import Estimate
+from partbench.measuring.timing import Batch, Plan, Run, Workload, measure
+from partbench.peers.layer import CPU
+from partnets import hyper, stn
+
+HYPERPARAMETERS = 10
+WORKS = ("forward", "forward and backward", "step of the hyperparameters")
+PEERS = ("torch", "composed", "each", "one")
+LABELS = {"composed": "composed of torch's", "each": "each example its own λ", "one": "one λ a batch"}
+PLAN = Plan(passes=6, rounds=12, sample=2e-3, seconds=4.0)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer of torch and the shape of its input."""
+
+    name: str
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+
+
+CASES = (
+    Case("Linear 1024², 256 examples", partial(nn.Linear, 1024, 1024), (256, 1024)),
+    Case("Linear 512², 32 examples of 128", partial(nn.Linear, 512, 512), (32, 128, 512)),
+    Case("Conv2d 64², 3x3, 64 images of 32x32", partial(nn.Conv2d, 64, 64, 3, padding=1), (64, 64, 32, 32)),
+    Case("Conv2d 64², 3x3, 64 images of 16x16", partial(nn.Conv2d, 64, 64, 3, padding=1), (64, 64, 16, 16)),
+    Case("Conv2d 256², 3x3, 64 images of 4x4", partial(nn.Conv2d, 256, 256, 3, padding=1), (64, 256, 4, 4)),
+)
+
+
+class Composed(nn.Module):
+    """The same layer as one writes it: W x + b + (V λ) ⊙ W_hyper x + (C λ) ⊙ b_hyper."""
+
+    def __init__(self, layer: stn.HyperLayer) -> None:
+        super().__init__()
+        self.elementary = layer.ordinary.__new__(layer.ordinary)
+        self.elementary.__dict__.update(layer.__dict__)
+        self.elementary._parameters = {"weight": layer.weight, "bias": layer.bias}
+        self.response = layer.ordinary.__new__(layer.ordinary)
+        self.response.__dict__.update(layer.__dict__)
+        self.response._parameters = {"weight": layer.hyper_weight, "bias": None}
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        value = self.layer.vector.input()
+        places = x.dim() - 2
+        is_linear = isinstance(self.layer, nn.Linear)
+
+        def rows(scale: Tensor) -> Tensor:
+            found = value @ scale.t()
+            return found.view(len(x), *[1] * places, -1) if is_linear else found.view(len(x), -1, *[1] * places)
+
+        offset = rows(self.layer.bias_scale * self.layer.hyper_bias[:, None])
+        return self.elementary(x) + rows(self.layer.weight_scale) * self.response(x) + offset
+
+
+class Setup:
+    """A layer, it as a best response, an input and the gradient of the output."""
+
+    def __init__(self, case: Case, seed: int) -> None:
+        torch.manual_seed(seed)
+        ordinary = case.make()
+        self.vector = stn.HyperVector(hyper.InputMask(HYPERPARAMETERS), centred=False)
+        layer = stn.layer.RULES[type(ordinary)].from_ordinary(ordinary, self.vector)
+        self.x = torch.randn(case.shape, requires_grad=True)
+        self.grad = torch.randn_like(ordinary(self.x))
+        self.value = torch.randn(len(self.x), HYPERPARAMETERS, requires_grad=True)
+        self.modules = {"torch": copy.deepcopy(ordinary), "composed": Composed(layer), "each": layer, "one": layer}
+
+    def at(self, peer: str):
+        """The context in which a peer computes."""
+        if peer == "torch":
+            return nullcontext()
+        return self.vector.at(self.value[0] if peer == "one" else self.value)
+
+    def call(self, peer: str, work: str) -> Callable[[], object]:
+        module = self.modules[peer]
+        parameters = list((self.modules["each"] if peer == "composed" else module).parameters())
+        learns = [] if peer == "torch" else [self.value]
+        wanted = [self.x, *parameters, *learns] if work == "forward and backward" else [self.x, *learns]
+
+        def forward() -> Tensor:
+            with self.at(peer):
+                return module(self.x)
+
+        def without_autograd() -> Tensor:
+            with torch.no_grad():
+                return forward()
+
+        def backward() -> tuple[Tensor, ...]:
+            # Where the hyperparameters learn, the weights are constants.
+            for parameter in parameters:
+                parameter.requires_grad_(work == "forward and backward")
+            return torch.autograd.grad(forward(), wanted, self.grad)
+
+        return without_autograd if work == "forward" else backward
+
+    def check(self, peer: str) -> None:
+        with torch.no_grad(), self.at("each" if peer == "composed" else peer):
+            expected = self.modules["torch" if peer == "torch" else "composed"]
+            if peer != "one":
+                torch.testing.assert_close(self.modules[peer](self.x), expected(self.x), rtol=1e-3, atol=1e-3)
+
+    def kept(self, peer: str) -> int:
+        """Bytes that autograd keeps between the passes, beside parameters."""
+        parameters = {p.untyped_storage().data_ptr() for p in self.modules["each"].parameters()}
+        parameters |= {p.untyped_storage().data_ptr() for p in self.modules["torch"].parameters()}
+        found = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            if tensor.untyped_storage().data_ptr() not in parameters:
+                found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), self.at(peer):
+            y = self.modules[peer](self.x)
+        del y
+        return sum(found.values())
+
+
+def workload(case: Case, work: str) -> Workload:
+    def run(peer: str, setup: Setup) -> Run:
+        return Run(setup.call(peer, work), partial(setup.check, peer))
+
+    return Workload(
+        "responses",
+        {"layer": case.name, "work": work},
+        partial(Setup, case),
+        {peer: partial(run, peer) for peer in PEERS},
+    )
+
+
+def ratios(cases: Sequence[Case], plan: Plan = PLAN) -> pd.DataFrame:
+    """For each layer and work the time of each peer over torch's, medians of samples taken side by side."""
+    workloads = [workload(case, work) for case in cases for work in WORKS]
+    records = list(measure([Batch(workloads, WallClock(CPU, plan.sample), plan)]))
+    rows = []
+    for i in range(0, len(records), len(PEERS)):
+        dense, *others = records[i : i + len(PEERS)]
+        row = {**dense.case}
+        for peer, record in zip(PEERS[1:], others, strict=True):
+            if record.problem:
+                raise RuntimeError(f"{record.label}: {record.refused or record.missing}")
+            sides = zip(dense.samples, record.samples, strict=True)
+            row[peer] = Estimate.of([median(b / a for a, b in zip(*rounds, strict=True)) for rounds in sides])
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def kept(cases: Sequence[Case]) -> pd.DataFrame:
+    rows = []
+    for case in cases:
+        setup = Setup(case, 0)
+        dense = setup.kept("torch")
+        rows.append({"layer": case.name, **{peer: setup.kept(peer) / dense for peer in PEERS[1:]}})
+    return pd.DataFrame(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m partbench.responses", description=__doc__.partition("\n")[0])
+    parser.add_argument("--passes", type=int, default=PLAN.passes, help="over all cases")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    found = ratios(CASES, replace(PLAN, passes=given.passes))
+    head = ["time over torch's layer", "work", *LABELS.values()]
+    print(markdown(head, [[row.layer, row.work, *(str(row[peer]) for peer in LABELS)] for _, row in found.iterrows()]))
+    print()
+    head = ["kept for the backward pass, over torch's layer", *LABELS.values()]
+    rows = [[row.layer, *(f"{row[peer]:.2f}" for peer in LABELS)] for _, row in kept(CASES).iterrows()]
+    print(markdown(head, rows))
+
+
+if __name__ == "__main__":
+    main()

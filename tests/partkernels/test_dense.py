@@ -1,0 +1,54 @@
+"""Products with whole weights, by the library's kernels or by PyTorch's: the same within rounding."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import partkernels
+from partkernels.operators import dense
+
+SHAPES = [((5, 7), 3), ((2, 3, 16), 8), ((0, 7), 3), ((64, 96), 48)]
+
+
+@pytest.fixture(params=[True, False], ids=["ours", "torch's"])
+def ours(request, monkeypatch):
+    if request.param and partkernels.backends()["cpu"] != "ready":
+        pytest.skip("the C++ library is not built")
+    monkeypatch.setattr(dense, "_is_faster", lambda: request.param)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(("shape", "out"), SHAPES)
+def test_products_and_gradients(ours, dtype, shape, out):
+    x, weight, bias = torch.randn(shape), torch.randn(out, shape[-1]), torch.randn(out)
+    exact = [each.to(dtype).double().requires_grad_() for each in (x, weight, bias)]
+    given = [each.to(dtype).requires_grad_() for each in (x, weight, bias)]
+    tolerance = {"rtol": 0.05, "atol": 0.05} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
+    y, expected = dense.linear(*given), F.linear(*exact)
+    torch.testing.assert_close(y.double(), expected, **tolerance)
+    grad = torch.randn_like(expected)
+    found = torch.autograd.grad(y, given, grad.to(dtype))
+    for one, other in zip(found, torch.autograd.grad(expected, exact, grad), strict=True):
+        torch.testing.assert_close(one.double(), other, **tolerance)
+    with torch.no_grad():
+        torch.testing.assert_close(dense.linear_grad_input(grad.to(dtype), given[1]), found[0], **tolerance)
+        torch.testing.assert_close(dense.linear_grad_weight(grad.to(dtype), given[0]), found[1], **tolerance)
+
+
+def test_any_strides(ours):
+    x, weight = torch.randn(8, 6, 5).transpose(0, 2), torch.randn(8, 7).t()
+    torch.testing.assert_close(dense.linear(x, weight), F.linear(x, weight))
+    grad = torch.ones(()).expand(5, 6, 7)
+    torch.testing.assert_close(dense.linear_grad_input(grad, weight), grad @ weight)
+    torch.testing.assert_close(dense.linear_grad_weight(grad, x), torch.einsum("abi,abj->ij", grad, x))
+
+
+def test_another_backend_is_obeyed(ours):
+    x, weight = torch.randn(5, 7), torch.randn(3, 7)
+    with partkernels.use_backend("reference"):
+        assert torch.equal(dense.linear(x, weight), F.linear(x, weight))
+
+
+def test_second_derivatives(ours):
+    inputs = [torch.randn(3, 4, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    torch.autograd.gradgradcheck(dense.linear, inputs)
