@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -79,6 +81,70 @@ def digits_task(seed: int, steps: int = 3000, examples: int = 300) -> Task:
     )
 
 
+class AlexNet(nn.Module):
+    """The published network for images of 32x32, and its fifteen hyperparameters (MacKay et al. 2019).
+
+    Five 3x3 convolutions of 64 (stride 2), 192, 384, 256 and 256 channels, and linear layers of 4096, 4096 and 10:
+    23.3 million parameters.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        start = 0.05
+        self.colours = hyper.InTraining(hyper.ColourJitter(brightness=0.05, contrast=0.05, saturation=0.05, hue=3.0))
+        self.cutout = hyper.Cutout(1.2, 4.0, most_holes=4.0, most_length=24.0)
+        self.noise = hyper.InputNoise(0.05, range=hyper.interval(0.0, 0.3))
+        self.drop_input = hyper.Dropout(start)
+        channels = [3, 64, 192, 384, 256, 256]
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(before, after, 3, stride=2 if i == 0 else 1, padding=1)
+            for i, (before, after) in enumerate(pairwise(channels))
+        )
+        self.drops = nn.ModuleList(hyper.Dropout(start) for _ in self.convolutions)
+        self.linear1, self.linear2, self.linear3 = nn.Linear(256 * 4, 4096), nn.Linear(4096, 4096), nn.Linear(4096, 10)
+        self.drop1, self.drop2 = hyper.Dropout(start), hyper.Dropout(start)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.drop_input(self.noise(self.cutout(self.colours(x))))
+        for i, (convolution, drop) in enumerate(zip(self.convolutions, self.drops, strict=True)):
+            x = convolution(x).relu()
+            if i in (0, 1, 4):
+                x = nn.functional.max_pool2d(x, 2)
+            x = drop(x)
+        x = self.drop1(self.linear1(x.flatten(1)).relu())
+        return self.linear3(self.drop2(self.linear2(x).relu()))
+
+
+def cifar10_task(seed: int, steps: int) -> Task:
+    """A fifth of CIFAR-10's training images for validation; from local files, see partnets.data."""
+    found = data.load("cifar10", seed=seed)
+    (x, y), test = ((images.float() / 255, labels) for images, labels in (found.train, found.test))
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    held = len(x) // 5
+    rates = [*(f"drops.{i}.rate" for i in range(5)), "drop_input.rate", "drop1.rate", "drop2.rate"]
+    return Task(
+        network=AlexNet,
+        train=TensorDataset(x[order[held:]], y[order[held:]]),
+        validation=TensorDataset(x[order[:held]], y[order[:held]]),
+        test=TensorDataset(*test),
+        space={
+            **dict.fromkeys(rates, (0.0, 0.85, False)),
+            "noise.std": (0.01, 0.29, False),
+            "colours.brightness": (0.01, 0.5, False),
+            "colours.contrast": (0.01, 0.5, False),
+            "colours.saturation": (0.01, 0.5, False),
+            "colours.hue": (1.0, 90.0, False),
+            "cutout.holes": (0.01, 3.9, False),
+            "cutout.length": (0.1, 23.0, False),
+        },
+        steps=steps,
+        batch_size=128,
+        lr=1e-3,
+        hyper_lr=3e-3,
+        hyper_after=5 * 313,  # five epochs
+    )
+
+
 @registered
 class StnCnn(Tuning):
     """Convolutional networks, with dropout rates, augmentation, Cutout and weight decay."""
@@ -89,4 +155,4 @@ class StnCnn(Tuning):
     steps = {"digits": 3000, "cifar10": 60_000}  # noqa: RUF012
 
     def task(self, dataset, seed, steps):
-        return digits_task(seed, steps)
+        return (digits_task if dataset == "digits" else cifar10_task)(seed, steps)

@@ -1,0 +1,102 @@
+"""The experiments of self-tuning networks: their data, their networks and every method, at a few steps."""
+
+import math
+
+import pytest
+import torch
+
+from partbench.paper import stn_cnn, stn_lstm, stn_ridge, tuning
+from partbench.paper.experiment import EXPERIMENTS
+from partbench.responses import CASES, PEERS, WORKS, Setup
+from partnets import hyper, stn
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    monkeypatch.setattr(tuning, "TRIALS", 2)
+
+
+def test_ridge_is_known_in_closed_form():
+    ridge = stn_ridge.Ridge(0)
+    step = 1e-4
+    difference = (ridge.best(0.3 + step) - ridge.best(0.3 - step)) / (2 * step)
+    torch.testing.assert_close(ridge.jacobian(0.3), difference, rtol=1e-6, atol=1e-8)
+    x, y = (each.double() for each in ridge.train)
+    weight = ridge.best(0.3).requires_grad_()
+    ((x @ weight - y).square().mean() + math.exp(0.3) / 2 * weight.square().sum()).backward()
+    assert weight.grad.abs().max() < 1e-10
+    assert ridge.least() <= ridge.validation_loss(ridge.best(0.3))
+
+
+@pytest.mark.parametrize("method", stn_ridge.METHODS)
+@pytest.mark.parametrize("tuned", [False, True])
+def test_a_response_of_ridge_regression(method, tuned, tmp_path):
+    setting = {"method": method, "seed": 0, "scale": 0.3, "start": 0.0, "tuned": tuned, "steps": 8}
+    record = stn_ridge.StnRidge().train(setting, tmp_path / "checkpoint")
+    assert (record["log_decay"] != 0.0) == tuned
+    assert record["validation"] >= 1 - 1e-3 and len(record["shown"]) == 41
+
+
+def test_the_text_is_pythons_documentation():
+    paragraphs = stn_lstm.documentation()
+    assert len(paragraphs) == len(set(paragraphs)) > 1000
+    task = stn_lstm.documentation_task(0, steps=2)
+    x, y = task.train.tensors
+    assert x.shape == y.shape and torch.equal(x.flatten()[1:], y.flatten()[:-1])
+    assert len(task.train) > 3 * len(task.validation) > 0
+    assert stn_lstm.words_of("Don't --- use x[0].") == ["don", "'", "t", "---", "use", "x", "[", "0", "]."]
+    (first, second), words = stn_lstm.encoded([["a", "a", "b", "c"], ["c", "a", "b"]], rarest=2)
+    assert first.tolist() == [1, 1, 0, 0] and second.tolist() == [0, 1, 0] and words == 2
+
+
+def test_penn_treebank_is_read_from_local_files(tmp_path, monkeypatch):
+    (tmp_path / "ptb").mkdir()
+    for part in ("train", "valid", "test"):
+        (tmp_path / "ptb" / f"ptb.{part}.txt").write_text(" no it was n't black monday \n" * 40)
+    monkeypatch.setenv("PARTNETS_DATA", str(tmp_path))
+    task = stn_lstm.treebank_task(0, steps=2)
+    assert task.train[0][0].shape == (stn_lstm.LENGTH,)
+    assert len(task.space) == 7
+
+
+def test_alexnet_is_the_published_one():
+    network = stn_cnn.AlexNet()
+    assert sum(parameter.numel() for parameter in network.parameters()) == 23_272_281
+    stn.convert(network, tuning.hypers(network))
+    assert sum(values is not None for one in hyper.named_values(network).values() for values in one) == 15
+
+
+@pytest.mark.parametrize("name", ["digits", "documentation"])
+@pytest.mark.parametrize("method", tuning.METHODS)
+def test_every_method_tells_what_it_found(name, method, tmp_path):
+    if name == "digits":
+        task = stn_cnn.digits_task(0, steps=3, examples=60)
+    else:
+        task = stn_lstm.documentation_task(0, steps=3, tokens=2000)
+    task.hyper_after = 0
+    record = tuning.tuned(task, method, 0, tmp_path / "checkpoint")
+    found = [record, *(record[kind] for kind in ("final", "schedule") if kind in record)]
+    assert len(found) == (3 if method in tuning.SELF_TUNING else 1)
+    for each in found:
+        assert each["validation"] > 0 and each["test"] > 0 and 0 <= each["test_accuracy"] <= 100
+    if method in tuning.SELF_TUNING:
+        assert record["values"].keys() == task.space.keys()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["stn-ridge", "stn-cnn", "stn-lstm"])
+def test_experiments_at_quick_size(name, tmp_path, capsys):
+    from partbench.paper.__main__ import main
+
+    assert main([name, "--quick", "--out", str(tmp_path)]) == 0
+    assert "claims hold" in capsys.readouterr().out
+    assert list(tmp_path.glob("*.png")) and name in EXPERIMENTS
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_what_is_timed_is_the_same_layer(peer):
+    setup = Setup(CASES[-1], 0)
+    setup.check(peer)
+    for work in WORKS:
+        setup.call(peer, work)()
+    assert setup.kept("each") <= 1.1 * setup.kept("torch")
