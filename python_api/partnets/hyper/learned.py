@@ -153,12 +153,12 @@ class Learned(nn.Module):
         return self.names or [f"{name}.{i}" for i, _ in enumerate(self.units)]
 
 
-def check_examples(x: Tensor, batch_dim: int, examples: int, features: int | None = None) -> None:
+def check_examples(x: Tensor, batch_dim: int, examples: int, features: int | None = None, what: str = "x") -> None:
     """Raises ValueError unless x has so many examples, in this dimension, which is before that of its features."""
     places = x.dim() if features is None else features % x.dim() if x.dim() else 0
     if not 0 <= batch_dim < places or x.shape[batch_dim] != examples:
         raise ValueError(
-            f"x is {list(x.shape)}, and each of {examples} examples has hyperparameters of its own, in dimension"
-            f" {batch_dim} of x; pass stn.convert batch_dim=, the dimension of the examples in all of the model, or"
-            " per_example=False, for one perturbation a batch."
+            f"{what} is {list(x.shape)}, and each of {examples} examples has hyperparameters of its own, in dimension"
+            f" {batch_dim}; pass stn.convert batch_dim=, the dimension of the examples in all of the model,"
+            " per_example=False, for one perturbation a batch, or skip=, what is no function of the examples."
         )

@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from partnets.hyper.learned import check_examples
 from partnets.nn.attention import Attention, in_one_product
 from partnets.stn.layer import HyperLayer
 from partnets.stn.linear import MATMUL, HyperLinear
@@ -74,21 +73,19 @@ class HyperMultiheadAttention(Attention, HyperLayer, nn.MultiheadAttention):
         return self.value(name) + self.scale(name, hyper)[:, None] * self.value(f"hyper_{name}")
 
     def projected(self, query, key, value):
-        hyper = self.vector.input()
-        if is_each(hyper):
-            check_examples(query, 0, len(hyper), -1)
         if self._parameters.get("in_proj_weight") is None:
             parts = zip((query, key, value), ("q", "k", "v"), range(3), strict=True)
             return [
-                self._project(x, f"{part}_proj_weight", hyper, i * self.embed_dim, (i + 1) * self.embed_dim)
+                self._project(x, f"{part}_proj_weight", i * self.embed_dim, (i + 1) * self.embed_dim)
                 for x, part, i in parts
             ]
         return in_one_product(
-            query, key, value, lambda x, *rows: self._project(x, "in_proj_weight", hyper, *rows), self.embed_dim
+            query, key, value, lambda x, *rows: self._project(x, "in_proj_weight", *rows), self.embed_dim
         )
 
-    def _project(self, x: Tensor, name: str, hyper: Tensor | None, start: int = 0, stop: int | None = None) -> Tensor:
+    def _project(self, x: Tensor, name: str, start: int = 0, stop: int | None = None) -> Tensor:
         """x by a weight and the bias, of which these rows of in_proj_weight and in_proj_bias."""
+        x, hyper = self.given(x, -1, 0)
         of_weight = slice(start, stop) if name == "in_proj_weight" else slice(None)
         of_bias = slice(start, stop)
         if not is_each(hyper):

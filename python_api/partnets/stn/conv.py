@@ -89,7 +89,7 @@ class _HyperConvolution(HyperLayer):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        hyper = self.vector.input_for(input, features=-len(self.kernel_size) - 1)
+        input, hyper = self.given(input, -len(self.kernel_size) - 1)
         if not is_each(hyper):
             return self._conv_forward(input, self.merged("weight", hyper), self.merged("bias", hyper))
         if input.dim() != len(self.kernel_size) + 2 or self.vector.batch_dim % input.dim() != 0:

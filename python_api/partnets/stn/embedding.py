@@ -84,7 +84,7 @@ class HyperEmbedding(HyperLayer, nn.Embedding):
         super().begin_response(vector)
 
     def forward(self, input: Tensor) -> Tensor:
-        hyper = self.vector.input_for(input)
+        input, hyper = self.given(input)
         rows = _Rows(self.padding_idx, self.scale_grad_by_freq)
         if not is_each(hyper):
             return rows(input, self.merged("weight", hyper))

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from partnets.hyper import hyperparameters
+from partnets.hyper.learned import check_examples
 from partnets.nn.partitioned import Partitioned, as_class, check_parameters
 from partnets.stn.response import Product, respond
-from partnets.stn.vector import HyperVector
+from partnets.stn.vector import HyperVector, is_each
 
 # Of V and C (the published code's); with centred hyperparameters they start at 0, so that the output does.
 SCALE_STD = 0.01
@@ -142,6 +143,30 @@ class HyperLayer(nn.Module):
         if value is not None and name in self.responding and self.vector.response_learns:
             return value.detach()
         return value
+
+    def given(
+        self, x: Tensor, features: int | None = None, batch_dim: int | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """An input x, and what of the hyperparameters the layer reads for it: one λ, or [batch, n].
+
+        Where x has a single example for all, as position embeddings have it, it is one for each.
+
+        Args:
+            features: the first dimension of x that is no example's place, if there is one.
+            batch_dim: where the examples are, if not where they are in the model.
+
+        Raises:
+            ValueError: x has other examples than those for which λ was given.
+        """
+        hyper = self.vector.input()
+        if not is_each(hyper):
+            return x, hyper
+        dim = self.vector.batch_dim if batch_dim is None else batch_dim
+        places = x.dim() if features is None else features % x.dim() if x.dim() else 0
+        if dim < places and x.shape[dim] == 1:
+            x = x.expand(*x.shape[:dim], len(hyper), *x.shape[dim + 1 :])
+        check_examples(x, dim, len(hyper), features, f"the input of {self}")
+        return x, hyper
 
     def live(self, name: str) -> Tensor | None:
         """A parameter of this layer, or None; of a partitioned one that of the live subnetwork."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from partkernels.operators import dense
-from partnets.hyper.learned import check_examples
 from partnets.stn.layer import HyperLayer
 from partnets.stn.vector import is_each
 
@@ -89,9 +88,8 @@ class HyperLinear(HyperLayer, nn.Linear):
     batch_dim: int | None = None
 
     def forward(self, input: Tensor) -> Tensor:
-        hyper = self.vector.input()
+        dim = self.vector.batch_dim if self.batch_dim is None else self.batch_dim
+        input, hyper = self.given(input, -1, dim)
         if not is_each(hyper):
             return dense.linear(input, self.merged("weight", hyper), self.merged("bias", hyper))
-        dim = self.vector.batch_dim if self.batch_dim is None else self.batch_dim
-        check_examples(input, dim, len(hyper), -1)
         return self.responded(input.movedim(dim, 0), hyper, MATMUL).movedim(0, dim)

@@ -26,7 +26,7 @@ class _HyperNorm(HyperLayer):
 
     def forward(self, input: Tensor) -> Tensor:
         features = self.features(input)
-        hyper = self.vector.input_for(input, features=features)
+        input, hyper = self.given(input, features)
         if not is_each(hyper):
             return self.normalised(input, self.merged("weight", hyper), self.merged("bias", hyper))
         y = self.normalised(input, None, None)

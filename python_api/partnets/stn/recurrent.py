@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from partnets.hyper.learned import check_examples
 from partnets.nn.recurrent import FlatWeights
 from partnets.stn.layer import HyperLayer
 from partnets.stn.linear import MATMUL
@@ -70,7 +69,7 @@ class _HyperRecurrent(FlatWeights, HyperLayer):
             )
         if input.dim() != 3:
             raise ValueError(f"the input is {list(input.shape)}; pass a batch of sequences.")
-        check_examples(input, 0 if self.batch_first else 1, len(hyper), -1)
+        input, hyper = self.given(input, -1, 0 if self.batch_first else 1)
         x = input if self.batch_first else input.transpose(0, 1)
         states = self._states(x, hx)
         last = []

@@ -64,7 +64,7 @@ def step_weights(
                 with vector.at_present():
                     backward(step.penalised(loss, batch)[1])
                 stack.enter_context(vector.response_learning())
-            stack.enter_context(vector.perturbed(_examples(batch, vector.batch_dim)))
+            stack.enter_context(vector.perturbed(count_examples(batch, vector.batch_dim)))
             return loss(batch)
 
         return step.step_weights(model, optimizer, k, batch, perturbed_loss, clip=clip, backward=backward)
@@ -112,7 +112,7 @@ def step_hyper(
         def perturbed_loss(batch: Any) -> Tensor:
             stack.close()
             stack.enter_context(_judging(model))
-            stack.enter_context(vector.perturbed(_examples(batch, vector.batch_dim), learns=True))
+            stack.enter_context(vector.perturbed(count_examples(batch, vector.batch_dim), learns=True))
             value = loss(batch)
             values.append(value.detach())
             return value - entropy * vector.entropy() if entropy else value
@@ -138,7 +138,7 @@ def _judging(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _examples(batch: Any, batch_dim: int) -> int:
+def count_examples(batch: Any, batch_dim: int) -> int:
     """How many examples a batch has.
 
     Raises:

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partnets.hyper import Hyperparameter, Learned
-from partnets.hyper.learned import check_examples
 from partnets.utils.in_thread import InThread, holding
 
 
@@ -172,20 +171,6 @@ class HyperVector:
         if not self.centred:
             return present
         return present - present.detach() if present.requires_grad and torch.is_grad_enabled() else None
-
-    def input_for(self, x: Tensor, features: int | None = None) -> Tensor | None:
-        """`input` for a layer's input x.
-
-        Args:
-            features: the first dimension of x that is no example's place, if there is one.
-
-        Raises:
-            ValueError: x has other examples than those for which λ was given.
-        """
-        value = self.input()
-        if value is not None and value.dim() == 2:
-            check_examples(x, self.batch_dim, len(value), features)
-        return value
 
 
 def is_each(hyper: Tensor | None) -> bool:

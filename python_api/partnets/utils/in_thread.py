@@ -45,15 +45,18 @@ class InThread(threading.local):
 
 @contextmanager
 def holding(values: Mapping[InThread, Any]) -> Iterator[None]:
-    """Inside, in this thread, each has this value; afterwards that of before."""
-    handed_on = torch._C._get_obj_in_tls(HANDED_ON) if torch._C._is_key_in_tls(HANDED_ON) else {}
+    """Inside, in this thread, each has this value; afterwards that of before. Contexts may end in any order."""
     before = {one: one.now for one in values}
+    _hold(values)
     try:
-        torch._C._stash_obj_in_tls(HANDED_ON, {**handed_on, **values})
-        for one, value in values.items():
-            one.now = value
         yield
     finally:
-        for one, value in before.items():
-            one.now = value
-        torch._C._stash_obj_in_tls(HANDED_ON, handed_on)
+        _hold(before)
+
+
+def _hold(values: Mapping[InThread, Any]) -> None:
+    handed_on = torch._C._get_obj_in_tls(HANDED_ON) if torch._C._is_key_in_tls(HANDED_ON) else {}
+    now = {one: value for one, value in {**handed_on, **values}.items() if value is not None}
+    torch._C._stash_obj_in_tls(HANDED_ON, now)
+    for one, value in values.items():
+        one.now = value

@@ -390,3 +390,58 @@ def test_recomputed_activations_are_those_of_the_same_hyperparameters():
             stn.step_hyper(ensemble, psi, {2: DATA}, loss)
         found.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
     torch.testing.assert_close(*found)
+
+
+def test_a_position_is_one_example_for_all():
+    """As in BERT and GPT-2: position embeddings [1, length, ...], which are added to each."""
+
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.places, self.head = nn.Embedding(9, 4), nn.Embedding(5, 4), nn.Linear(4, 2)
+            self.dropout = hyper.Dropout(0.2)
+
+        def forward(self, ids):
+            x = self.words(ids) + self.places(torch.arange(5)[None])
+            return self.head(self.dropout(x).mean(1))
+
+    model = Positions().eval()
+    stn.convert(model, model.dropout, centred=False)
+    ids, vector = torch.randint(9, (3, 5)), model.head.vector
+    values = vector.present().detach() + torch.randn(3, 1)
+    with vector.at(values):
+        y = model(ids)
+    each = []
+    for i in range(3):
+        with vector.at(values[i]):
+            each.append(model(ids[i : i + 1]))
+    torch.testing.assert_close(y, torch.cat(each))
+
+
+def test_what_only_looks_like_a_batch_is_found_before_training():
+    """A table of distances [length, length, ...], where the length is that of the batch."""
+
+    class Distances(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias, self.head = nn.Embedding(9, 4), nn.Linear(4, 2)
+            self.dropout = hyper.Dropout(0.2)
+
+        def forward(self, x):
+            places = torch.arange(x.shape[1])
+            distances = self.bias((places[:, None] - places).abs())
+            return self.head(self.dropout(x + distances.mean(0)).mean(1))
+
+    data = torch.randn(40, 8, 4), torch.randint(2, (40,))
+    for skip, error in (((), True), (("bias",), False)):
+        model = Distances()
+        stn.convert(model, model.dropout, skip=skip)
+        training = trainer(*baselines.held_out(model, data, validation=0.25))  # batches of 8
+        if error:
+            with pytest.raises(
+                ValueError, match=r"HyperEmbedding\(9, 4, hyper=1\) is \[8, 8\], and each of 2 examples"
+            ):
+                training.fit(2)
+            assert training.steps == 0
+        else:
+            training.fit(2)

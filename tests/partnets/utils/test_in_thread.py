@@ -1,0 +1,37 @@
+"""Values of a thread: nothing of them stays, in whatever order their contexts end."""
+
+import threading
+
+import torch
+
+from partnets.utils.in_thread import HANDED_ON, InThread, holding
+
+
+def test_contexts_may_end_in_any_order():
+    first, second = InThread(), InThread()
+    outer, inner = holding({first: 1}), holding({second: 2})
+    outer.__enter__()
+    inner.__enter__()
+    outer.__exit__(None, None, None)
+    assert (first.get(), second.get()) == (None, 2)
+    inner.__exit__(None, None, None)
+    assert (first.get(), second.get()) == (None, None)
+    assert not {first, second} & torch._C._get_obj_in_tls(HANDED_ON).keys()
+
+
+def test_nested_values_come_back():
+    value = InThread()
+    with holding({value: 1}):
+        with holding({value: 2}):
+            assert value.get() == 2
+        assert value.get() == 1
+    assert value.get() is None
+
+
+def test_threads_have_their_own():
+    value, seen = InThread(), []
+    with holding({value: 1}):
+        thread = threading.Thread(target=lambda: seen.append(value.get()))
+        thread.start()
+        thread.join()
+    assert seen == [None]
