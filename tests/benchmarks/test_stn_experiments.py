@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from partbench.paper import stn_cnn, stn_lstm, stn_ridge, tuning
+from partbench.paper import stn_cnn, stn_lml, stn_lstm, stn_ridge, tuning
 from partbench.paper.experiment import EXPERIMENTS
 from partbench.responses import CASES, PEERS, WORKS, Setup
 from partnets import hyper, stn
@@ -84,7 +84,7 @@ def test_every_method_tells_what_it_found(name, method, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["stn-ridge", "stn-cnn", "stn-lstm"])
+@pytest.mark.parametrize("name", ["stn-ridge", "stn-cnn", "stn-lstm", "stn-lml"])
 def test_experiments_at_quick_size(name, tmp_path, capsys):
     from partbench.paper.__main__ import main
 
@@ -100,3 +100,21 @@ def test_what_is_timed_is_the_same_layer(peer):
     for work in WORKS:
         setup.call(peer, work)()
     assert setup.kept("each") <= 1.1 * setup.kept("torch")
+
+
+def test_every_training_has_a_checkpoint_of_its_own(tmp_path):
+    tuner = tuning.Tuner(stn_cnn.digits_task(0, steps=3, examples=60), 0, tmp_path / "a.checkpoint")
+    rates = [{f"drop{i}.rate": rate for i in range(4)} for rate in (0.01, 0.7)]
+    found = [tuner._judged(tuner.plain(values, f"{i}"))["validation"] for i, values in enumerate(rates)]
+    assert found[0] != found[1] and len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("dataset", stn_lml.StnLml.datasets)
+@pytest.mark.parametrize("method", stn_lml.LABELS)
+def test_tuning_without_a_validation_set_tells_what_it_found(dataset, method, tmp_path, monkeypatch):
+    small = {"digits": lambda *_: stn_cnn.digits_task(0, 3, 60)}
+    small["documentation"] = lambda *_: stn_lstm.documentation_task(0, 3, 2000)
+    monkeypatch.setattr(stn_lml, f"{dataset}_task", small[dataset])
+    setting = {"dataset": dataset, "method": method, "seed": 0, "steps": 3}
+    record = stn_lml.StnLml().train(setting, tmp_path / "checkpoint")
+    assert record["test"] > 0 and ("lml" in record) == method.startswith("lml")

@@ -64,29 +64,34 @@ class Ridge:
 
 
 class Response:
-    """The best response that is learned of one problem: full batches, each with one perturbation."""
+    """The best response that is learned of one problem, with full batches.
 
-    def __init__(self, ridge: Ridge, method: str, scale: float, start: float, steps: int) -> None:
-        self.ridge, self.steps = ridge, steps
+    Where it is only looked at, each example has a perturbation of its own, as in networks. Where λ learns, each batch
+    has one: the gradient is then without noise at the optimum, and from λ = -4, where the response is a twentieth of
+    the weights, Δ-STN finds it.
+    """
+
+    def __init__(self, ridge: Ridge, method: str, scale: float, start: float, steps: int, tuned: bool) -> None:
+        self.ridge, self.steps, self.tuned = ridge, steps, tuned
         layer = nn.Linear(FEATURES, 1, bias=False)
         self.decay = hyper.WeightDecay(layer, math.exp(start), range=DECAY)
         network = nn.Sequential(layer, self.decay, nn.Flatten(0))
-        options = {"scale": scale, "learn_scale": False, "per_example": False}
+        options = {"scale": scale, "learn_scale": False, "per_example": not tuned}
         stn.convert(network, self.decay, centred=method == "delta", **options)
         self.layer, self.model = network[0], baselines.Ensemble([network], count=2)
         self.optimizer = optim.Adam(self.model, lr=LR)
         self.hyper_optimizer = torch.optim.Adam([self.decay.decay.raw], lr=HYPER_LR)
 
-    def fit(self, tuned: bool) -> None:
+    def fit(self) -> None:
         schedulers = [
             torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.steps)
-            for optimizer in ((self.optimizer, self.hyper_optimizer) if tuned else (self.optimizer,))
+            for optimizer in ((self.optimizer, self.hyper_optimizer) if self.tuned else (self.optimizer,))
         ]
         for step in range(self.steps):
             stn.step_weights(self.model, self.optimizer, 1, self.ridge.train, self._loss)
-            if tuned and step >= min(WARM_UP, self.steps // 4):
+            if self.tuned and step >= min(WARM_UP, self.steps // 4):
                 stn.step_hyper(self.model, self.hyper_optimizer, {2: self.ridge.validation}, self._loss, entropy=0.0)
-            elif tuned:
+            elif self.tuned:
                 self.hyper_optimizer.step()  # which has no gradient yet, and its scheduler asks for a step
             for scheduler in schedulers:
                 scheduler.step()
@@ -132,8 +137,10 @@ class StnRidge(Experiment):
 
     def train(self, setting: Record, checkpoint: Path) -> Record:
         ridge = Ridge(setting["seed"])
-        response = Response(ridge, setting["method"], setting["scale"], setting["start"], setting["steps"])
-        response.fit(setting["tuned"])
+        response = Response(
+            ridge, setting["method"], setting["scale"], setting["start"], setting["steps"], setting["tuned"]
+        )
+        response.fit()
         end = response.log_decay
         best = ridge.best(end)
         shown = [end + AROUND * i / 20 for i in range(-20, 21)]

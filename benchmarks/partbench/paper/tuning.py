@@ -92,7 +92,7 @@ class Tuner:
 
     def start(self) -> Record:
         """At the values from which tuning starts."""
-        return self._judged(self._plain({}, "start"))
+        return self._judged(self.plain({}, "start"))
 
     def grid(self) -> Record:
         """All hyperparameters at one level of their ranges, from weak to strong."""
@@ -137,24 +137,24 @@ class Tuner:
         every = max(1, task.steps // SHOWN)
         final = {name: values[-1] for name, values in schedule.items()}
         start = time.perf_counter()
-        fixed = self._plain(final, "final")
+        fixed = self.plain(final, "final")
         record["plain_seconds"] = round(time.perf_counter() - start, 1)
         return {
             **record,
             "final": self._judged(fixed),
-            "schedule": self._judged(self._plain({}, "schedule", schedule)),
+            "schedule": self._judged(self.plain({}, "schedule", schedule)),
             "values": {name: [round(v, 5) for v in values[::every]] for name, values in schedule.items()},
             "scales": {name: history.values[f"{name}, scale"][-1] for name in names},
         }
 
-    def _plain(self, values: Mapping[str, float], name: str, schedule: Mapping[str, list[float]] | None = None):
+    def plain(self, values: Mapping[str, float], name: str, schedule: Mapping[str, list[float]] | None = None):
         """An ordinary training at fixed values, or by a schedule of a value for each step."""
         task, network = self.task, self._network()
         hyper.assign(network, values)
         # So that layers know hyper.DropConnect; nothing responds, and nothing of it learns.
         stn.convert(network, hypers(network))
-        for name, parameter in network.named_parameters():
-            parameter.requires_grad_(not name.rpartition(".")[2].startswith("hyper_") and not name.endswith("_scale"))
+        for path, parameter in network.named_parameters():
+            parameter.requires_grad_(not path.rpartition(".")[2].startswith("hyper_") and not path.endswith("_scale"))
         for parameter in hyperparameters(network):
             parameter.requires_grad_(False)
         model, chunks = baselines.whole(network, task.train)
@@ -190,7 +190,7 @@ class Tuner:
 
     def _tried(self, values: dict[str, float], name: str) -> Record:
         values = {name: math.exp(value) if self.task.space[name][2] else value for name, value in values.items()}
-        return self._judged(self._plain(values, name))
+        return self._judged(self.plain(values, name))
 
     def _space(self) -> dict[str, tuple[float, float]]:
         """The ranges in which searches draw uniformly: of logarithms, for orders of magnitude."""

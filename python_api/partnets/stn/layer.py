@@ -84,6 +84,7 @@ class HyperLayer(nn.Module):
         What torch sets to 0, as the bias of a norm, is 1 here: 0 times a scale of 0 would never learn.
         """
         new = as_class(self, self.ordinary)
+        new._modules = {}  # torch's recurrent layers reset all that is inside them, a hyper.DropConnect as well
         for name in self.names():
             like = self._parameters[name]
             new._parameters[name] = nn.Parameter(torch.empty_like(like, memory_format=torch.contiguous_format))

@@ -445,3 +445,11 @@ def test_what_only_looks_like_a_batch_is_found_before_training():
             assert training.steps == 0
         else:
             training.fit(2)
+
+
+def test_conversion_leaves_hyperparameters_as_they_are():
+    """torch's recurrent layers reset every parameter inside of them, and a DropConnect is inside."""
+    lstm = nn.LSTM(4, 6)
+    lstm.drop_connect = hyper.DropConnect(0.3)
+    stn.convert(lstm, lstm.drop_connect)
+    assert lstm.drop_connect.values() == pytest.approx({"rate": 0.3})
