@@ -919,6 +919,75 @@ MUTANTS = [
             "a gradient's entries change places",
         ),
     ),
+    # --- self-tuning networks ---
+    *_of(
+        "python_api/partnets/stn/response.py",
+        f"{NETS}/stn",
+        (
+            "merged response",
+            "grads_rows.append(own.mul_(hyper_weight)",
+            "grads_rows.append(own.mul_(weight)",
+            "the gradient of V is by W, where each example's own weight is made",
+        ),
+        (
+            "two responses",
+            "grad_x = None if more is None else grad_x.add_(more)",
+            "grad_x = None if more is None else grad_x",
+            "the gradient of x lacks what comes through W_hyper",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/stn/vector.py",
+        f"{NETS}/stn {NETS}/hyper",
+        (
+            "shared perturbation",
+            "noise = torch.where(own, noise, noise[:1])",
+            "pass",
+            "what a batch shares differs from example to example in the layers",
+        ),
+        (
+            "centre",
+            "now = {self._input: value - self.present().detach() if self.centred else value}",
+            "now = {self._input: value}",
+            "layers that are centred read λ itself",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/stn/step.py",
+        f"{NETS}/stn",
+        (
+            "judging",
+            "with evaluating(model):",
+            "if True:",
+            "hyperparameters are judged with dropout and augmentations",
+        ),
+        (
+            "response alone",
+            "stack.enter_context(vector.response_learning())",
+            "pass",
+            "W learns at perturbed hyperparameters too",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/stn/layer.py",
+        f"{NETS}/stn",
+        (
+            "reset inside",
+            "new._modules = {}",
+            "pass",
+            "the rate of a DropConnect inside of a recurrent layer is drawn anew",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/utils/in_thread.py",
+        f"{NETS}/utils {NETS}/stn",
+        (
+            "contexts",
+            "now = {one: value for one, value in {**handed_on, **values}.items() if value is not None}",
+            "now = {**values}",
+            "a context that ends takes what others hold from threads of backward passes",
+        ),
+    ),
 ]
 
 
