@@ -453,3 +453,16 @@ def test_conversion_leaves_hyperparameters_as_they_are():
     lstm.drop_connect = hyper.DropConnect(0.3)
     stn.convert(lstm, lstm.drop_connect)
     assert lstm.drop_connect.values() == pytest.approx({"rate": 0.3})
+
+
+def test_layers_read_what_hyperparameters_have():
+    """Of one that a batch shares, all examples have the draw that its module has; of others each its own."""
+    dropout, words = hyper.Dropout(0.3), hyper.EmbeddingDropout(0.3)
+    vector = stn.HyperVector([dropout, words], centred=False)
+    with vector.perturbed(6):
+        own, shared = vector.input().unbind(1)
+        assert torch.equal(dropout.rate.unconstrained(torch.ones(6)), own) and len(own.unique()) == 6
+        assert torch.equal(words.rate.unconstrained().expand(6), shared)
+    together = stn.HyperVector([dropout, words], per_example=False)
+    with together.perturbed(6):
+        assert together.input().shape == (2,)
