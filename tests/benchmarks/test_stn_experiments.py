@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from partbench.paper import stn_cnn, stn_lml, stn_lstm, stn_ridge, tuning
+from partbench.paper import stn_cnn, stn_lml, stn_lstm, stn_ridge, stn_schedules, stn_sensitivity, tuning
 from partbench.paper.experiment import EXPERIMENTS
 from partbench.responses import CASES, PEERS, WORKS, Setup
 from partnets import hyper, stn
@@ -84,7 +84,7 @@ def test_every_method_tells_what_it_found(name, method, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["stn-ridge", "stn-cnn", "stn-lstm", "stn-lml"])
+@pytest.mark.parametrize("name", ["stn-ridge", "stn-cnn", "stn-lstm", "stn-lml", "stn-schedules", "stn-sensitivity"])
 def test_experiments_at_quick_size(name, tmp_path, capsys):
     from partbench.paper.__main__ import main
 
@@ -105,7 +105,7 @@ def test_what_is_timed_is_the_same_layer(peer):
 def test_every_training_has_a_checkpoint_of_its_own(tmp_path):
     tuner = tuning.Tuner(stn_cnn.digits_task(0, steps=3, examples=60), 0, tmp_path / "a.checkpoint")
     rates = [{f"drop{i}.rate": rate for i in range(4)} for rate in (0.01, 0.7)]
-    found = [tuner._judged(tuner.plain(values, f"{i}"))["validation"] for i, values in enumerate(rates)]
+    found = [tuner.judged(tuner.plain(values, f"{i}"))["validation"] for i, values in enumerate(rates)]
     assert found[0] != found[1] and len(list(tmp_path.iterdir())) == 2
 
 
@@ -118,3 +118,31 @@ def test_tuning_without_a_validation_set_tells_what_it_found(dataset, method, tm
     setting = {"dataset": dataset, "method": method, "seed": 0, "steps": 3}
     record = stn_lml.StnLml().train(setting, tmp_path / "checkpoint")
     assert record["test"] > 0 and ("lml" in record) == method.startswith("lml")
+
+
+@pytest.mark.parametrize("method", ["stn", "delta", "fixed"])
+def test_one_rate_by_every_schedule(method, tmp_path, monkeypatch):
+    monkeypatch.setattr(stn_schedules, "documentation_parts", lambda seed, _: stn_lstm.documentation_parts(seed, 2000))
+    setting = {"method": method, "seed": 0, "steps": 12, "start": 0.05}
+    record = stn_schedules.StnSchedules().train(setting, tmp_path / "checkpoint")
+    kinds = ("gaussian", "sinusoid") if method == "fixed" else ("final", "schedule")
+    found = [record, *(record[kind] for kind in kinds)]
+    assert len({each["validation"] for each in found}) == len(found)  # none is another one's training
+
+
+def test_how_often_and_how_far(tmp_path):
+    found = {}
+    for variant in stn_sensitivity.VARIANTS[::3]:
+        every, valid, scale, learned = variant
+        setting = {"method": "stn", "seed": 0, "steps": 4, "every": every, "valid": valid}
+        setting |= {"scale": scale, "learned": learned}
+        found[variant] = stn_sensitivity.StnSensitivity().train(setting, tmp_path / str(len(found)))
+        assert learned or found[variant]["scale_at_end"] == pytest.approx(scale)
+    assert len(found) == 3
+
+
+def test_the_curve_of_a_search_goes_on_from_one_training_to_the_next(tmp_path):
+    task = stn_cnn.digits_task(0, steps=4, examples=60)
+    curve = tuning.tuned(task, "grid", 0, tmp_path / "checkpoint")["curve"]
+    seconds, losses = zip(*curve, strict=True)
+    assert len(curve) == 2 * task.steps and list(seconds) == sorted(seconds) and min(losses) > 0

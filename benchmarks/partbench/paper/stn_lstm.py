@@ -78,13 +78,17 @@ def windows(tokens: Tensor, length: int = LENGTH) -> TensorDataset:
     return TensorDataset(tokens[: count * length].view(-1, length), tokens[1 : count * length + 1].view(-1, length))
 
 
-def documentation_task(seed: int, steps: int = 2000, tokens: int = 30_000) -> Task:
-    """So many words to train, a quarter of them for validation, and as many for the test."""
+def documentation_parts(seed: int, tokens: int = 30_000) -> tuple[list[Tensor], int]:
+    """So many words to train, a quarter of them for validation, and as many for the test; how many are known."""
     found = documentation()
     order = torch.randperm(len(found), generator=torch.Generator().manual_seed(seed)).tolist()
     text = [word for i in order for word in words_of(found[i])]
     ends = [tokens, tokens * 5 // 4, tokens * 3 // 2]
-    parts, words = encoded([text[: ends[0]], text[ends[0] : ends[1]], text[ends[1] : ends[2]]])
+    return encoded([text[: ends[0]], text[ends[0] : ends[1]], text[ends[1] : ends[2]]])
+
+
+def documentation_task(seed: int, steps: int = 2000, tokens: int = 30_000) -> Task:
+    parts, words = documentation_parts(seed, tokens)
     return _task(parts, words, 128, 1, steps=steps, batch_size=20, lr=5e-3)
 
 

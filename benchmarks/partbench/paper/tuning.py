@@ -6,12 +6,13 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
 import pandas as pd
 import torch
 import torch.nn.functional as F
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -27,6 +28,8 @@ TRIALS = 5
 METHODS = ("stn", "delta", "untuned", "untuned_delta", "start", "grid", "random", "tpe")
 # Rows of a schedule in the records.
 SHOWN = 100
+# Times that the validation loss is looked at while a network trains.
+LOOKS = 20
 
 
 @dataclass
@@ -38,8 +41,8 @@ class Task:
         train, validation, test: data sets.
         space: of each hyperparameter, by its dotted name, the least and the greatest value that searches try, and
             whether they try them by orders of magnitude.
-        steps, batch_size, lr, hyper_lr, hyper_after: of training.
-        loss, plain: that of training, and that by which all are judged.
+        steps, batch_size, lr, clip: of every training.
+        hyper_lr, hyper_after, hyper_every, hyper_steps: of self-tuning ones.
         scale: σ at the start.
         options: others of stn.convert.
     """
@@ -54,26 +57,31 @@ class Task:
     lr: float
     hyper_lr: float
     hyper_after: int
+    hyper_every: int = 2
+    hyper_steps: int = 1
     scale: float = 0.5
     clip: float | None = None
     options: dict = field(default_factory=dict)
-    training: dict = field(default_factory=dict)
 
 
 def tuned(task: Task, method: str, seed: int, checkpoint: Path) -> Record:
     """The losses and accuracies that a method ends with."""
     torch.manual_seed(seed)
     tuner = Tuner(task, seed, checkpoint)
-    start = time.perf_counter()
     record = getattr(tuner, method)()
-    return {**record, "tuning_seconds": round(time.perf_counter() - start, 1)}
+    return {"curve": tuner.curve, **record}
 
 
 class Tuner:
-    """A task and a seed; each method of METHODS is a function of the same name that gives numbers."""
+    """A task and a seed; each method of METHODS is a function of the same name that gives numbers.
+
+    Attributes:
+        curve: seconds of training, of one network after another, and the validation loss then.
+    """
 
     def __init__(self, task: Task, seed: int, checkpoint: Path) -> None:
         self.task, self.seed, self.checkpoint = task, seed, checkpoint
+        self.curve: list[tuple[float, float]] = []
 
     # --- the methods ---
 
@@ -92,7 +100,7 @@ class Tuner:
 
     def start(self) -> Record:
         """At the values from which tuning starts."""
-        return self._judged(self.plain({}, "start"))
+        return self.judged(self.plain({}, "start"))
 
     def grid(self) -> Record:
         """All hyperparameters at one level of their ranges, from weak to strong."""
@@ -108,10 +116,11 @@ class Tuner:
 
     # --- what they are made of ---
 
-    def _self_tuning(self, *, centred: bool, tuned: bool) -> Record:
+    def self_tuned(self, *, centred: bool, tuned: bool = True) -> tuple[nn.Module, partnets.History]:
+        """An ordinary network at the hyperparameters that were found, and the history of its training."""
         task, network = self.task, self._network()
-        options = {"centred": centred, "scale": task.scale, **task.options}
-        stn.convert(network, hypers(network), learn_scale=tuned, **options)
+        options = {"centred": centred, "scale": task.scale, "learn_scale": tuned, **task.options}
+        stn.convert(network, hypers(network), **options)
         model, chunks = baselines.held_out(network, task.train, validation=task.validation)
         psi = [parameter for parameter in hyperparameters(model) if parameter.requires_grad]
         trainer = stn.Trainer(
@@ -120,31 +129,27 @@ class Tuner:
             optimizer=optim.Adam(model, lr=task.lr),
             hyper_optimizer=torch.optim.Adam(psi, lr=task.hyper_lr if tuned else 0.0),
             batch_size=task.batch_size,
-            hyper_every=2,
+            hyper_every=task.hyper_every,
+            hyper_steps=task.hyper_steps,
             hyper_after=task.hyper_after,
             clip=task.clip,
             seed=self.seed,
-            **task.training,
         )
-        start = time.perf_counter()
-        history = fit(trainer, task.steps, self.checkpoint)
-        seconds = time.perf_counter() - start
-        record = {**self._judged(stn.freeze(network)), "stn_seconds": round(seconds, 1)}
+        history = self._fit(trainer, network, self.checkpoint)
+        return stn.freeze(network), history
+
+    def _self_tuning(self, *, centred: bool, tuned: bool) -> Record:
+        network, history = self.self_tuned(centred=centred, tuned=tuned)
+        record = {**self.judged(network), "curve": list(self.curve)}
         if not tuned:
             return record
-        names = [name for name in history.values if not name.endswith(", scale")]
-        schedule = {name.removeprefix("networks.0."): history.values[name] for name in names}
-        every = max(1, task.steps // SHOWN)
+        schedule, every = schedules(history), max(1, self.task.steps // SHOWN)
         final = {name: values[-1] for name, values in schedule.items()}
-        start = time.perf_counter()
-        fixed = self.plain(final, "final")
-        record["plain_seconds"] = round(time.perf_counter() - start, 1)
         return {
             **record,
-            "final": self._judged(fixed),
-            "schedule": self._judged(self.plain({}, "schedule", schedule)),
+            "final": self.judged(self.plain(final, "final")),
+            "schedule": self.judged(self.plain({}, "schedule", schedule)),
             "values": {name: [round(v, 5) for v in values[::every]] for name, values in schedule.items()},
-            "scales": {name: history.values[f"{name}, scale"][-1] for name in names},
         }
 
     def plain(self, values: Mapping[str, float], name: str, schedule: Mapping[str, list[float]] | None = None):
@@ -171,12 +176,30 @@ class Tuner:
             clip=task.clip,
             seed=self.seed,
             callbacks=[follow] if schedule else [],
-            **task.training,
         )
         if schedule:
             hyper.assign(network, {name: steps[0] for name, steps in schedule.items()})
-        fit(trainer, task.steps, self.checkpoint.with_suffix(f".{name}"))
+        self._fit(trainer, network, self.checkpoint.with_suffix(f".{name}"))
         return network
+
+    def _fit(self, trainer: partnets.Trainer, network: nn.Module, checkpoint: Path) -> partnets.History:
+        """Trains, and appends to the curve: what it takes to look at the validation loss is no part of its seconds."""
+        steps, since = self.task.steps, time.perf_counter()
+
+        def look(trainer: partnets.Trainer) -> dict[str, float]:
+            nonlocal since
+            spent = time.perf_counter() - since
+            before = trainer.history.metrics.get("seconds", {"value": [0.0]})["value"][-1]
+            metrics = {"seconds": before + spent, "validation": self._loss(network, "validation")}
+            since = time.perf_counter()
+            return metrics
+
+        trainer.callbacks.append(partnets.callbacks.every(max(1, steps // LOOKS), look))
+        metrics = fit(trainer, steps, checkpoint).metrics
+        before = self.curve[-1][0] if self.curve else 0.0
+        found = zip(metrics["seconds"]["value"], metrics["validation"]["value"], strict=True)
+        self.curve += [(round(before + seconds, 2), round(loss, 4)) for seconds, loss in found]
+        return trainer.history
 
     def _searched(self, sampler: str) -> Record:
         found = []
@@ -190,7 +213,7 @@ class Tuner:
 
     def _tried(self, values: dict[str, float], name: str) -> Record:
         values = {name: math.exp(value) if self.task.space[name][2] else value for name, value in values.items()}
-        return self._judged(self.plain(values, name))
+        return self.judged(self.plain(values, name))
 
     def _space(self) -> dict[str, tuple[float, float]]:
         """The ranges in which searches draw uniformly: of logarithms, for orders of magnitude."""
@@ -207,13 +230,18 @@ class Tuner:
         torch.manual_seed(self.seed)
         return self.task.network()
 
-    def _judged(self, network: nn.Module) -> Record:
-        found = {}
-        for name in ("validation", "test"):
-            data = getattr(self.task, name)
-            found[name] = partnets.mean_loss(network.eval(), data, loss=F.cross_entropy)
-            found[f"{name}_accuracy"] = 100 * partnets.accuracy(network, data)
-        return found
+    def judged(self, network: nn.Module) -> Record:
+        found = {name: self._loss(network, name) for name in ("validation", "test")}
+        return {**found, "test_accuracy": 100 * partnets.accuracy(network, self.task.test)}
+
+    def _loss(self, network: nn.Module, name: str) -> float:
+        return partnets.mean_loss(network, getattr(self.task, name), loss=F.cross_entropy)
+
+
+def schedules(history: partnets.History) -> dict[str, list[float]]:
+    """The value of each hyperparameter of an only network at each step, by its dotted name."""
+    names = [name for name in history.values if not name.endswith(", scale")]
+    return {name.removeprefix("networks.0."): history.values[name] for name in names}
 
 
 def hypers(network: nn.Module) -> list[hyper.Hyperparameter]:
@@ -268,20 +296,22 @@ class Tuning(Experiment):
     def table(self, found: pd.DataFrame) -> Table:
         rows = []
         for method, mine in _by_method(found).items():
-            seconds = text(mine.tuning_seconds, 0) if method in METHODS else ""
+            seconds = text(mine.curve.map(lambda curve: curve[-1][0]), 0) if method in METHODS else ""
             losses = text(mine.validation, 3), text(mine.test, 3)
             rows.append([LABELS[method], *losses, text(mine.test.map(math.exp), 1), text(mine.test_accuracy), seconds])
         head = ["", "validation loss", "test loss", "test perplexity", "test accuracy, %", "seconds"]
         return head, rows
 
     def draw(self, found: pd.DataFrame) -> Figure:
-        """Each hyperparameter over the steps, of each seed, and with each method that learns it."""
+        """The validation loss over the seconds, the lowest so far, and each hyperparameter over the steps."""
         learned = found[found["values"].map(lambda values: isinstance(values, dict))]
         names = list(learned.iloc[0]["values"])
         columns = 4
         lines = -(-len(names) // columns)
-        figure = Figure(figsize=(3 * columns, 2.2 * lines), layout="constrained")
-        panels = figure.subplots(lines, columns, squeeze=False).flat
+        figure = Figure(figsize=(3 * columns, 3 + 2.2 * lines), layout="constrained")
+        above, below = figure.subfigures(2, 1, height_ratios=(3, 2.2 * lines))
+        _draw_seconds(above, found)
+        panels = list(below.subplots(lines, columns, squeeze=False).flat)
         colours = {"stn": "tab:blue", "delta": "tab:orange"}
         for axes, name in zip(panels, names, strict=False):
             for _, run in learned.iterrows():
@@ -290,9 +320,9 @@ class Tuning(Experiment):
                 label = LABELS[run.method] if run.seed == learned.seed.min() else None
                 axes.plot(steps, values, color=colours[run.method], linewidth=1, label=label)
             axes.set_title(name, size="small")
-        for axes in list(panels):
+        for axes in panels[len(names) :]:
             axes.set_axis_off()
-        figure.axes[0].legend(fontsize="small")
+        below.axes[0].legend(fontsize="small")
         return figure
 
     def claims(self, found: pd.DataFrame) -> list[Claim]:
@@ -312,6 +342,19 @@ class Tuning(Experiment):
                 schedule, final = methods[f"{method} schedule"], methods[f"{method} final"]
                 claims.append(_lower(f"{label}: its schedule does better than its final values", schedule, final))
         return claims
+
+
+def _draw_seconds(figure: SubFigure, found: pd.DataFrame) -> None:
+    """A panel for each seed."""
+    seeds = sorted(found.seed.unique())
+    for axes, seed in zip(figure.subplots(1, len(seeds), sharey=True, squeeze=False).flat, seeds, strict=True):
+        for method in METHODS:
+            for curve in select(found, method=method, seed=seed).curve:
+                seconds, losses = zip(*curve, strict=True)
+                axes.plot(seconds, list(accumulate(losses, min)), linewidth=1, label=LABELS[method])
+        axes.set(xlabel="seconds of training", title=f"seed {seed}", yscale="log")
+    figure.axes[0].set(ylabel="lowest validation loss so far")
+    figure.axes[-1].legend(fontsize="x-small")
 
 
 def _lower(claim: str, ours: pd.DataFrame, theirs: pd.DataFrame) -> Claim:
