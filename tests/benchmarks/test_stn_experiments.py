@@ -76,7 +76,7 @@ def test_every_method_tells_what_it_found(name, method, tmp_path):
     task.hyper_after = 0
     record = tuning.tuned(task, method, 0, tmp_path / "checkpoint")
     found = [record, *(record[kind] for kind in ("final", "schedule") if kind in record)]
-    assert len(found) == (3 if method in tuning.SELF_TUNING else 1)
+    assert len(found) == (3 if method in tuning.RETRAINED else 1)
     for each in found:
         assert each["validation"] > 0 and each["test"] > 0 and 0 <= each["test_accuracy"] <= 100
     if method in tuning.SELF_TUNING:

@@ -24,8 +24,8 @@ from partnets.hyper.hyperparameter import hyperparameters
 
 # Each training of a search takes as many steps as a self-tuning one, which costs less than four times as much.
 TRIALS = 5
-# The methods that are a training of their own. "stn" and "delta" also train by their final values and their schedule.
-METHODS = ("stn", "delta", "untuned", "untuned_delta", "start", "grid", "random", "tpe")
+# The methods that are a training of their own; those of RETRAINED also train by their final values and their schedule.
+METHODS = ("stn", "delta", "linear", "untuned", "untuned_delta", "start", "grid", "random", "tpe")
 # Rows of a schedule in the records.
 SHOWN = 100
 # Times that the validation loss is looked at while a network trains.
@@ -86,17 +86,21 @@ class Tuner:
     # --- the methods ---
 
     def stn(self) -> Record:
-        return self._self_tuning(centred=False, tuned=True)
+        return self._retrained(centred=False)
 
     def delta(self) -> Record:
-        return self._self_tuning(centred=True, tuned=True)
+        return self._retrained(centred=True)
+
+    def linear(self) -> Record:
+        """Δ-STN whose response learns by its linearised loss."""
+        return self._self_tuning(tuned=True, centred=True, linearised=True)[0]
 
     def untuned(self) -> Record:
         """Perturbed as by `stn`, at hyperparameters that stay."""
-        return self._self_tuning(centred=False, tuned=False)
+        return self._self_tuning(tuned=False, centred=False)[0]
 
     def untuned_delta(self) -> Record:
-        return self._self_tuning(centred=True, tuned=False)
+        return self._self_tuning(tuned=False, centred=True)[0]
 
     def start(self) -> Record:
         """At the values from which tuning starts."""
@@ -116,10 +120,15 @@ class Tuner:
 
     # --- what they are made of ---
 
-    def self_tuned(self, *, centred: bool, tuned: bool = True) -> tuple[nn.Module, partnets.History]:
-        """An ordinary network at the hyperparameters that were found, and the history of its training."""
+    def self_tuned(self, *, tuned: bool = True, **options: bool) -> tuple[nn.Module, partnets.History]:
+        """An ordinary network at the hyperparameters that were found, and the history of its training.
+
+        Args:
+            tuned: False for a control, whose hyperparameters stay.
+            **options: of stn.convert.
+        """
         task, network = self.task, self._network()
-        options = {"centred": centred, "scale": task.scale, "learn_scale": tuned, **task.options}
+        options = {"scale": task.scale, "learn_scale": tuned, **task.options, **options}
         stn.convert(network, hypers(network), **options)
         model, chunks = baselines.held_out(network, task.train, validation=task.validation)
         psi = [parameter for parameter in hyperparameters(model) if parameter.requires_grad]
@@ -138,18 +147,21 @@ class Tuner:
         history = self._fit(trainer, network, self.checkpoint)
         return stn.freeze(network), history
 
-    def _self_tuning(self, *, centred: bool, tuned: bool) -> Record:
-        network, history = self.self_tuned(centred=centred, tuned=tuned)
-        record = {**self.judged(network), "curve": list(self.curve)}
-        if not tuned:
-            return record
+    def _self_tuning(self, *, tuned: bool, **options: bool) -> tuple[Record, dict[str, list[float]]]:
+        """What is found, and the value of each hyperparameter at each step."""
+        network, history = self.self_tuned(tuned=tuned, **options)
         schedule, every = schedules(history), max(1, self.task.steps // SHOWN)
+        values = {name: [round(v, 5) for v in values[::every]] for name, values in schedule.items()}
+        return {**self.judged(network), "curve": list(self.curve), "values": values if tuned else None}, schedule
+
+    def _retrained(self, **options: bool) -> Record:
+        """The same, and ordinary trainings at the values that it ends with, and by its schedule."""
+        record, schedule = self._self_tuning(tuned=True, **options)
         final = {name: values[-1] for name, values in schedule.items()}
         return {
             **record,
             "final": self.judged(self.plain(final, "final")),
             "schedule": self.judged(self.plain({}, "schedule", schedule)),
-            "values": {name: [round(v, 5) for v in values[::every]] for name, values in schedule.items()},
         }
 
     def plain(self, values: Mapping[str, float], name: str, schedule: Mapping[str, list[float]] | None = None):
@@ -258,6 +270,7 @@ LABELS = {
     "delta": "Δ-STN",
     "delta final": "its final values, fixed",
     "delta schedule": "trained by its schedule",
+    "linear": "Δ-STN, linearised",
     "untuned": "untuned: STN's perturbation, λ stays",
     "untuned_delta": "untuned: Δ-STN's perturbation, λ stays",
     "start": "start values",
@@ -265,8 +278,7 @@ LABELS = {
     "random": f"random search, {TRIALS}",
     "tpe": f"TPE, {TRIALS}",
 }
-# Δ-STN's start at 0, and STN's is of its own.
-SELF_TUNING = ("stn", "delta")
+SELF_TUNING, RETRAINED = ("stn", "delta", "linear"), ("stn", "delta")
 QUICK = ("stn", "untuned", "start")
 QUICK_STEPS = 300
 # Digits: what the last iterate of a self-tuned network must reach of the untuned one's validation loss.
@@ -312,7 +324,7 @@ class Tuning(Experiment):
         above, below = figure.subfigures(2, 1, height_ratios=(3, 2.2 * lines))
         _draw_seconds(above, found)
         panels = list(below.subplots(lines, columns, squeeze=False).flat)
-        colours = {"stn": "tab:blue", "delta": "tab:orange"}
+        colours = {"stn": "tab:blue", "delta": "tab:orange", "linear": "tab:green"}
         for axes, name in zip(panels, names, strict=False):
             for _, run in learned.iterrows():
                 values = run["values"][name]
@@ -365,7 +377,7 @@ def _lower(claim: str, ours: pd.DataFrame, theirs: pd.DataFrame) -> Claim:
 def _by_method(found: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """The trainings of each method, and those by the values that a self-tuned network found, in the table's order."""
     methods = {method: select(found, method=method) for method in METHODS}
-    for method in SELF_TUNING:
+    for method in RETRAINED:
         for kind in ("final", "schedule"):
             if len(methods[method]):
                 methods[f"{method} {kind}"] = pd.DataFrame(list(methods[method][kind]))

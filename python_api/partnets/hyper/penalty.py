@@ -10,6 +10,7 @@ from torch import Tensor
 
 from partnets.hyper.hyperparameter import Hyperparameter
 from partnets.utils.in_thread import InThread, holding
+from partnets.utils.linearised import lifted
 
 _gathering = InThread()
 
@@ -50,7 +51,7 @@ class Penalty(Hyperparameter):
                     f"the penalty of this {type(self).__name__} would be lost: compute the loss inside of"
                     " `with hyper.penalties() as found`, and add the mean of each to it; stn.Trainer does so."
                 )
-            found.append(self.penalty(x))
+            found.append(lifted(self.penalty(lifted(x))))
         return x
 
     def penalty(self, x: Tensor) -> Tensor:

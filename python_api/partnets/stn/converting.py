@@ -24,6 +24,7 @@ def convert(
     *,
     skip: Iterable[str | nn.Module] = (),
     centred: bool = True,
+    linearised: bool = False,
     scale: float = 0.5,
     learn_scale: bool = True,
     per_example: bool = True,
@@ -45,6 +46,9 @@ def convert(
         centred: the layers read how far the hyperparameters of an example are from their present value, so that W and b
             are the network at the present ones, and the response starts at 0 (Bae and Grosse 2020, Δ-STN). Otherwise
             they read the hyperparameters themselves.
+        linearised: with `centred`, the response learns by outputs of the model that are linear in it, and whatever
+            curves between is left out of its loss (Bae and Grosse 2020). By torch's forward mode: operators without it
+            raise, and so does a compiled model.
         scale: σ at the start: each example's hyperparameters are perturbed by N(0, σ²), in units of the unconstrained
             ones. Where σ is small, the response is right at the present ones alone, and its slope may be anything;
             where it is wide, the network is not flexible enough for all of it. Published runs start at 0.5
@@ -85,8 +89,8 @@ def convert(
             f"no layer of this {type(model).__name__} can respond to hyperparameters, which then get no gradient; known"
             f" are {names}, with parameters that learn."
         )
-    options = {"centred": centred, "scale": scale, "learn_scale": learn_scale, "per_example": per_example}
-    vector = HyperVector(modules, batch_dim=batch_dim, **options)
+    options = {"learn_scale": learn_scale, "per_example": per_example, "batch_dim": batch_dim}
+    vector = HyperVector(modules, centred=centred, linearised=linearised, scale=scale, **options)
     new = {layer: RULES[type(layer)].from_ordinary(layer, vector) for layer in found}
     model = replace_modules(model, new)
     for module in model.modules():

@@ -14,6 +14,7 @@ from partnets.hyper.learned import check_examples
 from partnets.nn.partitioned import Partitioned, as_class, check_parameters
 from partnets.stn.response import Product, respond
 from partnets.stn.vector import HyperVector, is_each
+from partnets.utils.linearised import lifted
 
 # Of V and C (the published code's); with centred hyperparameters they start at 0, so that the output does.
 SCALE_STD = 0.01
@@ -222,7 +223,8 @@ class HyperLayer(nn.Module):
         hyper = self.vector.input()
         if hyper is None:
             return self.value(name).square().sum()
-        parameter, response, scale = self.value(name), self.value(f"hyper_{name}"), self.scale(name, hyper)
+        # A quadratic function of the response, which needs no linear one.
+        parameter, response, scale = self.value(name), self.value(f"hyper_{name}"), self.scale(name, lifted(hyper))
         others = [dim for dim in range(parameter.dim()) if dim != self.rows(name)]
 
         def by_row(product: Tensor) -> Tensor:
@@ -230,6 +232,11 @@ class HyperLayer(nn.Module):
 
         squares = by_row(parameter * parameter), by_row(parameter * response), by_row(response * response)
         return (squares[0] + scale * (2 * squares[1] + scale * squares[2])).sum(-1)
+
+    def responses(self) -> Iterator[nn.Parameter]:
+        """W_hyper, b_hyper, V and C."""
+        for name in self.names():
+            yield from (self._parameters[f"hyper_{name}"], self._parameters[f"{name}_scale"])
 
     def extra_repr(self) -> str:
         own = super().extra_repr()

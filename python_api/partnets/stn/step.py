@@ -9,14 +9,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from partnets.nn.batch_norm import partitioned_norms
 from partnets.nn.layer import PartitionedLayer
 from partnets.nn.partitioned import partitioned_layers
 from partnets.optim.base import PartitionedOptimizer
 from partnets.stn.converting import vector_of
+from partnets.stn.layer import HyperLayer
 from partnets.training import step
+from partnets.utils.linearised import is_linear, lifted, linearised
 from partnets.utils.modules import evaluating, frozen
 
 
@@ -32,7 +34,7 @@ def step_weights(
 ) -> Tensor:
     """One step of the best response φ on training data, at perturbed hyperparameters (Algorithm 1).
 
-    Where the hyperparameters are `centred`, W and b learn at the present ones, and the response at perturbed ones, to
+    Where the hyperparameters are `centred`, all else learns at the present ones, and the response at perturbed ones, to
     which W and b are constants (Bae and Grosse 2020): two passes, one step.
 
     Args:
@@ -43,7 +45,8 @@ def step_weights(
         The loss at perturbed hyperparameters, without penalties, detached.
 
     Raises:
-        ValueError, RuntimeError: as of partnets.step_weights; or no layer responds.
+        ValueError, RuntimeError: as of partnets.step_weights; or no layer responds; or the response is `linearised`,
+            and the loss has not come from the model's output.
 
     Example:
         >>> import partnets
@@ -56,18 +59,52 @@ def step_weights(
         ...     return nn.functional.cross_entropy(model(batch[0]), batch[1])
         >>> value = step_weights(model, optimizer, 1, (x, y), loss)
     """
-    vector = vector_of(model)
+    vector, gradients = vector_of(model), {}
     with ExitStack() as stack:  # until the backward pass is done, in which checkpoints compute anew
 
         def perturbed_loss(batch: Any) -> Tensor:
             if vector.centred:
                 with vector.at_present():
                     backward(step.penalised(loss, batch)[1])
+                responses = set(_responses(model))
+                gradients.update({p: p.grad for p in model.parameters() if p not in responses})
                 stack.enter_context(vector.response_learning())
-            stack.enter_context(vector.perturbed(count_examples(batch, vector.batch_dim)))
-            return loss(batch)
+            count = count_examples(batch, vector.batch_dim)
+            if not vector.linearised:
+                stack.enter_context(vector.perturbed(count))
+                return loss(batch)
+            with linearised(), vector.perturbed(count), model.register_forward_hook(_lift):
+                value = loss(batch)
+                if is_linear(value):
+                    raise RuntimeError(
+                        "the response is linearised, and the loss has come from inside of the model, or the model is"
+                        " compiled; compute it of what model(...) returns, or pass stn.convert linearised=False."
+                    )
+            return value
 
-        return step.step_weights(model, optimizer, k, batch, perturbed_loss, clip=clip, backward=backward)
+        def backward_of_both(total: Tensor) -> None:
+            """Of what is no response, the gradient at the present hyperparameters stays alone."""
+            for parameter in gradients:
+                parameter.grad = None
+            backward(total)
+            for parameter, gradient in gradients.items():
+                parameter.grad = gradient
+
+        return step.step_weights(model, optimizer, k, batch, perturbed_loss, clip=clip, backward=backward_of_both)
+
+
+def _responses(model: nn.Module) -> Iterator[nn.Parameter]:
+    return (parameter for m in model.modules() if isinstance(m, HyperLayer) for parameter in m.responses())
+
+
+def _lift(model: nn.Module, _: tuple, output: Any) -> Any:
+    """A hook: the output at the present hyperparameters, and its derivative towards the perturbed ones, together."""
+    if not any(map(is_linear, tree_leaves(output))):
+        raise RuntimeError(
+            f"the output of this {type(model).__name__} tells nothing of its response, as where the model is compiled;"
+            " pass stn.convert linearised=False."
+        )
+    return tree_map(lifted, output)
 
 
 def step_hyper(

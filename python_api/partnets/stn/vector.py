@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from partnets.hyper import Hyperparameter, Learned
 from partnets.utils.in_thread import InThread, holding
+from partnets.utils.linearised import is_linear, perturbation
 
 
 class HyperVector:
@@ -23,6 +24,7 @@ class HyperVector:
     Args:
         hyper: a module of partnets.hyper, or several.
         centred: layers read how far λ is from its present value, and not λ itself (Bae and Grosse 2020).
+        linearised: the response learns where the network's outputs are linear in it.
         scale: σ at the start, the standard deviation of the perturbation of each entry.
         learn_scale: whether σ learns.
         per_example: whether each example has its own perturbation, or a batch has one.
@@ -48,6 +50,7 @@ class HyperVector:
         hyper: Hyperparameter | Sequence[Hyperparameter],
         *,
         centred: bool = True,
+        linearised: bool = False,
         scale: float = 0.5,
         learn_scale: bool = True,
         per_example: bool = True,
@@ -55,6 +58,8 @@ class HyperVector:
     ) -> None:
         if not 0 < scale < math.inf:
             raise ValueError(f"scale={scale}; pass a positive number, in units of the unconstrained hyperparameters.")
+        if linearised and not centred:
+            raise ValueError("linearised=True is about centred hyperparameters; pass centred=True too.")
         modules = [hyper] if isinstance(hyper, nn.Module) else list(dict.fromkeys(hyper))
         for module in modules:
             if not isinstance(module, Hyperparameter):
@@ -78,7 +83,8 @@ class HyperVector:
                 f"{', '.join(strange)} has parameters outside of hyper.Learned, as whole networks have them: a best"
                 " response is a function of a few numbers; leave it out of hyper."
             )
-        self.modules, self.learned, self.centred, self.batch_dim = modules, list(owned), centred, batch_dim
+        self.modules, self.learned, self.batch_dim = modules, list(owned), batch_dim
+        self.centred, self.linearised = centred, linearised
         self._per_example = [per_example and own for own in owned.values()]
         self.size = sum(one.raw.numel() for one in self.learned)
         self._input, self._response_learns = InThread(), InThread()
@@ -133,7 +139,7 @@ class HyperVector:
         if value.dim() not in (1, 2) or value.shape[-1] != self.size:
             raise ValueError(f"λ is {list(value.shape)}; pass [{self.size}] or [batch, {self.size}].")
         parts = value.split([one.raw.numel() for one in self.learned], -1)
-        now = {self._input: value - self.present().detach() if self.centred else value}
+        now = {self._input: perturbation(value - self.present().detach()) if self.centred else value}
         for one, part, per_example in zip(self.learned, parts, self._per_example, strict=True):
             own = part
             if value.dim() == 2 and not per_example:
@@ -166,7 +172,8 @@ class HyperVector:
         """
         value = self._input.get()
         if value is not None:
-            return value if value.dim() == 2 or not self.centred or value.requires_grad or value.any() else None
+            is_read = value.dim() == 2 or not self.centred or value.requires_grad or value.any() or is_linear(value)
+            return value if is_read else None
         present = self.present()
         if not self.centred:
             return present

@@ -51,6 +51,8 @@ MADE = {
     "validation set, fixed scale": lambda: held_out(learn_scale=False, per_example=False),
     "L_ML": lambda: partitioned(centred=False),
     "L_ML, centred": partitioned,
+    "validation set, linearised": lambda: held_out(linearised=True),
+    "L_ML, linearised": lambda: partitioned(linearised=True),
 }
 each_made = pytest.mark.parametrize("make", MADE.values(), ids=MADE)
 
@@ -103,6 +105,79 @@ def test_a_step_of_the_weights_is_algorithm_1(centred):
             continue
         grad = elementary[name] if centred and name not in names else parameter.grad
         torch.testing.assert_close(now, before[name] - 0.5 * grad)
+
+
+def test_a_layer_that_does_not_respond_learns_at_the_present_hyperparameters_alone():
+    network = converted(skip=["6"])
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(torch.randn_like(parameter) / 10)
+    expected, model = copy.deepcopy(network), baselines.Ensemble([network], count=2)
+    torch.manual_seed(3)
+    with vector_of(expected).at_present(), hyper.penalties():
+        F.cross_entropy(expected(X[:6]), Y[:6]).backward()
+    torch.manual_seed(3)
+    before = network[6].weight.detach().clone()
+    optimizer = optim.SGD(model, lr=0.5)
+    stn.step_weights(model, optimizer, 1, (X[:6], Y[:6]), lambda batch: F.cross_entropy(model(batch[0]), batch[1]))
+    torch.testing.assert_close(network[6].weight, before - 0.5 * expected[6].weight.grad)
+
+
+@pytest.mark.parametrize("per_example", [True, False])
+def test_a_linearised_response_learns_by_outputs_that_are_linear_in_it(per_example):
+    network = converted(linearised=True, per_example=per_example).double().eval()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(torch.randn_like(parameter) / 10)
+    model, expected = baselines.Ensemble([network], count=2), copy.deepcopy(network)
+    x, y = X[:6].double(), Y[:6]
+    vector = vector_of(expected)
+    torch.manual_seed(3)
+    noise = torch.randn((6, vector.size) if per_example else vector.size, dtype=torch.float64)
+
+    def response(t):
+        with vector.at(vector.present() + t * step):
+            return expected(x)
+
+    step = (vector.scale() * noise).detach()
+    zero, one = torch.zeros((), dtype=torch.float64), torch.ones((), dtype=torch.float64)
+    F.cross_entropy(sum(torch.func.jvp(response, (zero,), (one,))), y).backward()
+    torch.manual_seed(3)
+    before = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
+    optimizer = optim.SGD(model, lr=0.5)
+    stn.step_weights(model, optimizer, 1, (x, y), lambda batch: F.cross_entropy(model(batch[0]), batch[1]))
+    names = [name for name in response_names(network) if not name.endswith("scale_raw")]
+    assert len(names) == 12
+    for name in names:
+        moved = before[name] - 0.5 * expected.get_parameter(name).grad
+        torch.testing.assert_close(network.get_parameter(name), moved)
+
+
+def test_penalties_of_a_linearised_response_are_whole():
+    """A linear model with penalties that are squares: nothing is left out of its loss."""
+    found = []
+    for linearised in (False, True):
+        torch.manual_seed(0)
+        layer = nn.Linear(4, 2)
+        decay = hyper.WeightDecay(layer, 0.3)
+        penalty = hyper.ActivationPenalty(0.5, range=hyper.logarithmic(1e-3, 1.0))
+        network = stn.convert(nn.Sequential(layer, decay, penalty), [decay, penalty], linearised=linearised)
+        nn.init.normal_(network[0].weight_scale)
+        model = baselines.Ensemble([network], count=2)
+        stn.step_weights(model, optim.SGD(model, lr=0.5), 1, (X, Y), lambda b, m=model: F.cross_entropy(m(b[0]), b[1]))
+        found.append(dict(network.named_parameters()))
+    for name, parameter in found[0].items():
+        torch.testing.assert_close(found[1][name], parameter)
+
+
+def test_what_a_linearised_response_cannot_see_is_refused():
+    network = converted(linearised=True)
+    model = baselines.Ensemble([network], count=2)
+    optimizer = optim.SGD(model, lr=0.5)
+    with pytest.raises(RuntimeError, match="from inside of the model"):
+        stn.step_weights(model, optimizer, 1, (X, Y), lambda batch: F.cross_entropy(network(batch[0]), batch[1]))
+    with pytest.raises(ValueError, match="centred=True"):
+        converted(linearised=True, centred=False)
 
 
 def test_a_step_of_the_hyperparameters_is_algorithm_1():
