@@ -29,7 +29,7 @@ LABELS = {
     "fifth_untuned": "the same, λ stays",
     "all": "start values, one network, all data",
 }
-STEPS, QUICK_STEPS = {"digits": 3000, "documentation": 2000}, 200
+STEPS, QUICK_STEPS = {"digits": 3000, "documentation": 1000}, 200
 # Times that L_ML is looked at.
 EVALUATIONS = 10
 

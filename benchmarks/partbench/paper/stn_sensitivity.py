@@ -18,7 +18,7 @@ USUAL = (2, 1, 0.5, True)
 RATIOS = ((1, 1), (5, 1), (20, 1))
 SCALES = (0.1, 0.5, 1.0, 2.0)
 VARIANTS = [USUAL, *((*ratio, *USUAL[2:]) for ratio in RATIOS), *((*USUAL[:2], scale, False) for scale in SCALES)]
-STEPS, QUICK_STEPS = 1500, 50
+STEPS, QUICK_STEPS = 1000, 50
 # How much larger a loss may be than that at the usual settings.
 LEVEL = 1.25
 
