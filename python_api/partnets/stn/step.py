@@ -46,7 +46,7 @@ def step_weights(
 
     Raises:
         ValueError, RuntimeError: as of partnets.step_weights; or no layer responds; or the response is `linearised`,
-            and the loss has not come from the model's output.
+            and the loss has not come from the model's output, or has no derivative in forward mode.
 
     Example:
         >>> import partnets
@@ -66,15 +66,20 @@ def step_weights(
             if vector.centred:
                 with vector.at_present():
                     backward(step.penalised(loss, batch)[1])
-                responses = set(_responses(model))
-                gradients.update({p: p.grad for p in model.parameters() if p not in responses})
+                gradients.update(_gradients_of_others(model))
                 stack.enter_context(vector.response_learning())
             count = count_examples(batch, vector.batch_dim)
             if not vector.linearised:
                 stack.enter_context(vector.perturbed(count))
                 return loss(batch)
             with linearised(), vector.perturbed(count), model.register_forward_hook(_lift):
-                value = loss(batch)
+                try:
+                    value = loss(batch)
+                except NotImplementedError as error:
+                    raise RuntimeError(
+                        "the response is linearised, and something in the model has no derivative in forward mode, as"
+                        " partitioned layers that don't respond; pass stn.convert linearised=False."
+                    ) from error
                 if is_linear(value):
                     raise RuntimeError(
                         "the response is linearised, and the loss has come from inside of the model, or the model is"
@@ -93,8 +98,13 @@ def step_weights(
         return step.step_weights(model, optimizer, k, batch, perturbed_loss, clip=clip, backward=backward_of_both)
 
 
-def _responses(model: nn.Module) -> Iterator[nn.Parameter]:
-    return (parameter for m in model.modules() if isinstance(m, HyperLayer) for parameter in m.responses())
+def _gradients_of_others(model: nn.Module) -> Iterator[tuple[nn.Parameter, Tensor | None]]:
+    """Parameters that are no response, and their gradients, which the next backward pass will not overwrite."""
+    responses = {response for m in model.modules() if isinstance(m, HyperLayer) for response in m.responses()}
+    for parameter in model.parameters():
+        if parameter not in responses:
+            grad = parameter.grad  # of DistributedDataParallel, perhaps a view of what it sends next
+            yield parameter, grad.clone() if grad is not None and grad._is_view() else grad
 
 
 def _lift(model: nn.Module, _: tuple, output: Any) -> Any:

@@ -176,6 +176,9 @@ def test_what_a_linearised_response_cannot_see_is_refused():
     optimizer = optim.SGD(model, lr=0.5)
     with pytest.raises(RuntimeError, match="from inside of the model"):
         stn.step_weights(model, optimizer, 1, (X, Y), lambda batch: F.cross_entropy(network(batch[0]), batch[1]))
+    model = partnets.partition(converted(linearised=True, skip=["6"]), PROPORTIONS, defaults="stored")
+    with pytest.raises(RuntimeError, match="forward mode"):
+        stn.step_weights(model, optim.SGD(model, lr=0.5), 1, (X, Y), lambda batch: F.cross_entropy(model(batch[0]), Y))
     with pytest.raises(ValueError, match="centred=True"):
         converted(linearised=True, centred=False)
 
