@@ -2,11 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partnets.stn.layer import HyperLayer
+from partnets.stn.response import is_defined, rows_of
 from partnets.stn.vector import is_each
+
+# Before and after the name of a parameter: itself, its response, and V or C.
+PARTS = ("", ""), ("hyper_", ""), ("", "_scale")
+
+
+class _Anew(torch.autograd.Function):
+    """function(*tensors), of which the tensors alone are kept: the backward pass computes it anew, by `again`."""
+
+    @staticmethod
+    def forward(ctx, function, again, *tensors):
+        ctx.save_for_backward(*tensors)
+        y = function(*tensors)
+        ctx.again, ctx.dtype = again, y.dtype
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):
+        given, needs = ctx.saved_tensors, ctx.needs_input_grad[2:]
+        is_second = torch.is_grad_enabled()
+        if not is_second:
+            given = [t if t is None else t.detach().requires_grad_(n) for t, n in zip(given, needs, strict=True)]
+        with torch.enable_grad(), torch.autocast(grad.device.type, enabled=False):
+            y = ctx.again(given[0].to(ctx.dtype), *given[1:])
+        wanted = [t for t, needed in zip(given, needs, strict=True) if needed]
+        found = iter(torch.autograd.grad(y, wanted, grad, create_graph=is_second))
+        return None, None, *(next(found) if needed else None for needed in needs)
 
 
 class _HyperNorm(HyperLayer):
@@ -29,10 +60,11 @@ class _HyperNorm(HyperLayer):
         input, hyper = self.given(input, features)
         if not is_each(hyper):
             return self.normalised(input, self.merged("weight", hyper), self.merged("bias", hyper))
-        y = self.normalised(input, None, None)
-        weight, bias = (self._own(name, hyper, y, features) for name in ("weight", "bias"))
-        y = y if weight is None else y * weight.to(y.dtype)
-        return y if bias is None else y + bias.to(y.dtype)
+        names = [prefix + name + suffix for name in self.names() for prefix, suffix in PARTS]
+        tensors = input, hyper, *map(self.value, names)
+        if is_defined():
+            return self._scaled(self.normalised, *tensors)
+        return _Anew.apply(partial(self._scaled, self.normalised), partial(self._scaled, self.normaliser()), *tensors)
 
     def features(self, x: Tensor) -> int:
         """The first of the dimensions of x that the weight has."""
@@ -42,17 +74,22 @@ class _HyperNorm(HyperLayer):
         """torch's layer with these."""
         raise NotImplementedError
 
-    def _own(self, name: str, hyper: Tensor, x: Tensor, features: int) -> Tensor | None:
-        """The parameter of each example, to broadcast with x."""
-        parameter = self.value(name)
-        if parameter is None:
-            return None
-        scale = self.scale(name, hyper)
-        own = parameter + scale.view(*scale.shape, *[1] * (parameter.dim() - 1)) * self.value(f"hyper_{name}")
-        shape, first = [1] * x.dim(), features % x.dim()
+    def normaliser(self) -> Callable[..., Tensor]:
+        """What does as `normalised` once more, and nothing else."""
+        return self.normalised
+
+    def _scaled(self, normalise: Callable[..., Tensor], x: Tensor, hyper: Tensor, *tensors: Tensor) -> Tensor:
+        """Normalised, by the parameters of each example: `tensors` are p, p_hyper and p_scale of each."""
+        y = normalise(x, None, None)
+        shape, first = [1] * x.dim(), self.features(x) % x.dim()
         shape[self.vector.batch_dim] = len(hyper)
-        shape[first : first + parameter.dim()] = parameter.shape
-        return own.view(shape)
+        for name, parameter, response, scale in zip(self.names(), *(tensors[i::3] for i in range(3)), strict=True):
+            with torch.autocast(x.device.type, enabled=False):
+                rows = rows_of(hyper.to(scale.dtype), scale)
+            own = torch.addcmul(parameter, rows.view(*rows.shape, *[1] * (parameter.dim() - 1)), response).to(y.dtype)
+            shape[first : first + parameter.dim()] = parameter.shape
+            y = y * own.view(shape) if name == "weight" else y + own.view(shape)
+        return y
 
 
 class HyperLayerNorm(_HyperNorm, nn.LayerNorm):
@@ -90,6 +127,12 @@ class HyperGroupNorm(_HyperNorm, nn.GroupNorm):
 
 
 class _HyperBatchNorm(_HyperNorm):
+    def normaliser(self):
+        kept = None, None
+        if not self.training and self.running_mean is not None:
+            kept = self.running_mean.clone(), self.running_var.clone()
+        return lambda x, weight, bias: F.batch_norm(x, *kept, weight, bias, kept[0] is None, 0.0, self.eps)
+
     def normalised(self, x, weight, bias):
         self._check_input_dim(x)
         momentum = self.momentum

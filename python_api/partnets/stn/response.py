@@ -74,11 +74,13 @@ def respond(
             None if each is None else each.float() if each.itemsize < 4 else each for each in (weight_scale, bias_scale)
         ]
         arguments = x, hyper.to(scales[0].dtype), weight, hyper_weight, *scales, bias
-        # The compiler fuses the definition, and torch.func's transforms don't look into a Function of this form.
-        seen_through = torch.compiler.is_compiling() or _are_functorch_transforms_active()
-        if seen_through or forward_ad._current_level >= 0:
-            return _definition(*arguments, product)
-        return _Response.apply(*arguments, product)
+        return _definition(*arguments, product) if is_defined() else _Response.apply(*arguments, product)
+
+
+def is_defined() -> bool:
+    """Whether PyTorch is to see a definition: its compiler fuses that, and torch.func and forward mode need it."""
+    is_traced = torch.compiler.is_compiling() or _are_functorch_transforms_active()
+    return is_traced or forward_ad._current_level >= 0
 
 
 def rows_of(hyper: Tensor, scale: Tensor) -> Tensor:
