@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from partbench.paper.experiment import Claim, Experiment, Record, Table, registered, select, text
 from partbench.paper.stn_lstm import RATES, documentation_parts, windows
-from partbench.paper.tuning import SHOWN, Task, Tuner, schedules
+from partbench.paper.tuning import SHOWN, Task, Tuner, trajectories
 from partnets import hyper
+from partnets.baselines import schedules
 
 STARTS = (0.05, 0.5, 0.85)
 FIXED = (0.1, 0.3, 0.5, 0.7, 0.85)
@@ -136,7 +137,7 @@ class StnSchedules(Experiment):
 
 def _tuned(tuner: Tuner, method: str, start: float) -> Record:
     network, history = tuner.self_tuned(centred=method == "delta")
-    rates = schedules(history)["drop.rate"]
+    rates = trajectories(history)["drop.rate"]
     every = max(1, len(rates) // SHOWN)
     record = {**tuner.judged(network), "rate": rates[-1], "rates": [round(rate, 4) for rate in rates[::every]]}
     if start == STARTS[0]:
@@ -149,14 +150,13 @@ def _fixed(tuner: Tuner) -> Record:
     """The best of the fixed rates by its validation loss, and trainings with noise around it."""
     tried = {rate: tuner.judged(tuner.plain({"drop.rate": rate}, f"fixed{rate}")) for rate in FIXED}
     best = min(tried, key=lambda rate: tried[rate]["validation"])
-    steps, generator = torch.arange(tuner.task.steps), torch.Generator().manual_seed(tuner.seed)
-    noises = {
-        "gaussian": DEVIATION * torch.randn(len(steps), generator=generator),
-        "sinusoid": AMPLITUDE * torch.sin(2 * math.pi * steps / PERIOD),
+    around = {
+        "gaussian": schedules.gaussian(torch.tensor(best), std=DEVIATION, seed=tuner.seed),
+        "sinusoid": schedules.sinusoid(torch.tensor(best), amplitude=AMPLITUDE, period=PERIOD),
     }
     record = {**tried[best], "rate": best, "tried": {str(rate): each["validation"] for rate, each in tried.items()}}
-    for name, noise in noises.items():
-        rates = (best + noise).clamp(LEAST, MOST).tolist()
+    for name, schedule in around.items():
+        rates = [min(max(schedule(step).item(), LEAST), MOST) for step in range(tuner.task.steps)]
         record[name] = tuner.judged(tuner.plain({}, name, {"drop.rate": rates}))
     return record
 

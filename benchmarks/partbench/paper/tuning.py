@@ -150,7 +150,7 @@ class Tuner:
     def _self_tuning(self, *, tuned: bool, **options: bool) -> tuple[Record, dict[str, list[float]]]:
         """What is found, and the value of each hyperparameter at each step."""
         network, history = self.self_tuned(tuned=tuned, **options)
-        schedule, every = schedules(history), max(1, self.task.steps // SHOWN)
+        schedule, every = trajectories(history), max(1, self.task.steps // SHOWN)
         values = {name: [round(v, 5) for v in values[::every]] for name, values in schedule.items()}
         return {**self.judged(network), "curve": list(self.curve), "values": values if tuned else None}, schedule
 
@@ -250,7 +250,7 @@ class Tuner:
         return partnets.mean_loss(network, getattr(self.task, name), loss=F.cross_entropy)
 
 
-def schedules(history: partnets.History) -> dict[str, list[float]]:
+def trajectories(history: partnets.History) -> dict[str, list[float]]:
     """The value of each hyperparameter of an only network at each step, by its dotted name."""
     names = [name for name in history.values if not name.endswith(", scale")]
     return {name.removeprefix("networks.0."): history.values[name] for name in names}
