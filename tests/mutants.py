@@ -947,14 +947,14 @@ MUTANTS = [
         ),
         (
             "centre",
-            "now = {self._input: value - self.present().detach() if self.centred else value}",
-            "now = {self._input: value}",
+            "perturbation(value - self.present().detach()) if self.centred else value",
+            "value",
             "layers that are centred read λ itself",
         ),
     ),
     *_of(
         "python_api/partnets/stn/step.py",
-        f"{NETS}/stn",
+        f"{NETS}/stn/test_hyper_training.py {NETS}/distributed/test_distributed_responses.py",
         (
             "judging",
             "with evaluating(model):",
@@ -966,6 +966,34 @@ MUTANTS = [
             "stack.enter_context(vector.response_learning())",
             "pass",
             "W learns at perturbed hyperparameters too",
+        ),
+        (
+            "others' gradients",
+            "parameter.grad = gradient",
+            "pass",
+            "what does not respond learns at perturbed hyperparameters too",
+        ),
+        (
+            "gradients as views",
+            "grad.clone() if grad is not None and grad._is_view() else grad",
+            "grad",
+            "what several ranks send of the response overwrites the gradient of the weights",
+        ),
+        (
+            "lifted",
+            "tree_map(lifted, output)",
+            "output",
+            "a linearised response is judged at the present hyperparameters alone",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/stn/norm.py",
+        f"{NETS}/stn/test_hyper_layers.py",
+        (
+            "running statistics",
+            "kept[0] is None, 0.0",
+            "True, 0.0",
+            "a norm in evaluation has a gradient as if it normalised by the batch",
         ),
     ),
     *_of(
