@@ -23,27 +23,28 @@ WHOLE = (None, 1, "zeros", 0.0, 0, 0, 0, 0)
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """F.linear, differentiable."""
-    if not _is_ours(x, weight):
+    if not is_ours(x, weight):
         return F.linear(x, weight, bias)
     return calls["linear"](x, weight, bias, 1, 1, _map(*weight.shape), *WHOLE, dispatch.requested())
 
 
 def linear_grad_input(grad_output: Tensor, weight: Tensor) -> Tensor:
     """grad_output W: the gradient of F.linear's input."""
-    if not _is_ours(grad_output, weight):
+    if not is_ours(grad_output, weight):
         return grad_output @ weight
     return calls["linear_grad_input"](grad_output, weight, 1, 1, _map(*weight.shape), *WHOLE, dispatch.requested())
 
 
 def linear_grad_weight(grad_output: Tensor, x: Tensor) -> Tensor:
     """grad_output^T x of all positions: the gradient of F.linear's weight."""
-    if not _is_ours(x, grad_output):
+    if not is_ours(x, grad_output):
         return grad_output.reshape(-1, grad_output.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
     shape = grad_output.shape[-1], x.shape[-1]
     return calls["linear_grad_weight"](grad_output, x, 1, _map(*shape), 1, dispatch.requested())
 
 
-def _is_ours(x: Tensor, other: Tensor) -> bool:
+def is_ours(x: Tensor, other: Tensor) -> bool:
+    """Whether products of these are csrc/cpu's."""
     if x.device.type != "cpu" or x.dtype not in DTYPES or x.dtype != other.dtype:
         return False
     if torch.compiler.is_compiling() or forward_ad._current_level >= 0:  # which our operators don't differentiate
