@@ -93,9 +93,10 @@ def test_experiments_at_quick_size(name, tmp_path, capsys):
     assert list(tmp_path.glob("*.png")) and name in EXPERIMENTS
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("peer", PEERS)
-def test_what_is_timed_is_the_same_layer(peer):
-    setup = Setup(CASES[-1], 0)
+def test_what_is_timed_is_the_same_layer(peer, dtype):
+    setup = Setup(CASES[-1], "cpu", dtype, 0)
     setup.check(peer)
     for work in WORKS:
         setup.call(peer, work)()

@@ -54,6 +54,8 @@ def steps(out: Path) -> list[Step]:
         out = triton if backend == "triton" else cuda
         return (*suites, *environment, python, "-m", "partbench", name, *options, "--out", out)
 
+    responses = (python, "-m", "partbench.responses", "--device=cuda", "--dtype=bfloat16")
+    responses += ("--passes=2", "--seconds=0.1")
     linear, convolutions = (
         (f"--operator={operator}", "--works=forward,grad_input,grad_weight") for operator in ("linear", "conv2d")
     )
@@ -73,6 +75,7 @@ def steps(out: Path) -> list[Step]:
         Step("memory", suite("memory", "triton"), 25),
         Step("optim of cuda", suite("optim", "cuda", minutes=0.1), 15),
         Step("optim of triton", suite("optim", "triton", minutes=0.1), 15),
+        Step("responses", responses, 35, shown="|"),
         Step("bars", (python, "-m", "partbench", "bars", triton), 10, shown="|"),
         Step("report", ("sh", "-c", REPORT, python, str(out)), 10),
     ]
