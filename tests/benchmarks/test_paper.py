@@ -79,7 +79,7 @@ def test_the_other_experiments_learn_and_tell(name, quick):
 def test_every_experiment_draws_its_figure_from_its_committed_results(path, tmp_path):
     report.Report.load(path).draw(tmp_path / path.name)
     picture = (tmp_path / path.name).with_suffix(".png")
-    assert 5000 < picture.stat().st_size < 200_000
+    assert 5000 < picture.stat().st_size < 400_000
     assert path.with_suffix(".png").exists()
 
 
@@ -187,4 +187,4 @@ def test_committed_results_say_how_to_make_them():
     for path in report.RESULTS.glob("*.json"):
         contents = json.loads(path.read_text())
         assert contents["command"].startswith(f"python -m partbench.paper {contents['experiment']} ")
-        assert len({record["seed"] for record in contents["records"]}) == 3
+        assert len({record["seed"] for record in contents["records"]}) >= 3

@@ -37,6 +37,16 @@ def test_a_response_of_ridge_regression(method, tuned, tmp_path):
     assert record["validation"] >= 1 - 1e-3 and len(record["shown"]) == 41
 
 
+@pytest.mark.parametrize("hidden", stn_ridge.HIDDEN.values())
+def test_a_response_of_ridge_regression_for_all_hyperparameters(hidden, tmp_path):
+    setting = {"method": "global", "seed": 0, "hidden": hidden, "steps": 1000}
+    record = stn_ridge.StnRidge().train({**setting, "start": 0.0, "tuned": False}, tmp_path)
+    assert record["log_decay"] == 0.0
+    assert record["response_error"] < (0.05 if hidden else 0.3) and record["jacobian_error"] < (0.3 if hidden else 0.6)
+    record = stn_ridge.StnRidge().train({**setting, "start": -4.0, "tuned": True}, tmp_path)
+    assert record["log_decay"] > -4.0 and record["validation"] < 1.2
+
+
 def test_the_text_is_pythons_documentation():
     paragraphs = stn_lstm.documentation()
     assert len(paragraphs) == len(set(paragraphs)) > 1000
@@ -101,6 +111,12 @@ def test_what_is_timed_is_the_same_layer(peer, dtype):
     for work in WORKS:
         setup.call(peer, work)()
     assert setup.kept("each") <= 1.1 * setup.kept("torch")
+
+
+def test_time_is_counted_to_the_lowest_loss_of_the_other():
+    theirs = [(1.0, 0.5), (4.0, 0.3), (8.0, 0.4)]
+    assert tuning._share_of_time([(1.0, 0.6), (2.0, 0.3), (3.0, 0.1)], theirs) == 0.25
+    assert tuning._share_of_time([(1.0, 0.31)], theirs) == math.inf
 
 
 def test_every_training_has_a_checkpoint_of_its_own(tmp_path):

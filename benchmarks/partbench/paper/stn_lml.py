@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import partnets
-from partbench.paper.experiment import Claim, Experiment, Record, Table, registered, select, text
+from partbench.paper.experiment import Claim, Experiment, Record, Table, lower, registered, select, text
 from partbench.paper.runs import fit
 from partbench.paper.stn_cnn import digits_task
 from partbench.paper.stn_lstm import documentation_task
@@ -128,13 +128,10 @@ class StnLml(Experiment):
     def claims(self, found: pd.DataFrame) -> list[Claim]:
         ours = select(found, method="lml")
         untuned = select(found, method="lml_untuned")
-        numbers = f"{text(_last(ours), 0)} and {text(_last(untuned), 0)}"
-        claims = [Claim("tuning raises L_ML", numbers, bool(_last(ours).mean() > _last(untuned).mean()))]
+        claims = [lower("tuning lowers -L_ML", -_last(ours), -_last(untuned), digits=0)]
         for method in ("lml_untuned", "fifth", "fifth_untuned", "all"):
-            theirs = select(found, method=method)
-            numbers = f"{text(ours.test, 3)} and {text(theirs.test, 3)}"
-            lower = bool(ours.test.mean() < theirs.test.mean())
-            claims.append(Claim(f"STN on L_ML: test loss below that of {LABELS[method]}", numbers, lower))
+            claim = f"STN on L_ML: test loss below that of {LABELS[method]}"
+            claims.append(lower(claim, ours.test, select(found, method=method).test))
         return claims
 
 

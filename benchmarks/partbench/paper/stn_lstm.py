@@ -125,6 +125,7 @@ class StnLstm(Tuning):
     paper = "the talk's LSTM experiment"
     datasets = ("documentation", "treebank")
     steps = {"documentation": 2000, "treebank": 100_000}  # noqa: RUF012
+    is_language = True
 
     def task(self, dataset, seed, steps):
         return (documentation_task if dataset == "documentation" else treebank_task)(seed, steps)

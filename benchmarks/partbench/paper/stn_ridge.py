@@ -1,27 +1,33 @@
-"""The talk's three pictures: the best response of ridge regression, learned with σ too small, right and too wide."""
+"""The best response of ridge regression: learned around one λ, with σ too small, right and too wide, and for all λ."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.distributions.transforms import ExpTransform
 
-from partbench.paper.experiment import Claim, Experiment, Record, Table, registered, select, text
+from partbench.paper.experiment import Claim, Experiment, Record, Table, lower, registered, select, text
 from partnets import baselines, hyper, optim, stn
+from partnets.baselines.best_response import BestResponse
 
 EXAMPLES, FEATURES, NOISE = 60, 20, 3.0
 # λ is the logarithm of the decay.
 DECAY = hyper.Range(0.0, math.inf, ExpTransform())
 SCALES = {"too small": 0.01, "right": 0.3, "too wide": 2.0}
 METHODS = {"stn": "STN", "delta": "Δ-STN"}
+# One response for all λ in the box, linear or with hidden units (Lorraine and Duvenaud 2018).
+HIDDEN = {"linear": 0, "of 16 hidden units": 16}
+BOX = (-4.0, 3.0)
 # From which λ is tuned, on both sides of what is best.
-STARTS = (-4.0, 3.0)
+STARTS = BOX
 STEPS, WARM_UP, QUICK_STEPS = 4000, 500, 400
 LR, HYPER_LR = 1e-2, 2e-2
 # Where the pictures show the response.
@@ -115,6 +121,48 @@ class Response:
         return (self.layer.weight_scale * self.layer.hyper_weight)[0].double()
 
 
+class GlobalResponse:
+    """The response for all λ in BOX; where λ learns, it goes down through what was learned before."""
+
+    def __init__(self, ridge: Ridge, hidden: int, start: float, steps: int, tuned: bool) -> None:
+        def loss(data: tuple[Tensor, Tensor], weights: dict[str, Tensor]) -> Tensor:
+            return (data[0] @ weights["weight"] - data[1]).square().mean()
+
+        def train(weights: dict[str, Tensor], hyper: Tensor) -> Tensor:
+            return loss(ridge.train, weights) + hyper.exp().sum() / 2 * weights["weight"].square().sum()
+
+        self.map = BestResponse(
+            train,
+            lambda weights, hyper: loss(ridge.validation, weights),
+            {"weight": torch.zeros(FEATURES)},
+            partial(torch.optim.Adam, lr=LR),
+            box=tuple(torch.tensor([border]) for border in BOX),
+            hidden=hidden,
+            seed=0,
+            steps=steps,
+        )
+        self.value, self.steps, self.tuned = torch.tensor([start]), steps, tuned
+
+    def fit(self) -> None:
+        optimizer = torch.optim.Adam([self.value], lr=HYPER_LR)
+        for _ in range(self.steps if self.tuned else 0):
+            self.value.grad = self.map(self.value).gradient
+            optimizer.step()
+            self.value.clamp_(*BOX)
+
+    @property
+    def log_decay(self) -> float:
+        return self.value.item()
+
+    def at(self, log_decay: float) -> Tensor:
+        return self.map(torch.tensor([log_decay])).weights["weight"].double()
+
+    def jacobian(self) -> Tensor:
+        """By differences."""
+        step = 0.05
+        return (self.at(self.log_decay + step) - self.at(self.log_decay - step)) / (2 * step)
+
+
 def error(found: Tensor, expected: Tensor) -> float:
     return ((found - expected).norm() / expected.norm()).item()
 
@@ -133,13 +181,21 @@ class StnRidge(Experiment):
         steps = QUICK_STEPS if quick else STEPS
         common = [{"method": method, "seed": problem, "steps": steps} for method in METHODS for problem in problems]
         still = [{**each, "scale": scale, "start": 0.0, "tuned": False} for each in common for scale in SCALES.values()]
-        return still + [{**each, "scale": 0.3, "start": start, "tuned": True} for each in common for start in STARTS]
+        tuned = [{**each, "scale": 0.3, "start": start, "tuned": True} for each in common for start in STARTS]
+        everywhere = [
+            {"method": "global", "seed": problem, "steps": steps, "hidden": hidden, "start": start, "tuned": start != 0}
+            for hidden in HIDDEN.values()
+            for problem in problems
+            for start in (0.0, *STARTS)
+        ]
+        return still + tuned + everywhere
 
     def train(self, setting: Record, checkpoint: Path) -> Record:
-        ridge = Ridge(setting["seed"])
-        response = Response(
-            ridge, setting["method"], setting["scale"], setting["start"], setting["steps"], setting["tuned"]
-        )
+        ridge, rest = Ridge(setting["seed"]), (setting["start"], setting["steps"], setting["tuned"])
+        if setting["method"] == "global":
+            response = GlobalResponse(ridge, setting["hidden"], *rest)
+        else:
+            response = Response(ridge, setting["method"], setting["scale"], *rest)
         response.fit()
         end = response.log_decay
         best = ridge.best(end)
@@ -153,29 +209,33 @@ class StnRidge(Experiment):
         }
 
     def table(self, found: pd.DataFrame) -> Table:
+        kinds = [
+            ([label, f"{scale:g}, {kind}"], {"method": method, "scale": scale})
+            for method, label in METHODS.items()
+            for kind, scale in SCALES.items()
+        ]
+        kinds += [([f"for all λ, {label}", ""], {"method": "global", "hidden": n}) for label, n in HIDDEN.items()]
         rows = []
-        for method, label in METHODS.items():
-            for kind, scale in SCALES.items():
-                mine = select(found, method=method, scale=scale, tuned=False)
-                errors = text(mine.response_error, 4), text(mine.jacobian_error, 2)
-                tuned = select(found, method=method, scale=scale, tuned=True)
-                greatest = f"{tuned.validation.max():.3f}" if len(tuned) else ""
-                rows.append([label, f"{scale:g}, {kind}", *errors, greatest])
-        errors = "error of the response", "of its Jacobian"
+        for labels, kind in kinds:
+            mine, tuned = (select(found, **kind, tuned=tuned) for tuned in (False, True))
+            errors = f"{mine.response_error.max():.2g}", text(mine.jacobian_error, 2)
+            rows.append([*labels, *errors, f"{tuned.validation.max():.3f}" if len(tuned) else ""])
+        errors = "greatest error of the response", "error of its Jacobian"
         return ["", "σ", *errors, "validation loss at the λ that is found, over the least: the greatest"], rows
 
     def draw(self, found: pd.DataFrame) -> Figure:
-        """A weight over λ: what is best, and what was learned around λ = 0."""
-        figure = Figure(figsize=(10, 5), layout="constrained")
-        panels = figure.subplots(len(METHODS), len(SCALES), sharex=True, sharey=True)
-        for row, (method, label) in zip(panels, METHODS.items(), strict=True):
+        """A weight over λ: what is best, and what was learned around λ = 0, or for all λ."""
+        figure = Figure(figsize=(10, 7), layout="constrained")
+        panels = figure.subplots(len(METHODS) + 1, len(SCALES), sharex=True, sharey=True)
+        for row, (method, label) in zip(panels, METHODS.items(), strict=False):
             for axes, (kind, scale) in zip(row, SCALES.items(), strict=True):
-                shown = select(found, method=method, scale=scale, tuned=False).iloc[0].shown
-                values, ours, best = zip(*shown, strict=True)
-                axes.plot(values, best, color="black", label="best response")
-                axes.plot(values, ours, color="tab:red", label="learned")
-                axes.axvspan(-scale, scale, alpha=0.15)
+                _draw_response(axes, select(found, method=method, scale=scale, tuned=False), (-scale, scale))
                 axes.set_title(f"{label}, σ = {scale:g}: {kind}", size="small")
+        for axes, (label, hidden) in zip(panels[-1], HIDDEN.items(), strict=False):
+            _draw_response(axes, select(found, method="global", hidden=hidden, tuned=False), BOX)
+            axes.set_title(f"one response for all λ, {label}", size="small")
+        for axes in panels[-1][len(HIDDEN) :]:
+            axes.set_axis_off()
         for axes in panels[-1]:
             axes.set(xlabel="λ, the logarithm of the decay")
         panels[0][0].legend(fontsize="small")
@@ -195,4 +255,16 @@ class StnRidge(Experiment):
                 claims.append(Claim(f"{label}: at σ = {scale:g} twice that or more", f"{ratio:.1f} times", ratio >= 2))
             greatest = select(found, method=method, tuned=True).validation.max()
             claims.append(Claim(f"{label}: tuned within 5 % of the best λ", f"{greatest:.3f}", greatest < 1.05))
+        local = select(found, method="stn", scale=0.3, tuned=False).response_error
+        for label, hidden in HIDDEN.items():
+            mine = select(found, method="global", hidden=hidden, tuned=False).response_error
+            claims.append(lower(f"STN, σ = 0.3: error below that of one for all λ, {label}", local, mine))
         return claims
+
+
+def _draw_response(axes: Axes, found: pd.DataFrame, learned: tuple[float, float]) -> None:
+    """That of the first problem, and the λ around which it was learned."""
+    values, ours, best = zip(*found.iloc[0].shown, strict=True)
+    axes.plot(values, best, color="black", label="best response")
+    axes.plot(values, ours, color="tab:red", label="learned")
+    axes.axvspan(*learned, alpha=0.15)

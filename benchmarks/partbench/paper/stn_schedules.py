@@ -11,7 +11,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from partbench.paper.experiment import Claim, Experiment, Record, Table, registered, select, text
+from partbench.paper.experiment import Claim, Experiment, Record, Table, lower, registered, select, text
 from partbench.paper.stn_lstm import RATES, documentation_parts, windows
 from partbench.paper.tuning import SHOWN, Task, Tuner, trajectories
 from partnets import hyper
@@ -131,7 +131,7 @@ class StnSchedules(Experiment):
                 if (better, method) != ("gaussian", "delta"):
                     ours, theirs = (methods[each].test.map(math.exp) for each in (better, worse))
                     claim = f"{LABELS[better]}: test perplexity below that of {LABELS[worse]}"
-                    claims.append(Claim(claim, f"{text(ours)} and {text(theirs)}", bool(ours.mean() < theirs.mean())))
+                    claims.append(lower(claim, ours, theirs, digits=1))
         return claims
 
 
