@@ -53,6 +53,9 @@ class Ensemble(Partitioned):
         if any(isinstance(module, Partitioned) for network in networks for module in network.modules()):
             raise ValueError("a network has partitions itself; pass ordinary ones, or train it without an Ensemble.")
         self.networks = nn.ModuleList(networks)
+        # Networks in evaluation mode, as pretrained ones come, are no part that stays so while the rest trains.
+        is_training = any(network.training for network in networks)
+        self.training = self.networks.training = is_training
         self.count, self.active, self.update = count, count, count
 
     def forward(self, *inputs, **named):

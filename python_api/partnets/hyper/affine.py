@@ -48,7 +48,8 @@ class _Exponential(Warp):
             tensor([[[[1., 3.],
                       [0., 2.]]]])
         """
-        return exponential(torch.einsum("bn,nij->bij", draws * self.half_widths(draws), self.generators))
+        amounts = draws * self.half_widths(draws)
+        return exponential(torch.einsum("bn,nij->bij", amounts, self.generators.to(amounts.dtype)))
 
 
 class Affine(_Exponential):

@@ -85,8 +85,9 @@ class ColourJitter(Augmentation):
         brightness, contrast, saturation = (amount[name].exp() for name in ("brightness", "contrast", "saturation"))
         if x.shape[1] == 3:
             chroma = torch.stack((saturation * amount["hue"].cos(), saturation * amount["hue"].sin()), 1)
-            matrix = self.parts[0] + torch.einsum("bk,kij->bij", chroma, self.parts[1:])
-            grey = self.parts[0, 0]
+            parts = self.parts.to(chroma.dtype)
+            matrix = parts[0] + torch.einsum("bk,kij->bij", chroma, parts[1:])
+            grey = parts[0, 0]
         else:
             matrix = grey = amounts.new_ones(1)
         matrix = (brightness * contrast)[:, None, None] * matrix

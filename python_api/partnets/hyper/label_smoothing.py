@@ -15,8 +15,8 @@ class LabelSmoothing(Hyperparameter):
     """The cross-entropy as a training loss, with label smoothing s of each example's own (Szegedy et al. 2016).
 
     (1 - s) (-log p_y) + s times the mean of -log p over the classes, as torch.nn.functional.cross_entropy has it. Pass
-    it as `loss` and put it into the model too, at its end: there it passes the logits through. Validation goes by the
-    plain cross-entropy.
+    it as `loss` and put it into the model too, at its end: there it passes the logits through. In evaluation mode it is
+    the plain cross-entropy, by which validation goes, also where a function of yours calls it.
 
     Args:
         smoothing: the initial s.
@@ -54,8 +54,10 @@ class LabelSmoothing(Hyperparameter):
     def forward(self, logits: Tensor, labels: Tensor | None = None) -> Tensor:
         if labels is None:
             return logits
-        smoothing = self.smoothing(labels)
         losses = F.cross_entropy(logits, labels, reduction="none")
+        if not self.training:
+            return losses
+        smoothing = self.smoothing(labels)
         over_classes = -logits.log_softmax(1).mean(1).masked_fill(labels == -100, 0.0)
         return losses + smoothing * (over_classes - losses)
 

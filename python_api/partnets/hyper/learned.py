@@ -27,7 +27,7 @@ class Learned(nn.Module):
         names: of a sequence's elements, n; by default the attribute's name and the indices, weights.0, weights.1, ...
 
     Attributes:
-        raw: the unconstrained parameter, [] or [n], of torch's default dtype.
+        raw: the unconstrained parameter, [] or [n], of torch's default dtype; not of less than single precision.
         scale_raw: where partnets.stn perturbs raw, the parameter whose softplus is the standard deviation; else None.
 
     Shapes:
@@ -68,20 +68,32 @@ class Learned(nn.Module):
         if len(self.units) != len(values) or (names is not None and (self.scalar or len(self.names) != len(values))):
             raise ValueError(f"value={value}, unit={unit} and names={names}; pass as many units and names as values.")
         self.raw = nn.Parameter(range.transform.inv(self._scaled(values)))
-        # In place of `raw`, in a pass that perturbs it: the tensor, of raw's shape or [batch, *raw's], and in which of
-        # an input's dimensions the examples are.
+        # In place of `raw`, in a pass that perturbs it: the tensor, of raw's shape or [batch, *raw's]; in which of an
+        # input's dimensions the examples are; and where to note that it was read, or None.
         self.perturbed = InThread()
         self.register_parameter("scale_raw", None)
 
     def forward(self, x: Tensor | None = None) -> Tensor:
-        return self.range.transform(self.unconstrained(x))
+        raw = self.unconstrained(x)
+        return self.range.transform(raw.to(x.dtype) if x is not None and x.is_floating_point() else raw)
+
+    def _apply(self, fn, recurse=True):
+        """As torch's, but that it stays of single precision at least: in a lower one steps of its size are none."""
+
+        def moved(tensor: Tensor) -> Tensor:
+            new = fn(tensor)
+            return tensor.to(new.device) if new.is_floating_point() and new.itemsize < 4 <= tensor.itemsize else new
+
+        return super()._apply(moved, recurse)
 
     def unconstrained(self, x: Tensor | None = None) -> Tensor:
         """What a call transforms into the range: raw, or in a pass that perturbs it the values of this pass."""
         perturbed = self.perturbed.get()
         if perturbed is None:
             return self.raw
-        raw, batch_dim = perturbed
+        raw, batch_dim, noted = perturbed
+        if noted is not None:
+            noted.add(self)
         if raw.dim() == self.raw.dim():
             return raw
         if x is None:
@@ -153,10 +165,13 @@ class Learned(nn.Module):
         return self.names or [f"{name}.{i}" for i, _ in enumerate(self.units)]
 
 
-def check_examples(x: Tensor, batch_dim: int, examples: int, features: int | None = None, what: str = "x") -> None:
+def check_examples(
+    x: Tensor, batch_dim: int, examples: int, features: int | None = None, of: nn.Module | None = None
+) -> None:
     """Raises ValueError unless x has so many examples, in this dimension, which is before that of its features."""
     places = x.dim() if features is None else features % x.dim() if x.dim() else 0
     if not 0 <= batch_dim < places or x.shape[batch_dim] != examples:
+        what = "x" if of is None else f"the input of {of}"
         raise ValueError(
             f"{what} is {list(x.shape)}, and each of {examples} examples has hyperparameters of its own, in dimension"
             f" {batch_dim}; pass stn.convert batch_dim=, the dimension of the examples in all of the model,"

@@ -64,6 +64,10 @@ class WeightDecay(Penalty):
         squares = sum(_squared_norm(layer, name) for layer, name in self._weights())
         return (decay.reshape(-1) if decay.dim() else decay) * squares / 2
 
+    def decayed(self) -> list[nn.Parameter]:
+        """The weights that it decays."""
+        return [layer._parameters[name] for layer, name in self._weights()]
+
     def _weights(self) -> Iterator[tuple[nn.Module, str]]:
         """Each layer and the name of its weight, each once."""
         seen: set[nn.Parameter] = set()

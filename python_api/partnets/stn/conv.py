@@ -49,14 +49,14 @@ class _Convolution:
 
     def each(self, x, weights):
         y = torch.convolution(_as_one(x), weights.flatten(0, 1), None, *self._geometry(self.groups * len(x)))
-        return y.view(len(x), -1, *y.shape[2:])
+        return y.reshape(len(x), -1, *y.shape[2:])
 
     def each_gradients(self, grad, x, weights, needs):
         groups = self.groups * len(x)
         grad_x, grad_weights = self._gradients(_as_one(grad), _as_one(x), weights.flatten(0, 1), needs, groups)
         return (
-            None if grad_x is None else grad_x.view(x.shape),
-            None if grad_weights is None else grad_weights.view(weights.shape),
+            None if grad_x is None else grad_x.reshape(x.shape),
+            None if grad_weights is None else grad_weights.reshape(weights.shape),
         )
 
     def _geometry(self, groups):

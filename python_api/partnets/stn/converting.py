@@ -91,6 +91,8 @@ def convert(
         )
     options = {"learn_scale": learn_scale, "per_example": per_example, "batch_dim": batch_dim}
     vector = HyperVector(modules, centred=centred, linearised=linearised, scale=scale, **options)
+    paths = {module: path for path, module in model.named_modules()}
+    vector.names = [paths[one] for one in vector.learned]
     new = {layer: RULES[type(layer)].from_ordinary(layer, vector) for layer in found}
     model = replace_modules(model, new)
     for module in model.modules():

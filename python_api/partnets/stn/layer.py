@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,13 @@ SCALE_STD = 0.01
 
 # torch's layers, and what `convert` makes of each: of exactly this type, since a subclass may compute something else.
 RULES: dict[type[nn.Module], type[HyperLayer]] = {}
+
+
+def alike(*descriptions: str) -> bool:
+    """Whether two vectors are the same function's input; one of a part of a model has shorter names."""
+    kinds, names = zip(*(each.split(": ") for each in descriptions), strict=True)
+    pairs = zip_longest(*(each.split(", ") for each in names), fillvalue="")
+    return len(set(kinds)) == 1 and all(f".{a}".endswith(f".{b}") or f".{b}".endswith(f".{a}") for a, b in pairs)
 
 
 class HyperLayer(nn.Module):
@@ -166,13 +174,39 @@ class HyperLayer(nn.Module):
         dim = self.vector.batch_dim if batch_dim is None else batch_dim
         places = x.dim() if features is None else features % x.dim() if x.dim() else 0
         if dim < places and x.shape[dim] == 1:
+            self.vector.note(self)
             x = x.expand(*x.shape[:dim], len(hyper), *x.shape[dim + 1 :])
-        check_examples(x, dim, len(hyper), features, f"the input of {self}")
+        check_examples(x, dim, len(hyper), features, self)
         return x, hyper
 
     def live(self, name: str) -> Tensor | None:
         """A parameter of this layer, or None; of a partitioned one that of the live subnetwork."""
-        return getattr(self, name, None)
+        return self._parameters.get(name)
+
+    def __getattr__(self, name: str):
+        """As torch's, but that whoever reads W from outside of the layer learns that W alone is not the weight."""
+        own = self.__dict__
+        if f"hyper_{name}" in own.get("_parameters", ()) and own["vector"].is_perturbed:
+            raise RuntimeError(
+                f"the {name} of this {type(self).__name__} is read from outside of it where hyperparameters are"
+                " perturbed, and it is not what the layer computes with; name the layer in stn.convert skip=, so that"
+                " it stays plain. For a penalty of weights there is hyper.WeightDecay."
+            )
+        return super().__getattr__(name)
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if (metadata := getattr(destination, "_metadata", None)) is not None:
+            metadata.setdefault(prefix[:-1], {})["responds"] = self.vector.description()
+
+    def _load_from_state_dict(self, state_dict, prefix, metadata, *rest):
+        theirs, ours = metadata.get("responds"), self.vector.description()
+        if theirs is not None and not alike(theirs, ours):
+            raise RuntimeError(
+                f"{prefix[:-1]} was saved as a response to {theirs}, and is one to {ours}: its V means something else;"
+                " load it into a model that stn.convert has made with the same hyperparameters in the same order."
+            )
+        super()._load_from_state_dict(state_dict, prefix, metadata, *rest)
 
     def operands(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
         """W, W_hyper and V of a weight, with entries dropped where a hyper.DropConnect says so, alike of both."""
@@ -239,5 +273,6 @@ class HyperLayer(nn.Module):
             yield from (self._parameters[f"hyper_{name}"], self._parameters[f"{name}_scale"])
 
     def extra_repr(self) -> str:
-        own = super().extra_repr()
+        with self.vector.unperturbed():  # torch looks at whether there is a bias
+            own = super().extra_repr()
         return f"{own}, hyper={self.vector.size}" if own else f"hyper={self.vector.size}"

@@ -205,10 +205,10 @@ def _merged_gradients(grad, x, rows, weight, hyper_weight, product, needs, step)
         if needs[2]:
             grad_weight.add_(own.sum(0))
         if needs[3]:
-            summed = torch.einsum("bri,br->ri", own.view(flat), rows[part].to(weight.dtype))
+            summed = torch.einsum("bri,br->ri", own.reshape(flat), rows[part].to(weight.dtype))
             grad_hyper_weight.add_(summed.view_as(weight))
         if needs[1] or needs[4]:
-            grads_rows.append(own.mul_(hyper_weight).view(flat).sum(2).to(rows.dtype))
+            grads_rows.append(own.mul_(hyper_weight).reshape(flat).sum(2).to(rows.dtype))
     return (
         torch.cat(grads_x) if needs[0] else None,
         grad_weight,

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves, tree_map
 
 from partnets.nn.batch_norm import partitioned_norms
@@ -68,6 +69,7 @@ def step_weights(
                     backward(step.penalised(loss, batch)[1])
                 gradients.update(_gradients_of_others(model))
                 stack.enter_context(vector.response_learning())
+                stack.enter_context(_statistics_kept(model))
             count = count_examples(batch, vector.batch_dim)
             if not vector.linearised:
                 stack.enter_context(vector.perturbed(count))
@@ -96,6 +98,19 @@ def step_weights(
                 parameter.grad = gradient
 
         return step.step_weights(model, optimizer, k, batch, perturbed_loss, clip=clip, backward=backward_of_both)
+
+
+@contextmanager
+def _statistics_kept(model: nn.Module) -> Iterator[None]:
+    """Afterwards running statistics are as before: a batch counts once, at the present hyperparameters."""
+    norms = [module for module in model.modules() if isinstance(module, _NormBase)]
+    before = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers(recurse=False)]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
 
 
 def _gradients_of_others(model: nn.Module) -> Iterator[tuple[nn.Parameter, Tensor | None]]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Generator, Tensor, nn
+from typing import Any
+
+from torch import Tensor, nn
 
 from partnets.data.chunks import Chunks
 from partnets.hyper import Hyperparameter, Learned
 from partnets.nn.partitioned import partitioned_layers
 from partnets.stn.converting import vector_of
-from partnets.stn.step import check_entropy, count_examples, step_hyper, step_weights
+from partnets.stn.start import check_start
+from partnets.stn.step import check_entropy, step_hyper, step_weights
 from partnets.training import trainer
-from partnets.utils.held import Held
-from partnets.utils.modules import to_device
-from partnets.utils.random_state import preserved
 
 
 class Trainer(trainer.Trainer):
@@ -87,27 +86,13 @@ class Trainer(trainer.Trainer):
     def _update_hyper(self, *arguments, **options) -> Tensor:
         return step_hyper(self.model, self.hyper_optimizer, *arguments, entropy=self.entropy, **options)
 
+    def settings(self) -> dict[str, Any]:
+        vector = vector_of(self.model)
+        return {"centred": vector.centred, "linearised": vector.linearised, "entropy": self.entropy}
+
     def _start(self) -> None:
-        check_apart(self)
+        check_start(self)
         super()._start()
-
-
-def check_apart(trainer: Trainer) -> None:
-    """Raises ValueError unless the layers know the examples from other dimensions; nothing of the model changes.
-
-    A batch that happens to be as large as another dimension would hide a wrong batch_dim: two batches of few examples
-    are tried, of different sizes.
-    """
-    model, vector = trainer.model, vector_of(trainer.model)
-    before = Held(model)
-    try:
-        with preserved(trainer.device), torch.no_grad():
-            for examples in (2, 3):
-                drawn = trainer.chunks.sample(1, examples, Generator().manual_seed(0))
-                with vector.perturbed(count_examples(drawn, vector.batch_dim)):
-                    trainer.forward(model, to_device(drawn, trainer.device))
-    finally:
-        before.put_back()
 
 
 def _owning(model: nn.Module, chunks: Chunks) -> tuple[float, ...]:

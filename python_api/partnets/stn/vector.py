@@ -34,6 +34,7 @@ class HyperVector:
         modules: the Hyperparameters.
         learned: the hyper.Learned inside, each once.
         size: n, the length of λ.
+        names: of `learned`; stn.convert gives the dotted paths in the model.
 
     Raises:
         ValueError: there is no hyper.Learned inside, or scale is not positive.
@@ -84,12 +85,17 @@ class HyperVector:
                 " response is a function of a few numbers; leave it out of hyper."
             )
         self.modules, self.learned, self.batch_dim = modules, list(owned), batch_dim
+        self.names = [f"{type(one).__name__} of {one.raw.numel()}" for one in self.learned]
         self.centred, self.linearised = centred, linearised
         self._per_example = [per_example and own for own in owned.values()]
         self.size = sum(one.raw.numel() for one in self.learned)
-        self._input, self._response_learns = InThread(), InThread()
+        self._input, self._response_learns, self._noted = InThread(), InThread(), InThread()
         for one in self.learned:
-            one.scale_raw = nn.Parameter(torch.full_like(one.raw, scale).expm1().log(), requires_grad=learn_scale)
+            one.scale_raw = nn.Parameter(_softplus_inverse(torch.full_like(one.raw, scale)), requires_grad=learn_scale)
+
+    def description(self) -> str:
+        """What a response is a function of: without it V means nothing."""
+        return f"{'centred' if self.centred else 'uncentred'} hyperparameters: {', '.join(self.names)}"
 
     def present(self) -> Tensor:
         """λ as the hyperparameters are at present, [n], differentiable."""
@@ -102,6 +108,11 @@ class HyperVector:
     def entropy(self) -> Tensor:
         """H[p(ε | σ)] in nats, the sum of log(σ sqrt(2 π e))."""
         return (self.scale().log() + 0.5 * math.log(2 * math.pi * math.e)).sum()
+
+    def own(self) -> Tensor:
+        """Of which entries of λ each example has its own value, [n]."""
+        sizes = torch.tensor([one.raw.numel() for one in self.learned])
+        return torch.tensor(self._per_example).repeat_interleave(sizes)
 
     @contextmanager
     def perturbed(self, examples: int, *, learns: bool = False) -> Iterator[None]:
@@ -120,9 +131,7 @@ class HyperVector:
             noise = torch.randn_like(scale)
         else:
             noise = torch.randn(examples, self.size, dtype=scale.dtype, device=scale.device)
-            sizes = torch.tensor([one.raw.numel() for one in self.learned])
-            own = torch.tensor(self._per_example).repeat_interleave(sizes).to(scale.device)
-            noise = torch.where(own, noise, noise[:1])
+            noise = torch.where(self.own().to(scale.device), noise, noise[:1])
         with self.at(present + scale * noise):
             yield
 
@@ -144,9 +153,21 @@ class HyperVector:
             own = part
             if value.dim() == 2 and not per_example:
                 own = part[0] if len(part) else one.raw.detach().reshape(-1)
-            now[one.perturbed] = own.reshape((*own.shape[:-1], *one.raw.shape)), self.batch_dim
+            now[one.perturbed] = own.reshape((*own.shape[:-1], *one.raw.shape)), self.batch_dim, self._noted.get()
         with holding(now):
             yield
+
+    @contextmanager
+    def noting(self) -> Iterator[set[nn.Module]]:
+        """Inside, in this thread, it gathers which of `learned` are read in passes at some λ, and `note`s of layers."""
+        noted: set[nn.Module] = set()
+        with holding({self._noted: noted}):
+            yield noted
+
+    def note(self, layer: nn.Module) -> None:
+        """For whoever is `noting`."""
+        if (noted := self._noted.get()) is not None:
+            noted.add(layer)
 
     @contextmanager
     def at_present(self) -> Iterator[None]:
@@ -155,10 +176,21 @@ class HyperVector:
             yield
 
     @contextmanager
+    def unperturbed(self) -> Iterator[None]:
+        """Inside, in this thread, parameters of layers can be looked at, whatever λ is outside."""
+        with holding({self._input: None}):
+            yield
+
+    @contextmanager
     def response_learning(self) -> Iterator[None]:
         """Inside, in this thread, W_elem and b_elem are constants of the layers, and the response alone learns."""
         with holding({self._response_learns: True}):
             yield
+
+    @property
+    def is_perturbed(self) -> bool:
+        """Whether this is inside of a pass at another λ than the present one."""
+        return self._input.get() is not None and self.input() is not None
 
     @property
     def response_learns(self) -> bool:
@@ -178,6 +210,10 @@ class HyperVector:
         if not self.centred:
             return present
         return present - present.detach() if present.requires_grad and torch.is_grad_enabled() else None
+
+
+def _softplus_inverse(x: Tensor) -> Tensor:
+    return x + (-(-x).expm1()).log()
 
 
 def is_each(hyper: Tensor | None) -> bool:

@@ -161,4 +161,5 @@ def configuration(trainer: TrainingState) -> dict:
         "hyper_after": trainer.hyper_after,
         "hyper_chunks": trainer.hyper_chunks,
         "keep_best": trainer.best is not None,
+        **trainer.settings(),
     }

@@ -76,6 +76,10 @@ class TrainingState:
         best = self.history.best_lml()
         return sum(step > (best[0] if best else 0) for step in self.history.lml["step"]) >= self.patience
 
+    def settings(self) -> dict[str, Any]:
+        """What a kind of trainer has besides, and must have alike to go on where another one was."""
+        return {}
+
     def values(self) -> dict[str, float]:
         """The present value of each hyperparameter that is trained, in its units, under its module's path."""
         return values_by_path(self.hyper)

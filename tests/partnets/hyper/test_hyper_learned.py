@@ -158,3 +158,22 @@ def test_softplus_is_torchs():
     # The default augmentation's arithmetic is to stay as it was: results that were published depend on its bits.
     raw = torch.linspace(-30, 30, 101)
     assert torch.equal(hyper.positive.transform(raw), F.softplus(raw))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_hyperparameters_stay_of_single_precision_in_a_model_of_a_lower_one(dtype):
+    image, features = torch.rand(4, 3, 8, 8, dtype=dtype), torch.randn(4, 6, dtype=dtype)
+    pairs = [
+        (hyper.Affine(rotation=30.0), image),
+        (hyper.ColourJitter(), image),
+        (hyper.SchwobelAffine(), image),
+        (hyper.InputMask(6), features),
+        (hyper.ConcreteDropout(0.3), features),
+        (hyper.InputNoise(0.3), features),
+    ]
+    for module, x in pairs:
+        module = nn.Sequential(module, nn.Flatten(), nn.LazyLinear(1)).to(dtype)
+        module(x).sum().backward()
+        learned = [one for one in module.modules() if isinstance(one, hyper.Learned)]
+        assert learned and all(one.raw.dtype == one.raw.grad.dtype == torch.float32 for one in learned)
+    assert hyper.InputMask(3).double().probability.raw.dtype == torch.float64
