@@ -9,6 +9,7 @@ from itertools import zip_longest
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
 
 from partnets.hyper import hyperparameters
 from partnets.hyper.learned import check_examples
@@ -20,8 +21,36 @@ from partnets.utils.linearised import lifted
 # Of V and C (the published code's); with centred hyperparameters they start at 0, so that the output does.
 SCALE_STD = 0.01
 
+# What of a weight is the same at all λ.
+DESCRIPTIONS = {
+    *("dtype", "device", "shape", "ndim", "layout", "is_cuda", "is_meta", "is_sparse", "is_quantized", "requires_grad"),
+    *("size", "dim", "numel", "stride", "is_floating_point", "element_size", "itemsize", "nbytes", "__len__"),
+}
+
 # torch's layers, and what `convert` makes of each: of exactly this type, since a subclass may compute something else.
 RULES: dict[type[nn.Module], type[HyperLayer]] = {}
+
+
+class _Described(Tensor):
+    """A parameter at which one can look, as at its dtype, and with which nothing is computed."""
+
+    @classmethod
+    def of(cls, parameter: Tensor, what: str) -> Tensor:
+        new = parameter.detach().as_subclass(cls)
+        new.what = what
+        return new
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        name = function.__name__
+        if (function.__self__.__name__ if name == "__get__" else name) in DESCRIPTIONS:
+            return super().__torch_function__(function, types, args, kwargs or {})
+        what = next(leaf.what for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, cls))
+        raise RuntimeError(
+            f"{name} is called with the {what}, from outside of it and where hyperparameters are perturbed: that is not"
+            " what the layer computes with; name the layer in stn.convert skip=, so that it stays plain. For a penalty"
+            " of weights there is hyper.WeightDecay."
+        )
 
 
 def alike(*descriptions: str) -> bool:
@@ -184,15 +213,11 @@ class HyperLayer(nn.Module):
         return self._parameters.get(name)
 
     def __getattr__(self, name: str):
-        """As torch's, but that whoever reads W from outside of the layer learns that W alone is not the weight."""
-        own = self.__dict__
-        if f"hyper_{name}" in own.get("_parameters", ()) and own["vector"].is_perturbed:
-            raise RuntimeError(
-                f"the {name} of this {type(self).__name__} is read from outside of it where hyperparameters are"
-                " perturbed, and it is not what the layer computes with; name the layer in stn.convert skip=, so that"
-                " it stays plain. For a penalty of weights there is hyper.WeightDecay."
-            )
-        return super().__getattr__(name)
+        """As torch's, but that nobody outside of the layer computes with W where W alone is not the weight."""
+        value, own = super().__getattr__(name), self.__dict__
+        if f"hyper_{name}" not in own.get("_parameters", ()) or torch.compiler.is_compiling():
+            return value
+        return _Described.of(value, f"{name} of this {type(self).__name__}") if own["vector"].is_perturbed else value
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
