@@ -5,7 +5,7 @@ namespace partkernels::binding {
 namespace {
 
 Tensor embedding(Tensor weight, Tensor ids, int64_t, int64_t active, Update, Tensor map, OptionalTensor stored,
-                 int64_t count, std::string kind, double step, int64_t seed, int64_t stream, int64_t row, int64_t col) {
+                 int64_t count, Word kind, double step, int64_t seed, int64_t stream, int64_t row, int64_t col) {
   check_live(1, active, count);
   STD_TORCH_CHECK(
       weight.dim() == 2 && ids.scalar_type() == ScalarType::Long && device_type_of(ids) == device_type_of(weight),

@@ -5,7 +5,7 @@ namespace partkernels::binding {
 namespace {
 
 Tensor linear(Tensor x, Tensor weight, OptionalTensor bias, int64_t active, Update, Tensor map, OptionalTensor stored,
-              int64_t count, std::string kind, double step, int64_t seed, int64_t stream, int64_t row, int64_t col) {
+              int64_t count, Word kind, double step, int64_t seed, int64_t stream, int64_t row, int64_t col) {
   check_product(x, weight, 1);
   check_live(1, active, count);
   check_bias(bias, weight.size(0), active, weight);
@@ -21,7 +21,7 @@ Tensor linear(Tensor x, Tensor weight, OptionalTensor bias, int64_t active, Upda
 }
 
 Tensor linear_grad_input(Tensor grad_y, Tensor weight, int64_t active, Update, Tensor map, OptionalTensor stored,
-                         int64_t count, std::string kind, double step, int64_t seed, int64_t stream, int64_t row,
+                         int64_t count, Word kind, double step, int64_t seed, int64_t stream, int64_t row,
                          int64_t col) {
   check_product(grad_y, weight, 0);
   check_live(1, active, count);

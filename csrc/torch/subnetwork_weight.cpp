@@ -3,8 +3,8 @@
 namespace partkernels::binding {
 namespace {
 
-Tensor subnetwork_weight(Tensor weight, int64_t active, Tensor map, OptionalTensor stored, int64_t count,
-                         std::string kind, double step, int64_t seed, int64_t stream, int64_t row, int64_t col) {
+Tensor subnetwork_weight(Tensor weight, int64_t active, Tensor map, OptionalTensor stored, int64_t count, Word kind,
+                         double step, int64_t seed, int64_t stream, int64_t row, int64_t col) {
   const Tensor out = empty(sizes_of(weight), weight);
   rebuild_into(out, weight, active, {map, stored, count, kind, step, seed, stream, row, col});
   return out;

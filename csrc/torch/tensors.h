@@ -34,6 +34,24 @@ inline void check(AOTITorchError code) {
                                    : "PyTorch refused these tensors, or had no memory; it has written why to stderr");
 }
 
+// A schema's `str` as an argument, which is read once. As std::string PyTorch (up to 2.13) leaks it with each call, and
+// small pieces that stay keep the memory around them from being given out again: megabytes after thousands of calls.
+class Word {
+ public:
+  operator std::string() const {
+    size_t length;
+    const char* letters;
+    check(torch_string_length(handle_, &length));
+    check(torch_string_c_str(handle_, &letters));
+    std::string text(letters, length);
+    check(torch_delete_string(handle_));
+    return text;
+  }
+
+ private:
+  StringHandle handle_;
+};
+
 // Calls use(T{}) with the C++ type of a dtype.
 template <class Use>
 void with_type(ScalarType dtype, const Use& use) {

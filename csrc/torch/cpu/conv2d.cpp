@@ -342,7 +342,7 @@ Tensor convolve_grad_weight(const Tensor& grad_y, const Tensor& x, const Sizes& 
 }
 
 Tensor conv2d(Tensor x, Tensor weight, OptionalTensor bias, Sizes stride, Sizes padding, Sizes dilation, int64_t groups,
-              int64_t active, Update, Tensor map, OptionalTensor stored, int64_t count, std::string kind, double step,
+              int64_t active, Update, Tensor map, OptionalTensor stored, int64_t count, Word kind, double step,
               int64_t seed, int64_t stream, int64_t row, int64_t col) {
   const Geometry geometry = geometry_of(stride, padding, dilation, groups, kernel_of(weight));
   STD_TORCH_CHECK(alike(x, weight), "images and weight differ in their dtype or device");
@@ -354,7 +354,7 @@ Tensor conv2d(Tensor x, Tensor weight, OptionalTensor bias, Sizes stride, Sizes 
 
 Tensor conv2d_grad_input(Tensor grad_y, Tensor weight, Sizes input_size, Sizes stride, Sizes padding, Sizes dilation,
                          int64_t groups, int64_t active, Update, Tensor map, OptionalTensor stored, int64_t count,
-                         std::string kind, double step, int64_t seed, int64_t stream, int64_t row, int64_t col) {
+                         Word kind, double step, int64_t seed, int64_t stream, int64_t row, int64_t col) {
   const Geometry geometry = geometry_of(stride, padding, dilation, groups, kernel_of(weight));
   check_live(1, active, count);
   check_output(grad_y, weight, output_size(input_size, sizes_of(weight), geometry));

@@ -6,7 +6,7 @@ namespace partkernels::binding {
 namespace {
 
 void subnetwork_weight_out(Tensor out, Tensor weight, int64_t active, Tensor map, OptionalTensor stored, int64_t count,
-                           std::string kind, double step, int64_t seed, int64_t stream, int64_t row, int64_t col) {
+                           Word kind, double step, int64_t seed, int64_t stream, int64_t row, int64_t col) {
   rebuild_into(out, weight, active, {map, stored, count, kind, step, seed, stream, row, col});
 }
 
