@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from partnets.hyper.dropout import RATES, check_rates, mask
@@ -49,8 +50,12 @@ class EmbeddingDropout(Hyperparameter):
             )
         if not self.training or not words.numel():
             return embedded
-        kept = mask(self.rate(), [int(words.max()) + 1], embedded.dtype)
-        return embedded * kept[words].unsqueeze(-1)
+        # A draw for each place, of which a word takes that of its first: how many there are tells nothing of the data.
+        distinct, number = words.flatten().unique(return_inverse=True)
+        places = torch.arange(words.numel(), device=words.device)
+        first = places.new_full(distinct.shape, words.numel()).scatter_reduce(0, number, places, "amin")
+        kept = mask(self.rate(), [words.numel()], embedded.dtype)
+        return embedded * kept[first[number]].view(words.shape).unsqueeze(-1)
 
     def to_ordinary(self) -> nn.Module:
         """What passes the first of both arguments through."""

@@ -61,6 +61,18 @@ def test_those_that_a_batch_shares_have_one_value():
     assert embedded.flatten().unique().tolist() == [0.0, 2.0]
 
 
+def test_a_word_is_dropped_in_all_its_places_and_the_draws_tell_nothing_of_the_words():
+    dropout, left = hyper.EmbeddingDropout(0.5), []
+    for words in (torch.randint(5, (50, 3)), torch.randint(900, (50, 3)), torch.zeros(50, 3, dtype=torch.long)):
+        torch.manual_seed(0)
+        kept = dropout(torch.ones(50, 3, 8), words)
+        assert all(len(kept[words == word].unique()) == 1 for word in words.unique())
+        left.append(torch.rand(1))
+    assert left[0] == left[1] == left[2]
+    dropped = [dropout(torch.ones(1, 200, 1), torch.arange(200)[None]).eq(0).double().mean() for _ in range(50)]
+    assert abs(sum(dropped) / 50 - 0.5) < 0.03
+
+
 def test_a_module_that_asks_for_one_value_gets_one_or_an_error():
     class Shared(hyper.Hyperparameter):
         def __init__(self):

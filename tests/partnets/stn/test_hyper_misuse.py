@@ -314,3 +314,18 @@ def test_a_wide_perturbation_is_as_wide_as_it_was_said():
     dropout = hyper.Dropout(0.3)
     stn.convert(nn.Sequential(nn.Linear(4, 2), dropout), dropout, scale=200.0)
     assert re.fullmatch(r"200\.0\d*|199\.9\d*|200", str(F.softplus(dropout.rate.scale_raw).item()))
+
+
+def test_text_without_a_validation_set():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.words, self.head = nn.Embedding(9, 4), hyper.EmbeddingDropout(0.3), nn.Linear(4, 2)
+
+        def forward(self, ids):
+            return self.head(self.words(self.table(ids), ids).mean(1))
+
+    network = Model()
+    model = partnets.partition(stn.convert(network, network.words), (0.5, 0.3, 0.2), defaults="stored")
+    chunks = partnets.chunk((torch.randint(9, (60, 5)), Y), (0.5, 0.3, 0.2))
+    stn.Trainer(model, chunks, batch_size=8).fit(2)  # audited
