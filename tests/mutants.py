@@ -941,7 +941,7 @@ MUTANTS = [
         f"{NETS}/stn {NETS}/hyper",
         (
             "shared perturbation",
-            "noise = torch.where(own, noise, noise[:1])",
+            "noise = torch.where(self.own().to(scale.device), noise, noise[:1])",
             "pass",
             "what a batch shares differs from example to example in the layers",
         ),

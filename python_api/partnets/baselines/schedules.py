@@ -73,12 +73,13 @@ def sinusoid(hyper: Tensor, *, amplitude: float = 0.1, period: int = 1200, range
     return _moved(hyper, range, lambda step: amplitude * math.sin(2 * math.pi * step / period))
 
 
-def recorded(values: Tensor | Sequence[Tensor], *, every: int = 1) -> Schedule:
-    """Values that were recorded in a training, as baselines.bilevel's and those of self-tuning networks; then the last.
+def recorded(values: Tensor | Sequence[Tensor], *, every: int = 1, range: Range = real) -> Schedule:
+    """Values that were recorded in a training, as baselines.bilevel's and those of a History; then the last.
 
     Args:
-        values: [m, n], unconstrained.
+        values: [m, n], of the range: unconstrained, as baselines.bilevel gives them, where that is real.
         every: how many steps each holds.
+        range: of partnets.hyper, that of the hyperparameter whose values a History has.
 
     Returns:
         As gaussian.
@@ -90,11 +91,18 @@ def recorded(values: Tensor | Sequence[Tensor], *, every: int = 1) -> Schedule:
         >>> schedule = recorded(torch.tensor([[0.0], [1.0]]), every=2)
         >>> [schedule(step).item() for step in range(6)]
         [0.0, 0.0, 1.0, 1.0, 1.0, 1.0]
+        >>> from partnets import hyper
+        >>> schedule = recorded(torch.tensor([[0.2], [0.3]]), range=hyper.probability)  # history.values["1.rate"]
+        >>> round(schedule(1).sigmoid().item(), 3)
+        0.3
     """
     check_at_least(1, every=every)
     if not len(values):
         raise ValueError("there are no values; pass at least one, [m, n].")
-    return lambda step: values[min(step // every, len(values) - 1)]
+    for value in values if range is not real else ():
+        for number in value.reshape(-1).tolist():
+            range.check("values", number)
+    return lambda step: range.transform.inv(values[min(step // every, len(values) - 1)])
 
 
 def _moved(hyper: Tensor, range: Range, change: Callable[[int], Tensor | float]) -> Schedule:

@@ -85,8 +85,9 @@ class Dropout(Hyperparameter):
             >>> Dropout(0.25).to_ordinary()
             Dropout(p=0.25, inplace=False)
         """
-        kinds = {(): nn.Dropout, (2,): nn.Dropout1d, (2, 3): nn.Dropout2d, (2, 3, 4): nn.Dropout3d}
-        kind = kinds.get(self.same_along)
+        # Not nn.Dropout1d, which raises where there are more dimensions, in evaluation too.
+        kinds = {(): nn.Dropout, (2, 3): nn.Dropout2d, (2, 3, 4): nn.Dropout3d}
+        kind = kinds.get(tuple(sorted(self.same_along)))
         return nn.Identity() if kind is None else kind(self.values()["rate"])
 
     def extra_repr(self) -> str:

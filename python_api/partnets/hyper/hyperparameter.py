@@ -106,6 +106,8 @@ def named_values(model: nn.Module) -> dict[Learned, dict[str, float]]:
 def assign(model: nn.Module, values: Mapping[str, float]) -> None:
     """Sets hyperparameters of a model, in their units, by the dotted names that History has; the others stay.
 
+    The model may be an only network or the baselines.Ensemble around it.
+
     Raises:
         ValueError: a name is unknown, or a value outside of its range; nothing has changed then.
 
@@ -118,6 +120,8 @@ def assign(model: nn.Module, values: Mapping[str, float]) -> None:
     """
     known = named_values(model)
     names = [name for present in known.values() for name in present]
+    others = {_of_network(name): name for name in names}
+    values = {name if name in names else others.get(_of_network(name), name): value for name, value in values.items()}
     if unknown := [name for name in values if name not in names]:
         raise ValueError(f"values has {', '.join(unknown)}; the hyperparameters of this model are {', '.join(names)}.")
     changed = {
@@ -129,6 +133,11 @@ def assign(model: nn.Module, values: Mapping[str, float]) -> None:
         one.check(numbers)
     for one, numbers in changed.items():
         one.assign(numbers)
+
+
+def _of_network(name: str) -> str:
+    """The name in an only network of what an Ensemble has under this one."""
+    return name.removeprefix("networks.0.")
 
 
 def values_by_path(modules: Mapping[str, Hyperparameter]) -> dict[str, float]:

@@ -37,10 +37,6 @@ class InTraining(Hyperparameter):
     def forward(self, x: Tensor) -> Tensor:
         return self.module(x) if self.training else x
 
-    def values(self) -> dict[str, float]:
-        """The module's."""
-        return self.module.values()
-
     def to_ordinary(self) -> nn.Module:
         """Nothing: what is deployed sees each example as it is."""
         return nn.Identity()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from partnets.hyper.hyperparameter import Hyperparameter
 from partnets.hyper.learned import Learned
@@ -13,6 +14,10 @@ from partnets.hyper.ranges import Range, logarithmic
 
 # What is tried in practice, and more.
 DECAYS = logarithmic(1e-7, 1.0)
+
+
+# Their scales may have as many dimensions as what they normalise.
+NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase)
 
 
 class WeightDecay(Penalty):
@@ -74,9 +79,10 @@ class WeightDecay(Penalty):
         for module in self.of:
             hyper = {part for one in module.modules() if isinstance(one, Hyperparameter) for part in one.modules()}
             for layer in module.modules():
-                for name in [] if layer in hyper else _names(layer):
+                for name in [] if layer in hyper or isinstance(layer, NORMS) else _names(layer):
                     parameter = layer._parameters[name]
-                    if parameter is not None and parameter.dim() > 1 and parameter not in seen:
+                    is_weight = parameter is not None and parameter.dim() > 1 and "bias" not in name
+                    if is_weight and parameter not in seen:
                         seen.add(parameter)
                         yield layer, name
 

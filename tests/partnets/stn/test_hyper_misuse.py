@@ -329,3 +329,47 @@ def test_text_without_a_validation_set():
     model = partnets.partition(stn.convert(network, network.words), (0.5, 0.3, 0.2), defaults="stored")
     chunks = partnets.chunk((torch.randint(9, (60, 5)), Y), (0.5, 0.3, 0.2))
     stn.Trainer(model, chunks, batch_size=8).fit(2)  # audited
+
+
+def test_names_of_a_history_are_those_of_its_network_too():
+    dropout, noise = hyper.Dropout(0.3), hyper.InTraining(hyper.InputNoise(0.1))
+    network = nn.Sequential(noise, nn.Linear(4, 8), dropout, nn.Linear(8, 2))
+    made = trainer(network, [dropout, noise])
+    names = [name for name in made.fit(2).values if not name.endswith("scale")]
+    assert names == ["networks.0.2.rate", "networks.0.0.module.std"]
+    assert {f"{name}, scale" for name in names} <= set(made.history.values)
+    values = dict(zip(names, (0.2, 0.05), strict=True))
+    for model in (network, made.model):
+        for given in (values, {name.removeprefix("networks.0."): value for name, value in values.items()}):
+            hyper.assign(model, dict.fromkeys(values, 0.11))
+            hyper.assign(model, given)
+            assert [dropout.values()["rate"], noise.values()["module.std"]] == pytest.approx([0.2, 0.05])
+    stn.freeze(network, values)
+    two = nn.Sequential(hyper.Dropout(0.3), nn.Sequential(hyper.Dropout(0.3)))
+    for unknown in ("rate", "1.rate", "2.0.rate", "ate"):
+        with pytest.raises(ValueError, match=unknown):
+            hyper.assign(two, {unknown: 0.2})
+
+
+def test_norms_and_biases_are_not_decayed():
+    attention = nn.MultiheadAttention(4, 2, add_bias_kv=True)
+    layers = [nn.LayerNorm((3, 4)), nn.RMSNorm((3, 4)), nn.GroupNorm(2, 4), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3)]
+    expected = {"conv": layers[-1].weight, "in": attention.in_proj_weight, "out": attention.out_proj.weight}
+    model = nn.ModuleList([*layers, attention])
+    decay = hyper.WeightDecay(model, 0.1)
+
+    def decayed():
+        return {id(weight) for weight in decay.decayed()}
+
+    assert decayed() == {id(weight) for weight in expected.values()}
+    whole = nn.Sequential(nn.Linear(4, 3), decay2 := hyper.WeightDecay(nn.Linear(4, 3), 0.1))
+    decay2.of = [whole[0]]
+    partnets.partition(whole, (0.5, 0.5), defaults="stored")
+    decay2.of = [whole[0]]
+    assert [weight.shape for weight in decay2.decayed()] == [(3, 4)]
+
+
+@pytest.mark.parametrize("same_along", [(2, 3), (3, 2), (-2, -1), (2,), (1,), ()])
+def test_whatever_is_frozen_takes_what_it_took(same_along):
+    x = torch.randn(2, 3, 4, 5)
+    assert torch.equal(hyper.Dropout(0.3, same_along=same_along).to_ordinary().eval()(x), x)
