@@ -70,6 +70,8 @@ def bilevel(
                         before the first of λ, and F goes down through it (Lorraine and Duvenaud 2018)
     'fixed'             λ stays as it is given: a tensor, or a schedule, as baselines.schedules has them
 
+    A method takes no notice of options of others, so that one set of them serves all.
+
     Compute is counted in gradient evaluations, each a forward and a backward pass: one a step of the weights and one of
     F; two for a product with second derivatives, of which there is one for each conjugate gradient, for each Neumann
     term but the first and for each step that is followed, and one with ∂²f/∂w∂λ in implicit differentiation.
@@ -85,7 +87,8 @@ def bilevel(
         hyper_optimizer: of λ, likewise; needed unless λ is fixed.
         restart: whether each outer step trains from the given weights again, and not from the last; not of
             'best_response' and 'fixed', which train once.
-        box: λ's least and greatest values, numbers or tensors of its shape. 'best_response' needs it; others keep λ in.
+        box: λ's least and greatest values, numbers or tensors of its shape. 'best_response' needs it; others keep λ
+            in, but for 'fixed', which takes what it is given.
         hidden: of 'best_response': hidden units, 0 for a linear map.
         seed: of 'best_response': of the λ that it learns for and its hidden units.
         callback: called in each outer step before the step of λ, with its number, counted from 0, the weights and λ,

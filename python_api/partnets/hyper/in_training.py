@@ -31,7 +31,10 @@ class InTraining(Hyperparameter):
     def __init__(self, module: Hyperparameter) -> None:
         super().__init__()
         if not isinstance(module, Hyperparameter):
-            raise TypeError(f"module is a {type(module).__name__}; pass a module of partnets.hyper.")
+            raise TypeError(
+                f"module is a {type(module).__name__}; pass a partnets.hyper.Hyperparameter. What averages a network's"
+                " outputs has the network inside, and is none."
+            )
         self.module = module
 
     def forward(self, x: Tensor) -> Tensor:
