@@ -953,6 +953,17 @@ MUTANTS = [
         ),
     ),
     *_of(
+        "python_api/partnets/stn/start.py",
+        f"{NETS}/stn/test_hyper_misuse.py",
+        ("unread", "if read.issuperset(named):", "if True:", "a hyperparameter that nothing reads is tuned"),
+        ("others' rows", "> most:", "> 1e9:", "an example's output depends on the hyperparameters of others"),
+    ),
+    *_of(
+        "python_api/partnets/stn/step.py",
+        f"{NETS}/stn/test_hyper_misuse.py",
+        ("counted twice", "buffer.copy_(value)", "pass", "a batch counts twice in running statistics"),
+    ),
+    *_of(
         "python_api/partnets/stn/step.py",
         f"{NETS}/stn/test_hyper_training.py {NETS}/distributed/test_distributed_responses.py",
         (
