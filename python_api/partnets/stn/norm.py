@@ -70,6 +70,9 @@ class _HyperNorm(HyperLayer):
         """The first of the dimensions of x that the weight has."""
         return 1
 
+    def drops(self, name):
+        return False
+
     def normalised(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """torch's layer with these."""
         raise NotImplementedError

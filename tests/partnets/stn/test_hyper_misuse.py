@@ -72,13 +72,14 @@ def unread():
     never = NeverCalled()
     frozen = dropped(nn.Linear(4, 4))
     frozen.bias.requires_grad_(False)
-    cell = dropped(nn.GRUCell(4, 4))
+    cell, norm = dropped(nn.GRUCell(4, 4)), dropped(nn.LayerNorm(4))
     backbone = nn.Sequential(nn.Linear(4, 4), dropout).eval()
     return {
         "label smoothing without loss=": (nn.Sequential(nn.Linear(4, 2), smoothing), smoothing),
         "dropout that is never called": (never, never.dropout),
         "drop connect of a layer that stays": (nn.Sequential(frozen, nn.Linear(4, 2)), frozen.drop_connect),
         "drop connect of a cell": (nn.Sequential(cell, nn.Linear(4, 2)), cell.drop_connect),
+        "drop connect of a norm": (nn.Sequential(norm, nn.Linear(4, 2)), norm.drop_connect),
         "dropout of a backbone that is still": (nn.Sequential(backbone, nn.Linear(4, 2)), dropout),
     }
 
