@@ -29,6 +29,8 @@ def deployed(model: nn.Module, draws: int, seed: int) -> nn.Module:
     """
     if any(isinstance(module, FixedDraws) for module in model.modules()):
         raise ValueError("this model is deployed already, and has draws that stay; pass the one that it was made of.")
+    if by := next((module.made_ordinary_by for module in model.modules() if hasattr(module, "made_ordinary_by")), None):
+        raise ValueError(f"layers of this model respond to hyperparameters; {by}(model) gives the ordinary model.")
     is_partitioned = any(isinstance(module, Partitioned) for module in model.modules())
     model = merge(model) if is_partitioned else copy.deepcopy(model)
     for parameter in hyperparameters(model):

@@ -80,6 +80,7 @@ class HyperLayer(nn.Module):
 
     ordinary: type[nn.Module]
     responding: tuple[str, ...] = ("weight", "bias")
+    made_ordinary_by = "partnets.stn.freeze"  # for partnets.finalize, which knows nothing of these layers
 
     def __init_subclass__(cls, **kwargs) -> None:
         super().__init_subclass__(**kwargs)

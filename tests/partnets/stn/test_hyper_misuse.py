@@ -374,3 +374,14 @@ def test_norms_and_biases_are_not_decayed():
 def test_whatever_is_frozen_takes_what_it_took(same_along):
     x = torch.randn(2, 3, 4, 5)
     assert torch.equal(hyper.Dropout(0.3, same_along=same_along).to_ordinary().eval()(x), x)
+
+
+@pytest.mark.parametrize("is_partitioned", [False, True])
+def test_deploying_says_what_makes_an_ordinary_model(is_partitioned):
+    network = two_dropouts()
+    model = stn.convert(network, [network[1], network[3]])
+    if is_partitioned:
+        model = partnets.partition(model, (0.5, 0.5), defaults="stored")
+    with pytest.raises(ValueError, match=r"stn\.freeze"):
+        partnets.finalize(model, "deploy")
+    assert not any(isinstance(module, stn.HyperLayer) for module in stn.freeze(model).modules())
