@@ -973,12 +973,6 @@ MUTANTS = [
             "hyperparameters are judged with dropout and augmentations",
         ),
         (
-            "response alone",
-            "stack.enter_context(vector.response_learning())",
-            "pass",
-            "W learns at perturbed hyperparameters too",
-        ),
-        (
             "others' gradients",
             "parameter.grad = gradient",
             "pass",
