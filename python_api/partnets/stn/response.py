@@ -122,11 +122,12 @@ class _Response(torch.autograd.Function):
             y = found[0] if len(found) == 1 else torch.cat(found)
         else:
             y = product(x, hyper_weight.to(dtype))
-            y.mul_(_spread(rows, y, product))
+            # Not in two dtypes, which PyTorch does element by element on a CPU.
+            y.mul_(_spread(rows, y, product).to(dtype))
             y = product.add(y, x, weight.to(dtype))
         del rows
         if bias is not None:
-            y.add_(_spread(rows_of(hyper, bias_scale).add_(bias), y, product))
+            y.add_(_spread(rows_of(hyper, bias_scale).add_(bias), y, product).to(dtype))
         return y
 
     @staticmethod
