@@ -33,14 +33,18 @@ SOURCES := $(shell find csrc -type f) setup.py pyproject.toml
 PACKAGE := CMakeLists.txt $(wildcard cmake/* examples/cpp/CMakeLists.txt tests/csrc/*.cmake)
 CPP := $(shell find csrc tests/csrc examples/cpp -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
-.PHONY: demo test bench paper gpu lint unit ctest wheel clean always
+.PHONY: demo federated test bench paper gpu lint unit ctest wheel clean always
 
 demo: $(VENV)/demo
 	$(BIN)/python examples/digits.py --seeds $(SEEDS)
 
+# By Flower, which needs Python 3.11, in one process: three minutes.
+federated: $(VENV)/federated
+	$(BIN)/python examples/federated/run.py
+
 # Set-up comes first, one thing at a time. Then two at once, so that neither processor waits while something links,
 # installs or collects; each prints what it has to say when it is done.
-test: $(VENV)/test build/triton-3.6
+test: $(VENV)/test build/triton-3.6 $(if $(FULL),$(VENV)/ray)
 	$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint wheel ctest unit
 
 # Threads may spin here: nothing else should be running.
@@ -77,7 +81,7 @@ $(TESTED): $(VENV)/test $(PACKAGE) $(CPP)
 	touch $@
 
 # Which, with FULL=1, look at the wheel's CUDA library.
-unit: $(VENV)/test build/triton-3.6 $(if $(FULL),wheel)
+unit: $(VENV)/test build/triton-3.6 $(if $(FULL),wheel $(VENV)/ray)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # The wheel in an environment that has nothing else but PyTorch, as a user gets it.
@@ -107,6 +111,10 @@ $(VENV)/demo: $(VENV)/torch $(SOURCES)
 	$(INSTALL) '.[demo]'
 	touch $@
 
+$(VENV)/federated: $(VENV)/torch $(SOURCES)
+	$(INSTALL) '.[demo,federated]'
+	touch $@
+
 $(VENV)/bench: $(VENV)/torch $(SOURCES)
 	$(INSTALL) '.[bench]'
 	touch $@
@@ -119,6 +127,11 @@ $(VENV)/paper: $(VENV)/torch $(SOURCES)
 $(VENV)/test: $(VENV)/torch $(SOURCES)
 	$(INSTALL) '.[test]' $(TRITON)
 	$(BIN)/python -m pip install --quiet --no-deps $(LAPLACE)
+	touch $@
+
+# Flower's simulation, which tests marked `full` compare with.
+$(VENV)/ray: $(VENV)/test
+	$(BIN)/python -m pip install --quiet 'flwr[simulation]>=1.41,<1.42'
 	touch $@
 
 build/triton-3.6: | $(VENV)/torch

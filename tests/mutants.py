@@ -919,6 +919,75 @@ MUTANTS = [
             "a gradient's entries change places",
         ),
     ),
+    # --- federated ---
+    *_of(
+        "python_api/partnets/federated/client.py",
+        f"{NETS}/federated",
+        (
+            "one after another",
+            "vectors.write({name: values[name] for name in own})",
+            "pass",
+            "a client's later partition starts from its earlier ones (Eq. 25)",
+        ),
+        (
+            "unhidden losses",
+            "examples, hyper_loss, losses = 1, None, {}",
+            "pass",
+            "a client with privacy tells its losses and how many examples it has",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/federated/vectors.py",
+        f"{NETS}/federated",
+        ("not finite", "if not vector.isfinite().all():", "if False:", "NaN reaches the global model"),
+        ("running", "    if found:\n", "    if False:\n", "BatchNorm is accepted"),
+    ),
+    *_of(
+        "python_api/partnets/federated/server.py",
+        f"{NETS}/federated",
+        ("another chunk", "if (pinned := self.pinned.get(sender, own)) != own:", "if False:", "a chunk may change"),
+        (
+            "overflow",
+            "if vector.numel() and not vector.abs().max() < most:",
+            "if False:",
+            "a square overflows for good",
+        ),
+        ("idle partitions", "if contributors[k]:", "if names:", "a partition steps that nobody has learned"),
+        (
+            "noise of a mean",
+            "self.privacy.noisy(found, 1 / len(updates))",
+            "self.privacy.noisy(found)",
+            "the server's noise does not fall with the number of clients",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/federated/privacy.py",
+        f"{NETS}/federated",
+        ("counted vectors", "math.sqrt(sent * rounds)", "math.sqrt(rounds)", "one vector is counted of several"),
+        ("fresh noise", "generator.seed()", "generator.manual_seed(0)", "noise can be told and taken off"),
+    ),
+    *_of(
+        "python_api/partnets/federated/flower/arrays.py",
+        f"{NETS}/federated/test_flower_faults.py {NETS}/federated/test_flower.py",
+        ("declared", "if array.dtype != kind or tuple", "if tuple", "what an array says of its type is not looked at"),
+        (
+            "content",
+            'if dtype != np.dtype(kind).newbyteorder("<") or shape != (length,):',
+            "if False:",
+            "bytes of another type are read as numbers",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/federated/flower/strategy.py",
+        f"{NETS}/federated/test_flower_faults.py",
+        ("strangers", "if node not in self._asked:", "if False:", "who was not asked is heard"),
+        ("twice", "elif node in updates or node in failed or node in refused:", "elif False:", "the last reply counts"),
+    ),
+    *_of(
+        "python_api/partnets/federated/flower/local_grid.py",
+        f"{NETS}/federated/test_flower_faults.py",
+        ("late", "if timeout is None or time.monotonic() - start <= timeout:", "if True:", "a late reply is heard"),
+    ),
     # --- self-tuning networks ---
     *_of(
         "python_api/partnets/stn/response.py",

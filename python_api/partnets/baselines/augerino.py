@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import repeat
 
 from torch import Generator, Tensor
 
-from partnets.hyper import Affine
+from partnets.hyper import Affine, Hyperparameter
 from partnets.nn.live import subnetwork
 from partnets.training.step import check_reached, clip_gradient
 from partnets.training.trainer import Trainer
@@ -54,8 +54,7 @@ class Augerino(Trainer):
         if chunks.count > 1:
             raise ValueError(f"there are {chunks.count} chunks; Augerino learns from all data: pass baselines.whole's.")
         super().__init__(model, chunks, hyper=hyper, **options)
-        if [type(module) for module in self.hyper.values()] != [Affine]:
-            raise ValueError(f"hyper is {hyper!r}; pass one hyper.Affine, whose widths the bonus is for.")
+        self.augmentation = only_affine(self.hyper.values())
         self.regularisation, self.safe = regularisation, safe
 
     def iterate(self) -> tuple[int, float, None, None]:
@@ -65,7 +64,7 @@ class Augerino(Trainer):
         self.hyper_optimizer.zero_grad()
         with subnetwork(self.model, active=1, update=1, hyper=True):
             loss = self._loss(self.loss, batch)
-            (loss - self.regularisation * self._bonus()).backward()
+            (loss - self.regularisation * bonus(self.augmentation, self.safe)).backward()
         check_reached(self.model, self.hyper_optimizer)
         clip_gradient(self.optimizer, self.clip)
         self.optimizer.step(update=1)
@@ -79,9 +78,28 @@ class Augerino(Trainer):
     def _plan(self, steps: int, generator: Generator) -> Iterator[tuple[str, int, int]]:
         return repeat(("draw_upto", 1, self.batch_size), steps)
 
-    def _bonus(self) -> Tensor:
-        (augmentation,) = self.hyper.values()
-        widths = augmentation.widths()
-        if self.safe and not (widths < SAFE_WIDTH).all():
-            widths = widths.detach()
-        return widths.norm()
+
+def bonus(augmentation: Affine, safe: bool = True) -> Tensor:
+    """||width||_2, which the training loss is given less of: a scalar.
+
+    Args:
+        safe: whether it gives no gradient while any width is 10 or more.
+
+    Example:
+        >>> augmentation = Affine()
+        >>> bool(bonus(augmentation) == augmentation.widths().norm())
+        True
+    """
+    widths = augmentation.widths()
+    if safe and not (widths < SAFE_WIDTH).all():
+        widths = widths.detach()
+    return widths.norm()
+
+
+def only_affine(modules: Iterable[Hyperparameter]) -> Affine:
+    """The hyper.Affine that these modules must be; raises ValueError for anything else."""
+    modules = list(modules)
+    if [type(module) for module in modules] != [Affine]:
+        kinds = ", ".join(type(module).__name__ for module in modules) or "None"
+        raise ValueError(f"hyper is {kinds}; pass one hyper.Affine, whose widths the bonus is for.")
+    return modules[0]

@@ -30,6 +30,7 @@ class Data:
         classes: the number of classes.
         mean, std: of each channel or feature over the training set, for images in units of [0, 1]. Subsets and
             rotated versions keep those of the whole, upright set.
+        angles: by which each training image was rotated, in radians; None if none was.
 
     Example:
         >>> images, labels = torch.zeros(6, 1, 4, 4, dtype=torch.uint8), torch.arange(6) % 2
@@ -44,6 +45,7 @@ class Data:
     classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    angles: Tensor | None = None
 
     def subset(self, n: int, seed: int = 0) -> Data:
         """n training examples at random, and all test examples; with the same seed, smaller subsets lie in larger ones.
@@ -66,7 +68,8 @@ class Data:
         if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= len(x):
             raise ValueError(f"n={n!r}, but {self.name} has {len(x)} training examples; pass an int in 1..{len(x)}.")
         chosen = torch.randperm(len(x), generator=Generator().manual_seed(seed), device="cpu")[:n]
-        return replace(self, train=(x[chosen], y[chosen]))
+        angles = None if self.angles is None else self.angles[chosen]
+        return replace(self, train=(x[chosen], y[chosen]), angles=angles)
 
     def rotated(self, seed: int = 0) -> Data:
         """Each image, to train and to test, rotated once by an angle of its own from U[-π, π] (Appendix I.5).
@@ -95,9 +98,10 @@ class Data:
                 f"{self.name} has x of shape {list(train.shape)}; only images [n, channels, height, width] rotate."
             )
         generator = Generator().manual_seed(seed)
-        test = _rotate(test, generator)
-        train = _rotate(train, generator)
-        return replace(self, name=f"rotated-{self.name}", train=(train, train_labels), test=(test, test_labels))
+        test_angles, angles = (_angles(len(images), generator) for images in (test, train))
+        test, train = _rotate(test, test_angles), _rotate(train, angles)
+        name = f"rotated-{self.name}"
+        return replace(self, name=name, train=(train, train_labels), test=(test, test_labels), angles=angles)
 
     def __repr__(self) -> str:
         x = self.train[0]
@@ -129,9 +133,12 @@ def moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple((mean / unit).tolist()), tuple((std / unit).tolist())
 
 
-def _rotate(images: Tensor, generator: Generator) -> Tensor:
-    angles = math.pi * (2 * torch.rand(len(images), 1, 1, generator=generator, device="cpu") - 1)
-    exponents = angles * angles.new_tensor(GENERATORS["rotation"])
+def _angles(count: int, generator: Generator) -> Tensor:
+    return math.pi * (2 * torch.rand(count, generator=generator, device="cpu") - 1)
+
+
+def _rotate(images: Tensor, angles: Tensor) -> Tensor:
+    exponents = angles[:, None, None] * angles.new_tensor(GENERATORS["rotation"])
     result = torch.empty_like(images)
     for i in range(0, len(images), BATCH):
         batch = slice(i, i + BATCH)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from torch import nn
 
@@ -83,6 +83,38 @@ def hyperparameters(model: nn.Module) -> list[nn.Parameter]:
     """
     modules = [module for module in model.modules() if isinstance(module, Hyperparameter)]
     return list(dict.fromkeys(parameter for module in modules for parameter in module.parameters()))
+
+
+def find_hyper(model: nn.Module, hyper: Hyperparameter | Iterable[Hyperparameter] | None) -> dict[str, Hyperparameter]:
+    """The path and module of each hyperparameter module that is to be learned.
+
+    Args:
+        hyper: a module of the model, several, or None.
+
+    Raises:
+        ValueError: one is no Hyperparameter, not inside of the model, or without a trainable parameter.
+
+    Example:
+        >>> from partnets import hyper
+        >>> find_hyper(nn.Sequential(mask := hyper.InputMask(4), nn.Linear(4, 2)), mask).keys()
+        dict_keys(['0'])
+    """
+    modules = [] if hyper is None else [hyper] if isinstance(hyper, nn.Module) else list(dict.fromkeys(hyper))
+    paths = {module: path for path, module in model.named_modules()}
+    for module in modules:
+        if not isinstance(module, Hyperparameter):
+            raise ValueError(
+                f"hyper has a {type(module).__name__}; derive it from partnets.hyper.Hyperparameter, so that"
+                " partnets.partition and the optimisers tell it from the weights."
+            )
+        if module not in paths:
+            raise ValueError(
+                f"hyper has a {type(module).__name__} that is not inside the model; build the model with it, as in"
+                " nn.Sequential(hyper, network)."
+            )
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            raise ValueError(f"hyper has {paths[module]}, without a trainable parameter; leave it out of hyper.")
+    return {paths[module]: module for module in modules}
 
 
 def named_values(model: nn.Module) -> dict[Learned, dict[str, float]]:

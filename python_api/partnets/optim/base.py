@@ -36,7 +36,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
                 " entries are whose."
             )
         self.count = count(model)
-        self._owners = _owners(model)
+        self._owners = owners(model)
         defaults = self._with_decays(defaults)
         self.check(defaults)
         groups = [group | {"params": _listed(group)} for group in groups]
@@ -298,15 +298,19 @@ def _listed(group: dict) -> list[nn.Parameter]:
     return [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
 
 
-def _owners(model: nn.Module) -> dict[nn.Parameter, tuple[Partitioned, str]]:
-    """The layer and name of each trainable parameter that a partitioned layer owns; raises for any other."""
-    owners = {
+def owners(model: nn.Module) -> dict[nn.Parameter, tuple[Partitioned, str]]:
+    """The layer and name of each trainable parameter that a partitioned layer owns.
+
+    Raises:
+        ValueError: another parameter, but of partnets.hyper, would learn.
+    """
+    found = {
         parameter: (layer, name)
         for _, layer in partitioned_layers(model)
         for name, parameter in layer.owned()
         if parameter.requires_grad
     }
-    known = owners.keys() | set(hyperparameters(model))
+    known = found.keys() | set(hyperparameters(model))
     strangers = [
         path for path, parameter in model.named_parameters() if parameter.requires_grad and parameter not in known
     ]
@@ -316,4 +320,4 @@ def _owners(model: nn.Module) -> dict[nn.Parameter, tuple[Partitioned, str]]:
             " requires_grad_(False), partition their layers with partnets.partition, or derive their module from"
             " partnets.hyper.Hyperparameter."
         )
-    return owners
+    return found

@@ -24,6 +24,7 @@ from partnets.evaluation.metrics import check_counts
 from partnets.evaluation.out_of_chunk import lml
 from partnets.evaluation.same_chunks import check_same_chunks, remember_chunks
 from partnets.hyper import Hyperparameter, hyperparameters, penalties
+from partnets.hyper.hyperparameter import find_hyper
 from partnets.nn.partitioned import partitioned_layers
 from partnets.optim.base import check_partitioned
 from partnets.training import checkpoint
@@ -160,7 +161,7 @@ class Trainer(TrainingState):
             raise ValueError(f"hyper_chunks={hyper_chunks!r}; pass 'one' or 'all'.")
         if lml_every is None and (keep_best or patience is not None):
             raise ValueError("keep_best and patience go by L_ML; pass lml_every, how many steps apart to evaluate it.")
-        self.hyper = _find_hyper(model, hyper)
+        self.hyper = find_hyper(model, hyper)
         if (self.hyper and self.needs_unseen) or lml_every:
             check_unseen(chunks)
         psi = list(dict.fromkeys(parameter for module in self.hyper.values() for parameter in module.parameters()))
@@ -359,26 +360,6 @@ class _Drawn(Mapping):
 
     def __len__(self) -> int:
         return len(self.ks)
-
-
-def _find_hyper(model: nn.Module, hyper) -> dict[str, Hyperparameter]:
-    """The path and module of each hyperparameter module."""
-    modules = [] if hyper is None else [hyper] if isinstance(hyper, nn.Module) else list(dict.fromkeys(hyper))
-    paths = {module: path for path, module in model.named_modules()}
-    for module in modules:
-        if not isinstance(module, Hyperparameter):
-            raise ValueError(
-                f"hyper has a {type(module).__name__}; derive it from partnets.hyper.Hyperparameter, so that"
-                " partnets.partition and the optimisers tell it from the weights."
-            )
-        if module not in paths:
-            raise ValueError(
-                f"hyper has a {type(module).__name__} that is not inside the model; build the model with it, as in"
-                " nn.Sequential(hyper, network)."
-            )
-        if not any(parameter.requires_grad for parameter in module.parameters()):
-            raise ValueError(f"hyper has {paths[module]}, without a trainable parameter; leave it out of hyper.")
-    return {paths[module]: module for module in modules}
 
 
 def _check_learns(model: nn.Module, loss: Loss) -> None:

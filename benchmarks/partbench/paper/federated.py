@@ -1,0 +1,281 @@
+"""Table 4 and Fig. 10: clients that share no data learn augmentations and dropout rates, at less upload than FedAvg."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import nn
+
+import partnets
+from partbench.paper.experiment import (
+    Claim,
+    Experiment,
+    Record,
+    Table,
+    at_least,
+    curve,
+    registered,
+    rotation,
+    select,
+    text,
+)
+from partbench.paper.recipes import digits_network, first_affine
+from partnets import baselines, federated, hyper, models, optim
+from partnets.data import Data, Normalise, ToFloat, load
+from partnets.utils.files import replacing
+
+METHODS = {"fedavg": "FedAvg", "augerino": "FedAvg + Augerino", "partitioned": "FedAvg + partitioned"}
+# Rotations are told apart by these many bins (Appendix J.2).
+BINS = 10
+# Of the accuracies that count and of those that Fig. 10 shows: their number, and rounds between them.
+LAST, EVERY = 10, 10
+QUICK_ROUNDS = 10
+MEGABYTE = 1e6
+
+
+def mnist_network() -> nn.Sequential:
+    """Table 9's, with concrete dropout between layers."""
+    return with_dropout(models.MnistCNN(), nn.ReLU)
+
+
+def cifar_network() -> nn.Sequential:
+    """ResNet-9 with concrete dropout in the middle of each block, and no other."""
+    return with_dropout(models.ResNet9(dropout=0.0), nn.MaxPool2d)
+
+
+def with_dropout(network: nn.Sequential, after: type[nn.Module]) -> nn.Sequential:
+    """Concrete dropout of a rate of 0.1 after each module of a type."""
+    found = []
+    for module in network:
+        found += [module, hyper.ConcreteDropout(0.1)] if isinstance(module, after) else [module]
+    return nn.Sequential(*found)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a data set's clients and server learn (Appendix J.2).
+
+    Attributes:
+        network: makes one, for images that are normalised.
+        augmentation: makes the part of ψ that transforms images.
+        sizes: the subsets of the training data, ascending.
+        rounds, clients: how many.
+        proportions: of the chunks' clients and of the weights' partitions.
+        alpha, rotated_alpha: of the Dirichlet split by labels, and of rotated images by their bins.
+        batch: of the clients' steps.
+        hyper_batch: examples that the gradient of ψ is from; None for all.
+        lr, server_lr, hyper_lr: of the clients' SGD, of the server's Adam and of ψ's.
+        eps: of both Adams.
+        samples: augmented copies of an image.
+    """
+
+    network: Callable[[], nn.Sequential]
+    augmentation: Callable[[], hyper.Affine]
+    sizes: tuple[int, ...]
+    rounds: int
+    clients: int
+    proportions: tuple[float, ...]
+    alpha: float
+    rotated_alpha: float
+    batch: int
+    hyper_batch: int | None
+    lr: float
+    server_lr: float
+    hyper_lr: float
+    eps: float = 1e-8
+    samples: int = 10
+
+
+SETTINGS = {
+    "digits": Setting(
+        digits_network, first_affine, (1297,), rounds=400, clients=20, proportions=(0.7, 0.2, 0.1), alpha=1.0,
+        rotated_alpha=0.1, batch=16, hyper_batch=None, lr=0.1, server_lr=4e-3, hyper_lr=6e-2, samples=4,
+    ),
+    "mnist": Setting(
+        mnist_network, hyper.Affine, (1250, 5000, 50000), rounds=2000, clients=100, proportions=(0.7, 0.2, 0.1),
+        alpha=0.1, rotated_alpha=0.1, batch=64, hyper_batch=None, lr=5e-2, server_lr=1e-3, hyper_lr=3e-3,
+    ),
+    "cifar10": Setting(
+        cifar_network, hyper.Affine, (1250, 5000, 45000), rounds=5000, clients=100, proportions=(0.9, 0.1),
+        alpha=1.0, rotated_alpha=0.1, batch=32, hyper_batch=32, lr=10**-0.5, server_lr=1e-2, hyper_lr=1e-3, eps=1e-7,
+    ),
+}  # fmt: skip
+
+
+class Federation:
+    """One training: the app of its clients, the server, and what is read off after each EVERY rounds."""
+
+    def __init__(self, setting: Record) -> None:
+        self.of, self.method, self.seed = SETTINGS[setting["dataset"]], setting["method"], setting["seed"]
+        self.rotated = setting["rotated"]
+        if setting.get("quick"):
+            self.of = replace(self.of, samples=min(self.of.samples, 4))
+        whole = load(setting["dataset"], rotated=self.rotated, seed=0)
+        # What is chosen of the data, and who has what, is the same for all seeds and methods.
+        self.data: Data = whole.subset(setting["examples"], seed=0)
+        self.parts = self._split()
+
+    def make_model(self) -> tuple[nn.Module, list[nn.Module]]:
+        """The model and ψ; the same in each call."""
+        torch.manual_seed(self.seed)
+        network = nn.Sequential(Normalise(self.data.mean, self.data.std), *self.of.network())
+        dropouts = [module for module in network.modules() if isinstance(module, hyper.ConcreteDropout)]
+        augmentation = self.of.augmentation()
+        averaged = nn.Sequential(ToFloat(), hyper.Averaged(augmentation, network, samples=self.of.samples))
+        if self.method == "partitioned":
+            return partnets.partition(averaged, self.of.proportions, seed=self.seed), [augmentation, *dropouts]
+        for dropout in dropouts:  # whose rates the baselines keep
+            dropout.requires_grad_(False)
+        if self.method == "augerino":
+            return baselines.Ensemble([averaged]), [augmentation]
+        return baselines.Ensemble([nn.Sequential(ToFloat(), network)]), []
+
+    def load_data(self, number: int, clients: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = self.data.train
+        return x[self.parts[number]], y[self.parts[number]]
+
+    def run(self, rounds: int, checkpoint: Path) -> Record:
+        """So many rounds, from the checkpoint if there is one."""
+        from partnets.federated.flower import LocalGrid, PartitionedFedAvg, client_app
+
+        of = self.of
+        app = client_app(
+            self.make_model,
+            self.load_data,
+            client=federated.AugerinoClient if self.method == "augerino" else federated.Client,
+            proportions=of.proportions if self.method == "partitioned" else None,
+            seed=self.seed,
+            optimizer=partial(optim.SGD, lr=of.lr),
+            batch_size=of.batch,
+            hyper_batch_size=of.hyper_batch,
+        )
+        model, psi = self.make_model()
+        learned = [one for module in psi for one in module.parameters() if one.requires_grad]
+        server = federated.Server(
+            model,
+            hyper=psi or None,
+            optimizer=optim.Adam(model, lr=of.server_lr, eps=of.eps),
+            hyper_optimizer=torch.optim.Adam(learned, lr=of.hyper_lr, eps=of.eps) if learned else None,
+        )
+        grid = LocalGrid(app, of.clients)
+        path = checkpoint.with_suffix(".curve")
+        points: list[Record] = json.loads(path.read_text()) if path.exists() else []
+        began: list[int] = []
+
+        def evaluate(number: int, arrays) -> None:
+            began.append(number)
+            if (number % EVERY and number != rounds) or any(point["round"] == number for point in points):
+                return
+            here = number - began[0]  # rounds that the grid has counted, of which one has as many bytes as another
+            last = points[-1] if points else {}
+            counted = {"sent": grid.sent, "uploaded": grid.received}
+            point = {name: number * counted[name] // here if here else last.get(name, 0) for name in counted}
+            torch.manual_seed(number)  # of the augmentations that outputs are averaged over
+            point |= {"round": number, "accuracy": 100 * partnets.accuracy(model, self.data.test)}
+            points.append(point)
+            with replacing(path) as file:
+                json.dump(points, file)
+
+        PartitionedFedAvg(server, checkpoint=checkpoint).start(grid, num_rounds=rounds, evaluate_fn=evaluate)
+        counted = [point["accuracy"] for point in points[-LAST:]]
+        rates = [module.values()["rate"] for module in psi if isinstance(module, hyper.ConcreteDropout)]
+        return {
+            "accuracy": sum(counted) / len(counted),
+            "psi": {} if self.method == "fedavg" else psi[0].values(),
+            "rates": rates,
+            "curve": points,
+            "sent": points[-1]["sent"],
+            "uploaded": points[-1]["uploaded"],
+        }
+
+    def _split(self) -> list[torch.Tensor]:
+        if not self.rotated:
+            return federated.dirichlet(self.data.train[1], self.of.clients, self.of.alpha)
+        edges = torch.linspace(-math.pi, math.pi, BINS + 1)[1:-1]
+        return federated.dirichlet(torch.bucketize(self.data.angles, edges), self.of.clients, self.of.rotated_alpha)
+
+
+@registered
+class Federated(Experiment):
+    """FedAvg, alone, with Augerino and partitioned, on clients with different labels or rotations."""
+
+    name = "federated"
+    paper = "Table 4, Fig. 10"
+    datasets = tuple(SETTINGS)
+
+    def settings(self, dataset: str, seeds: Sequence[int], quick: bool) -> list[Record]:
+        of = SETTINGS[dataset]
+        sizes = of.sizes[:1] if quick else of.sizes
+        found = []
+        for seed, rotated, examples, method in product(seeds, (True, False), sizes, METHODS):
+            setting = {"dataset": dataset, "rotated": rotated, "method": method, "examples": examples, "seed": seed}
+            found.append(
+                {**setting, "rounds": QUICK_ROUNDS if quick else of.rounds} | ({"quick": True} if quick else {})
+            )
+        return found
+
+    def train(self, setting: Record, checkpoint: Path) -> Record:
+        return Federation(setting).run(setting["rounds"], checkpoint)
+
+    def table(self, found: pd.DataFrame) -> Table:
+        """The accuracies, as Table 4 has them, the upload beside FedAvg's, and the rotation that was learned."""
+        sizes, rows = sorted(found.examples.unique()), []
+        for method, label in METHODS.items():
+            mine = select(found, method=method)
+            row = [text(select(mine, rotated=r, examples=n).accuracy) for r in (True, False) for n in sizes]
+            row.append(f"{100 * _upload(found, method):.1f} %")
+            row += [text(_rotations(select(mine, rotated=r)), 0) if method != "fedavg" else "" for r in (True, False)]
+            rows.append([label, *row, f"{(mine.seconds / mine.rounds).mean():.2f}"])
+        kinds = [f"{kind}, {size}" for kind in ("rotated", "upright") for size in sizes]
+        return ["accuracy, %", *kinds, "upload", "rotation ±°, rotated", "upright", "seconds a round"], rows
+
+    def draw(self, found: pd.DataFrame) -> Figure:
+        """Accuracy over the bytes that went to clients and back, as Fig. 10; a moving average of LAST."""
+        kinds = [(r, n) for r in (True, False) for n in sorted(found.examples.unique())]
+        figure = Figure(figsize=(5 * len(kinds), 4), layout="constrained")
+        for axes, (rotated, examples) in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
+            for method, label in METHODS.items():
+                mine = select(found, method=method, rotated=rotated, examples=examples)
+                points = pd.concat([_smoothed(one) for one in mine.curve], ignore_index=True)
+                curve(axes, (points.sent + points.uploaded) / MEGABYTE, points.accuracy, label)
+            kind = "rotated" if rotated else "upright"
+            axes.set(title=f"{kind}, {examples} images", xlabel="sent and received, all clients [MB]")
+            axes.set(ylabel="test accuracy [%]")
+        figure.axes[0].legend(fontsize="small")
+        return figure
+
+    def claims(self, found: pd.DataFrame) -> list[Claim]:
+        """What the paper claims: better than both baselines, most with few and rotated images, at less upload."""
+        claims = []
+        for rotated, examples in product((True, False), sorted(found.examples.unique())):
+            mine = select(found, rotated=rotated, examples=examples)
+            ours = select(mine, method="partitioned")
+            kind = f"{examples} {'rotated' if rotated else 'upright'}, partitioned"
+            for other in ("fedavg", "augerino"):
+                theirs = select(mine, method=other)
+                claims.append(at_least(f"{kind} ≥ {METHODS[other]}", ours.accuracy, theirs.accuracy))
+        upload = _upload(found, "partitioned")
+        claims.append(Claim("partitioned: at most 0.95 of FedAvg's upload", f"{upload:.3f}", bool(upload <= 0.95)))
+        return claims
+
+
+def _upload(found: pd.DataFrame, method: str) -> float:
+    return select(found, method=method).uploaded.mean() / select(found, method="fedavg").uploaded.mean()
+
+
+def _rotations(found: pd.DataFrame) -> pd.Series:
+    return found.psi.map(rotation)
+
+
+def _smoothed(points: list[Record]) -> pd.DataFrame:
+    found = pd.DataFrame(points)
+    return found.assign(accuracy=found.accuracy.rolling(LAST, min_periods=1).mean())

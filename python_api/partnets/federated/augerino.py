@@ -1,0 +1,67 @@
+"""AugerinoClient: federated averaging that learns augmentations on the training loss, beside the weights (Table 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, nn
+
+from partnets.baselines.augerino import bonus, only_affine
+from partnets.federated.client import Client
+from partnets.nn.live import subnetwork
+
+
+class AugerinoClient(Client):
+    """A client of an undivided network; the gradient of ψ is that of its training loss, less a bonus for width.
+
+    Args:
+        model: in baselines.Ensemble, of one partition.
+        data, number, **options: as of Client.
+        hyper: one hyper.Affine, which has Augerino's widths.
+        regularisation: the bonus is this much of ||width||_2; 0.01 in its paper (Benton et al. 2020).
+        safe: whether it gives no gradient while any width is 10 or more.
+
+    Raises:
+        ValueError: there is more than one partition, hyper is something else; and as Client.
+
+    Example:
+        >>> import torch
+        >>> from partnets import baselines, hyper
+        >>> augmentation = hyper.Affine(rotation=5.0)
+        >>> network = nn.Sequential(augmentation, nn.Flatten(), nn.Linear(64, 10))
+        >>> data = torch.rand(20, 1, 8, 8), torch.randint(10, (20,))
+        >>> client = AugerinoClient(baselines.Ensemble([network]), data, hyper=augmentation)
+        >>> update = client.train(client.vectors.read(), round=1)
+        >>> list(update.values), list(update.gradients)
+        (['w1.float32'], ['hyper.float32'])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Any,
+        chunk: int = 1,
+        number: int = 0,
+        *,
+        hyper: nn.Module | Iterable[nn.Module],
+        regularisation: float = 0.01,
+        safe: bool = True,
+        **options,
+    ) -> None:
+        super().__init__(model, data, chunk, number, hyper=hyper, **options)
+        self.regularisation, self.safe = regularisation, safe
+
+    def _check_hyper(self) -> None:
+        if self.vectors.count > 1:
+            raise ValueError(
+                f"the model has {self.vectors.count} partitions; Augerino learns from all data: pass the network in"
+                " baselines.Ensemble, or Client for a partitioned one."
+            )
+        self.augmentation = only_affine(self.hyper.values())
+
+    def _judging(self):
+        return subnetwork(self.model, active=1, update=None)
+
+    def _hyper_loss(self, batch: Any) -> Tensor:
+        return self._loss(self.loss, batch) - self.regularisation * bonus(self.augmentation, self.safe)

@@ -1,0 +1,251 @@
+"""Client: what one client computes in a round, from its own examples and what the server has sent (Appendix J.1)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Dataset, default_collate
+
+from partkernels.defaults import check_seed
+from partnets import optim
+from partnets.data.batch import Forward, Loss, call, mean
+from partnets.data.examples import Collate, as_dataset
+from partnets.data.fetching import batches
+from partnets.evaluation import accuracy, mean_loss
+from partnets.evaluation.likelihood import check_loss, plain
+from partnets.federated.privacy import Privacy
+from partnets.federated.update import Update, names_of
+from partnets.federated.vectors import Vectors
+from partnets.hyper import penalties
+from partnets.hyper.hyperparameter import find_hyper
+from partnets.optim.base import PartitionedOptimizer
+from partnets.training.step import hyper_learning, step_weights, still_modules
+from partnets.utils import random_state
+from partnets.utils.checks import check_at_least
+from partnets.utils.modules import device_of, to_device
+from partnets.utils.seeds import derived
+
+
+class Client:
+    """A client of chunk D_k: learns w_k..w_C each by itself, and the gradient of ψ through subnetwork k-1.
+
+    Each partition starts from what the server has sent, also where an earlier one has changed here (Eq. 25); the
+    gradient of ψ is that of the mean loss of all examples through subnetwork k-1, which no chunk-k client changes
+    (Eq. 26). What is drawn follows from seed, number and round alone, so that a round that is repeated gives the same
+    bits. The model is left with what was learned; everything of a round comes with the server's values.
+
+    Args:
+        model: partitioned; or an ordinary one in baselines.Ensemble, for federated averaging.
+        data: a Dataset of (x, y) or of dicts with labels, or tensors (x, y).
+        chunk: k, that all of its examples belong to: 1..C.
+        number: of this client, from 0.
+        hyper: ψ: a module of partnets.hyper, or several, inside the model; None if none is learned.
+        loss: as of partnets.Trainer.
+        hyper_loss: as of partnets.Trainer.
+        optimizer: of a model makes the local optimiser, of partnets.optim; a new one for each partition in each round.
+            optim.SGD with a learning rate of 0.05 if None, the paper's on MNIST.
+        batch_size: of the local steps.
+        epochs: over the client's examples, for each partition.
+        hyper_batch_size: how many examples the gradient of ψ is from, drawn anew in each round; all of them if None.
+        privacy: hides what is sent from the server too; an update then tells no losses, and that it has one example.
+        forward, collate: as of partnets.Trainer and partnets.chunk.
+        seed: an int in [0, 2**63), the same for all clients.
+
+    Attributes:
+        vectors: what travels.
+
+    Raises:
+        TypeError, ValueError: data are no data set or empty, the chunk is out of range, there is ψ but only one
+            partition, the model has running statistics, or an argument is out of range.
+
+    Example:
+        >>> import partnets
+        >>> from partnets import hyper
+        >>> model = nn.Sequential(mask := hyper.InputMask(4), nn.Linear(4, 3))
+        >>> partnets.partition(model, (0.7, 0.2, 0.1))[1].count
+        3
+        >>> data = torch.randn(20, 4), torch.randint(3, (20,))
+        >>> client = Client(model, data, chunk=2, hyper=mask)
+        >>> update = client.train(client.vectors.read(), round=1)
+        >>> list(update.values), list(update.gradients), update.examples
+        (['w2.float32', 'w3.float32'], ['hyper.float32'], 20)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Dataset | Sequence,
+        chunk: int,
+        number: int = 0,
+        *,
+        hyper: nn.Module | Iterable[nn.Module] | None = None,
+        loss: Loss = F.cross_entropy,
+        hyper_loss: Loss | None = None,
+        optimizer: Callable[[nn.Module], PartitionedOptimizer] | None = None,
+        batch_size: int = 64,
+        epochs: int = 1,
+        hyper_batch_size: int | None = None,
+        privacy: Privacy | None = None,
+        forward: Forward = call,
+        collate: Collate = default_collate,
+        seed: int = 0,
+    ) -> None:
+        check_at_least(1, batch_size=batch_size, epochs=epochs)
+        if hyper_batch_size is not None:
+            check_at_least(1, hyper_batch_size=hyper_batch_size)
+        check_seed("seed", seed)
+        self.model, self.vectors = model, Vectors(model, hyper)
+        self.hyper = find_hyper(model, hyper)
+        self._check_hyper()
+        self.loss, self.hyper_loss = loss, plain(loss) if hyper_loss is None else hyper_loss
+        check_loss(self.hyper_loss)
+        self.optimizer = partial(optim.SGD, lr=0.05) if optimizer is None else optimizer
+        self.batch_size, self.epochs, self.hyper_batch_size = batch_size, epochs, hyper_batch_size
+        self.privacy, self.forward, self.collate, self.seed = privacy, forward, collate, seed
+        self._still = still_modules(model)
+        self._take(data, chunk, number)
+
+    def with_data(self, data: Dataset | Sequence, chunk: int, number: int) -> Client:
+        """Another client that computes with the same model: as many as one likes take turns in one process."""
+        other = copy.copy(self)
+        other._take(data, chunk, number)
+        return other
+
+    def _take(self, data: Dataset | Sequence, chunk: int, number: int) -> None:
+        self.data = as_dataset(data)
+        if not len(self.data):
+            raise ValueError(f"client {number} has no examples; leave it out, or give each client at least one.")
+        if isinstance(chunk, bool) or not isinstance(chunk, int) or not 1 <= chunk <= self.vectors.count:
+            count = self.vectors.count
+            raise ValueError(
+                f"chunk={chunk!r} of client {number}, of a model with C={count}; pass an int in 1..{count}."
+            )
+        check_at_least(0, number=number)
+        self.chunk, self.number = chunk, number
+
+    def _check_hyper(self) -> None:
+        if self.hyper and self.vectors.count == 1:
+            raise ValueError(
+                "hyper is given, but the model has one partition, which sees all data: no subnetwork could judge ψ."
+                " Partition the model, or pass hyper=None for plain federated averaging; AugerinoClient learns"
+                " augmentations on the training loss."
+            )
+
+    def train(self, values: Mapping[str, Tensor], round: int) -> Update:
+        """A round: local steps of w_k..w_C, and the gradient of ψ.
+
+        Args:
+            values: all vectors, as Server.values() gives them; those of ψ too.
+            round: its number, from 1.
+
+        Raises:
+            ValueError: values do not fit the model; nothing has changed then.
+            RuntimeError: what was learned is not finite.
+        """
+        check_at_least(1, round=round)
+        vectors, names = self.vectors, names_of(self.vectors, self.chunk)
+        vectors.check(values, vectors.lengths)
+        device = device_of(self.model)
+        self.model.train()
+        for module in self._still:
+            module.eval()
+        with random_state.preserved(device):
+            drawn = derived(self.seed, f"client {self.number} in round {round}")
+            random_state.seed(drawn)
+            if device.type != "cpu":
+                torch.get_device_module(device).manual_seed(drawn)
+            generator = torch.Generator().manual_seed(drawn)
+            vectors.write(values)
+            learned: dict[str, Tensor] = {}
+            losses: dict[int, float] = {}
+            for k in range(self.chunk, vectors.count + 1):
+                own = vectors.of_partition(k)
+                if not own:
+                    continue
+                losses[k] = self._learn(k, generator)
+                learned |= vectors.read(own)
+                vectors.write({name: values[name] for name in own})
+            vectors.write(learned)
+            hyper_loss, gradients = None, {}
+            if names[1]:
+                hyper_loss = self._judge(generator)
+                gradients = vectors.read_gradients(names[1])
+        for found, expected in ((learned, names[0]), (gradients, names[1])):
+            try:
+                vectors.check(found, expected)
+            except ValueError as error:
+                raise RuntimeError(
+                    f"client {self.number} diverged in round {round}: {error} Lower the learning rate of its optimiser."
+                ) from error
+        examples = len(self.data)
+        if self.privacy is not None:
+            learned, gradients = self._hidden(learned, gradients, values)
+            examples, hyper_loss, losses = 1, None, {}
+        return Update(
+            self.number, self.chunk, round, examples, vectors.fingerprint, learned, gradients, hyper_loss, losses
+        )
+
+    def _hidden(
+        self, learned: Mapping[str, Tensor], gradients: Mapping[str, Tensor], values: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """What was learned and the gradients as they are sent where there is privacy; the model keeps its own."""
+        changes = {name: vector.double() - values[name].double() for name, vector in learned.items()}
+        hidden = self.privacy.noisy(self.privacy.shortened({**changes, **gradients}))
+        dtypes = self.vectors.dtypes
+        weights = {name: (values[name].double() + hidden[name]).to(dtypes[name]) for name in learned}
+        return weights, {name: hidden[name].to(dtypes[name]) for name in gradients}
+
+    def evaluate(self, values: Mapping[str, Tensor], data: Dataset | Sequence | None = None) -> dict[str, float]:
+        """Mean loss in nats, and accuracy, of the whole network on this client's examples, or on others of its own.
+
+        Raises:
+            ValueError: values do not fit the model.
+        """
+        self.vectors.check(values, self.vectors.lengths)
+        self.vectors.write(values)
+        data = self.data if data is None else as_dataset(data)
+        options = {"batch_size": self.batch_size, "forward": self.forward, "collate": self.collate}
+        return {
+            "loss": mean_loss(self.model, data, self.hyper_loss, **options),
+            "accuracy": accuracy(self.model, data, **options),
+        }
+
+    def _learn(self, k: int, generator: torch.Generator) -> float:
+        """Steps of w_k over the client's examples; returns the mean loss of all steps."""
+        optimizer, losses = self.optimizer(self.model), []
+        for _ in range(self.epochs):
+            order = torch.randperm(len(self.data), generator=generator, device="cpu")
+            for batch in batches(self.data, self.batch_size, order, self.collate):
+                loss = partial(self._loss, self.loss)
+                losses.append(step_weights(self.model, optimizer, k, batch, loss).item())
+        return sum(losses) / len(losses)
+
+    def _judge(self, generator: torch.Generator) -> float:
+        """Leaves with ψ the gradient of the mean loss through subnetwork k - 1; returns that loss."""
+        self.model.zero_grad()
+        total = len(self.data)
+        chosen = torch.randperm(total, generator=generator, device="cpu")[: self.hyper_batch_size]
+        found = 0.0
+        for start in range(0, len(chosen), self.batch_size):
+            part = chosen[start : start + self.batch_size]
+            (batch,) = batches(self.data, len(part), part, self.collate)
+            with self._judging(), penalties():  # which regularise w alone
+                loss = self._hyper_loss(batch) * (len(part) / len(chosen))
+                loss.backward()
+            found += loss.item()
+        return found
+
+    def _judging(self):
+        return hyper_learning(self.model, self.chunk)
+
+    def _hyper_loss(self, batch: Any) -> Tensor:
+        return self._loss(self.hyper_loss, batch)
+
+    def _loss(self, loss: Loss, batch: Any) -> Tensor:
+        return mean(loss, *self.forward(self.model, to_device(batch, device_of(self.model))))

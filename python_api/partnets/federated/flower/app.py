@@ -1,0 +1,129 @@
+"""client_app: a client as a Flower app, which runs unchanged in LocalGrid, in simulations and over a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from torch import nn
+
+from partnets.federated.assignment import assign
+from partnets.federated.client import Client
+from partnets.federated.flower.arrays import to_record, to_values
+from partnets.federated.update import Update
+
+# Of records, and of what is in them.
+ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
+# Before the names of ψ's gradient, which travels with the weights.
+GRADIENT = "gradient."
+
+
+def client_app(
+    make_model: Callable[[], nn.Module | tuple[nn.Module, Any]],
+    load_data: Callable[[int, int], Any],
+    *,
+    proportions: Sequence[float] | None = None,
+    seed: int = 0,
+    client: type[Client] = Client,
+    load_test: Callable[[int, int], Any] | None = None,
+    mods: list | None = None,
+    **options,
+) -> ClientApp:
+    """A Flower ClientApp whose rounds are those of Client.
+
+    A node is told by its configuration which client it is: "partition-id" and "num-partitions", which Flower's
+    simulations set, and which `flower-supernode --node-config` takes. Its chunk is there too, under "chunk"; if not, it
+    follows from the proportions.
+
+    Args:
+        make_model: the model, or the pair of the model and of ψ, the hyperparameters that are learned; the same in
+            every process, as after torch.manual_seed(0). It is called once in each.
+        load_data: load_data(number, clients) gives a client's examples, as Client takes them; called in each round.
+        proportions: of the chunks, as of assign; not needed where each node has its chunk, or all have one.
+        seed: of assign, and of what the clients draw.
+        client: Client, or AugerinoClient.
+        load_test: as load_data, for evaluations; what is trained on if None.
+        mods: Flower's, around training and evaluation.
+        options: of Client.
+
+    Raises:
+        ValueError: in an app's rounds: a node does not say who it is, the server has another model; and as Client.
+
+    Example:
+        >>> import torch, partnets
+        >>> from partnets.federated.flower import LocalGrid
+        >>> def make_model():
+        ...     return partnets.partition(nn.Linear(4, 3), (0.5, 0.5), seed=0)
+        >>> def load_data(number, clients):
+        ...     return torch.ones(5, 4), torch.full((5,), number % 3)
+        >>> LocalGrid(client_app(make_model, load_data, proportions=(0.5, 0.5)), clients=4)
+        LocalGrid(4 clients)
+    """
+    app = ClientApp(mods=mods)
+    made: list[Client] = []  # in this process
+
+    def find(context: Context, load: Callable[[int, int], Any]) -> Client:
+        number, clients, chunk = _place(context, proportions, seed)
+        data = load(number, clients)
+        if not made:
+            found = make_model()
+            model, hyper = found if isinstance(found, tuple) else (found, None)
+            made.append(client(model, data, chunk, number, hyper=hyper, seed=seed, **options))
+        return made[0].with_data(data, chunk, number)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        found = find(context, load_data)
+        values, config = _received(message, found)
+        return Message(_reply(found.train(values, config["round"])), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        found = find(context, load_data if load_test is None else load_test)
+        values, _ = _received(message, found)
+        metrics = {"num-examples": len(found.data), **found.evaluate(values)}
+        return Message(RecordDict({METRICS: MetricRecord(metrics)}), reply_to=message)
+
+    return app
+
+
+def _place(context: Context, proportions: Sequence[float] | None, seed: int) -> tuple[int, int, int]:
+    """The number of a node's client, how many there are, and its chunk."""
+    node = context.node_config
+    number, clients = node.get("partition-id"), node.get("num-partitions")
+    if type(number) is not int or type(clients) is not int or not 0 <= number < clients:
+        raise ValueError(
+            f"a node has the configuration {dict(node)}; give each its number and how many there are, as"
+            " flower-supernode --node-config 'partition-id=0 num-partitions=4'."
+        )
+    if "chunk" in node:
+        return number, clients, node["chunk"]
+    return number, clients, 1 if proportions is None else assign(clients, proportions, seed)[number]
+
+
+def _received(message: Message, client: Client) -> tuple[dict, ConfigRecord]:
+    """The vectors and the configuration in a server's message."""
+    config = message.content[CONFIG]
+    if config["fingerprint"] != client.vectors.fingerprint:
+        raise ValueError(
+            "the server's model has other partitions, default values or frozen weights than this client's: make both"
+            " by the same make_model, with seeds of its own, as torch.manual_seed(0) at its start."
+        )
+    return to_values(message.content[ARRAYS], client.vectors, client.vectors.lengths), config
+
+
+def _reply(update: Update) -> RecordDict:
+    metrics = {"client": update.client, "chunk": update.chunk, "round": update.round, "num-examples": update.examples}
+    if update.hyper_loss is not None:
+        metrics["hyper-loss"] = update.hyper_loss
+    metrics |= {f"loss-{k}": loss for k, loss in update.losses.items()}
+    gradients = {GRADIENT + name: vector for name, vector in update.gradients.items()}
+    return RecordDict(
+        {
+            ARRAYS: to_record({**update.values, **gradients}),
+            METRICS: MetricRecord(metrics),
+            CONFIG: ConfigRecord({"fingerprint": update.fingerprint}),
+        }
+    )

@@ -1,0 +1,81 @@
+"""OneByOne: a Grid that asks for each reply by itself, so that one that Flower cannot read takes no other with it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from logging import WARNING
+
+import httpx
+from flwr.app import Message
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+# Between two looks for replies, as Flower's own.
+SECONDS = 3.0
+
+
+class OneByOne(Grid):
+    """Another Grid, whose replies are pulled one at a time.
+
+    Flower reads replies while it pulls them: a malformed one raises there, before any strategy sees it, and with it the
+    others of that pull are lost. Here it is as if its sender had not replied. What LocalGrid gives has not been read
+    from bytes.
+
+    Args:
+        grid: the Grid that messages go through.
+
+    Example:
+        >>> OneByOne.__abstractmethods__
+        frozenset()
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+
+    def set_run(self, run) -> None:
+        self.grid.set_run(run)
+
+    @property
+    def run(self):
+        return self.grid.run
+
+    def create_message(self, *arguments, **options) -> Message:
+        return self.grid.create_message(*arguments, **options)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self.grid.get_node_ids()
+
+    def get_nodes(self):
+        return self.grid.get_nodes()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self.grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self.grid.pull_messages(message_ids)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        if not hasattr(self.grid, "node"):  # in this process
+            return self.grid.send_and_receive(messages, timeout=timeout)
+        waiting = list(self.grid.push_messages(messages))
+        end = None if timeout is None else time.monotonic() + timeout
+        found: list[Message] = []
+        while waiting:
+            for one in list(waiting):
+                try:
+                    replies = list(self.grid.pull_messages([one]))
+                except (httpx.HTTPError, ConnectionError):
+                    raise
+                except Exception as error:  # whatever is wrong with it
+                    log(WARNING, "a reply could not be read: %r", error)
+                    waiting.remove(one)
+                    continue
+                if replies:
+                    found += replies
+                    waiting.remove(one)
+            if end is not None and time.monotonic() >= end:
+                break
+            if waiting:
+                time.sleep(SECONDS)
+        return found

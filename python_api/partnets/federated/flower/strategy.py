@@ -1,0 +1,271 @@
+"""PartitionedFedAvg: a Flower strategy whose rounds are those of Server, and which no client can hurt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from logging import INFO, WARNING
+from os import PathLike
+from pathlib import Path
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy.strategy_utils import sample_nodes
+
+from partnets.federated.flower.app import ARRAYS, CONFIG, GRADIENT, METRICS
+from partnets.federated.flower.arrays import to_record, to_values
+from partnets.federated.flower.one_by_one import OneByOne
+from partnets.federated.server import Round, Server
+from partnets.federated.update import Update, names_of
+from partnets.utils.checks import check_at_least
+from partnets.utils.seeds import derived
+
+
+class PartitionedFedAvg(Strategy):
+    """Federated averaging of partitions, and of ψ where there are several; with one partition, plain FedAvg.
+
+    In each round the arrays that configure_train is given are the global model: strategies that wrap this one may
+    change them. A reply is checked in every respect before anything changes; who failed, lied or came twice is, to the
+    bit, as if it had not been asked. In the metrics of a round are how many contributed to each partition, how many
+    failed and how many were refused; `history` says why.
+
+    Args:
+        server: the global model and its optimisers.
+        fraction: of the connected nodes, that train in a round.
+        min_nodes: how many must be connected for a round to begin, and train in it at least.
+        evaluate_fraction: of the nodes, that evaluate after a round; 0 for none.
+        checkpoint: a file that is written after each round, from which `start` goes on; None for none.
+        seed: an int in [0, 2**63), from which nodes are drawn.
+
+    Attributes:
+        history: the federated.Round of each round.
+        failed: for each round, by its number, why a node that was asked gave nothing.
+
+    Raises:
+        ValueError: an argument is out of range.
+
+    Example:
+        >>> import torch, partnets
+        >>> from partnets import federated
+        >>> from partnets.federated.flower import LocalGrid, client_app
+        >>> def make_model():
+        ...     return partnets.partition(torch.nn.Linear(4, 3), (0.5, 0.5), seed=0)
+        >>> def load_data(number, clients):
+        ...     return torch.ones(5, 4), torch.full((5,), number % 3)
+        >>> grid = LocalGrid(client_app(make_model, load_data, proportions=(0.5, 0.5)), clients=4)
+        >>> strategy = PartitionedFedAvg(federated.Server(make_model()))
+        >>> result = strategy.start(grid, num_rounds=2)
+        >>> [each.contributors for each in strategy.history]
+        [{1: 2, 2: 4}, {1: 2, 2: 4}]
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        *,
+        fraction: float = 1.0,
+        min_nodes: int = 2,
+        evaluate_fraction: float = 0.0,
+        checkpoint: str | PathLike | None = None,
+        seed: int = 0,
+    ) -> None:
+        for name, share in (("fraction", fraction), ("evaluate_fraction", evaluate_fraction)):
+            if not 0 <= share <= 1:
+                raise ValueError(f"{name}={share}; pass a share of the nodes in [0, 1].")
+        check_at_least(1, min_nodes=min_nodes)
+        self.server, self.fraction, self.min_nodes = server, fraction, min_nodes
+        self.evaluate_fraction, self.checkpoint, self.seed = evaluate_fraction, checkpoint, seed
+        self.history: list[Round] = []
+        self.failed: dict[int, dict[int, str]] = {}
+        self._asked: set[int] = set()
+
+    def summary(self) -> None:
+        vectors = self.server.vectors
+        log(INFO, "\t├──> %d partitions, in all %d numbers", vectors.count, sum(vectors.lengths.values()))
+        log(INFO, "\t└──> %g of the nodes train in a round, at least %d", self.fraction, self.min_nodes)
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """As Flower's, but that it goes on where the checkpoint ends, if there is one.
+
+        Args:
+            initial_arrays: the server's model if None. A checkpoint's goes before.
+            num_rounds: in all, with those that the checkpoint has.
+            grid, timeout, train_config, evaluate_config: as Flower's.
+            evaluate_fn: as Flower's; the number that it gets is that of the round, counted from the first start.
+
+        Returns:
+            As Flower's. Metrics are under the rounds' numbers, those of this start.
+
+        Raises:
+            RuntimeError: no node has contributed to any of the rounds.
+            ValueError: the arrays or the checkpoint are of another model.
+        """
+        if self.checkpoint is not None and Path(self.checkpoint).exists():
+            self.server.load(self.checkpoint)
+            initial_arrays = None
+            log(INFO, "Going on after round %d, from %s", self.server.rounds, self.checkpoint)
+        done = self.server.rounds
+        arrays = to_record(self.server.values()) if initial_arrays is None else initial_arrays
+        evaluate = None if evaluate_fn is None else lambda number, arrays: evaluate_fn(done + number, arrays)
+        left = max(num_rounds - done, 0)
+        result = super().start(
+            OneByOne(grid), arrays, left, timeout, train_config, evaluate_config, evaluate_fn=evaluate
+        )
+        for metrics in (
+            result.train_metrics_clientapp,
+            result.evaluate_metrics_clientapp,
+            result.evaluate_metrics_serverapp,
+        ):
+            found = {done + number: each for number, each in metrics.items()}
+            metrics.clear()
+            metrics.update(found)
+        if not result.arrays:
+            result.arrays = arrays
+        if left:
+            self._check_some_learned(left)
+        return result
+
+    def _check_some_learned(self, rounds: int) -> None:
+        """Clients may fail, but if all do in all rounds, something is wrong with what they have in common."""
+        found = self.history[-rounds:]
+        if any(number for each in found for number in each.contributors.values()):
+            return
+        last = found[-1]
+        reasons = sorted({**self.failed[last.number], **last.refused}.items())
+        told = f"In round {last.number}, node {reasons[0][0]}: {reasons[0][1]}" if reasons else ""
+        raise RuntimeError(f"no node has contributed in {rounds} rounds, and nothing was learned. {told}")
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        vectors = self.server.vectors
+        self.server.load_values(to_values(arrays, vectors, vectors.lengths))
+        asked = self._sample(grid, self.fraction, "train")
+        self._asked = set(asked)
+        return self._messages(asked, arrays, config, MessageType.TRAIN)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        number = self.server.rounds + 1
+        updates: dict[int, Update] = {}
+        failed: dict[int, str] = {}
+        refused: dict[int, str] = {}
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            if node not in self._asked:
+                refused[node] = "it was not asked"
+            elif node in updates or node in failed or node in refused:
+                refused[node] = "it replied twice"
+            elif reply.has_error():
+                failed[node] = f"{reply.error.reason} (error {reply.error.code})"
+            else:
+                try:
+                    updates[node] = self._update(reply.content)
+                except Exception as error:  # what others send may be wrong in any way
+                    refused[node] = f"{type(error).__name__}: {error}"
+        heard = updates.keys() | failed.keys() | refused.keys()
+        failed |= dict.fromkeys(self._asked - heard, "it did not reply in time")
+        accepted = {node: update for node, update in updates.items() if node not in refused}
+        found = self.server.step(accepted.values(), accepted.keys())
+        found.refused.update(refused)
+        self._asked = set()
+        self.history.append(found)
+        self.failed[number] = failed
+        for what, why in (("failed", failed), ("was refused", found.refused)):
+            for node, reason in sorted(why.items()):
+                log(WARNING, "\t> node %d %s: %s", node, what, reason)
+        if self.checkpoint is not None:
+            self.server.save(self.checkpoint)
+        return to_record(self.server.values()), self._metrics(found, failed)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        if not self.evaluate_fraction:
+            return []
+        return self._messages(
+            self._sample(grid, self.evaluate_fraction, "evaluate"), arrays, config, MessageType.EVALUATE
+        )
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        told: dict[int, tuple[int, float, float]] = {}
+        for reply in replies:
+            try:
+                (metrics,) = reply.content.metric_records.values()
+                examples, loss, accuracy = (metrics[name] for name in ("num-examples", "loss", "accuracy"))
+                if type(examples) is int and examples > 0 and math.isfinite(loss) and 0 <= accuracy <= 1:
+                    told[reply.metadata.src_node_id] = examples, loss, accuracy
+            except Exception as error:  # what others send may be wrong in any way
+                log(WARNING, "\t> node %d could not evaluate: %r", reply.metadata.src_node_id, error)
+        if not told:
+            return None
+        total = sum(examples for examples, _, _ in told.values())
+        loss, accuracy = (math.fsum(each[0] * each[i] for each in told.values()) / total for i in (1, 2))
+        return MetricRecord({"num-examples": total, "loss": loss, "accuracy": accuracy})
+
+    def _sample(self, grid: Grid, fraction: float, purpose: str) -> list[int]:
+        """Nodes, once enough are connected: the same in the same round where the same are connected."""
+        _, nodes = sample_nodes(grid, self.min_nodes, 0)
+        number = self.server.rounds + (purpose == "train")
+        generator = torch.Generator().manual_seed(derived(self.seed, f"{purpose} in round {number}"))
+        chosen = torch.randperm(len(nodes), generator=generator, device="cpu")
+        nodes = sorted(nodes)
+        count = min(max(round(fraction * len(nodes)), self.min_nodes), len(nodes))
+        return [nodes[i] for i in chosen[:count].sort().values.tolist()]
+
+    def _messages(
+        self, nodes: Iterable[int], arrays: ArrayRecord, config: ConfigRecord, message_type: str
+    ) -> list[Message]:
+        number = self.server.rounds + 1
+        told = {**config, "server-round": number, "round": number, "fingerprint": self.server.vectors.fingerprint}
+        content = RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord(told)})
+        return [Message(content, dst_node_id=node, message_type=message_type) for node in nodes]
+
+    def _update(self, content: RecordDict) -> Update:
+        """What a reply says, as far as its own form goes.
+
+        Raises:
+            Exception: it has not the form of a client's reply.
+        """
+        arrays, metrics, config = content[ARRAYS], content[METRICS], content[CONFIG]
+        if len(content) != 3:
+            raise ValueError(f"it has the records {sorted(content)}.")
+        losses = {int(name.removeprefix("loss-")): metrics[name] for name in metrics if name.startswith("loss-")}
+        chunk, vectors = metrics["chunk"], self.server.vectors
+        if type(chunk) is not int or not 1 <= chunk <= vectors.count:
+            raise ValueError(f"it has chunk {chunk!r}, and there are {vectors.count}.")
+        weights, gradients = names_of(vectors, chunk)
+        if arrays.keys() != {*weights, *(GRADIENT + name for name in gradients)}:
+            raise ValueError(f"it has the vectors {sorted(arrays)}, which are not those of chunk {chunk}.")
+        return Update(
+            client=metrics["client"],
+            chunk=chunk,
+            round=metrics["round"],
+            examples=metrics["num-examples"],
+            fingerprint=config["fingerprint"],
+            values=to_values(ArrayRecord({name: arrays[name] for name in weights}), vectors, weights),
+            gradients=to_values(ArrayRecord({name: arrays[GRADIENT + name] for name in gradients}), vectors, gradients),
+            hyper_loss=metrics.get("hyper-loss"),
+            losses=losses,
+        )
+
+    def _metrics(self, found: Round, failed: dict[int, str]) -> MetricRecord:
+        metrics: dict[str, int | float] = {"failed": len(failed), "refused": len(found.refused)}
+        metrics |= {f"contributors-{k}": number for k, number in found.contributors.items()}
+        metrics |= {f"loss-{k}": loss for k, loss in found.losses.items()}
+        if found.lml is not None:
+            metrics["lml"] = found.lml
+        return MetricRecord(metrics | self.server.hyper_values())

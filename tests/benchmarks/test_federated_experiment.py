@@ -1,0 +1,77 @@
+"""The paper's federated experiment: each method trains, goes on after an interruption, and is counted in bytes."""
+
+import dataclasses
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="Flower needs Python 3.11")
+
+from partbench.paper import federated
+from partnets.data import Data, moments
+from partnets.hyper import ConcreteDropout
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Few clients, and few rounds between looks."""
+    monkeypatch.setattr(federated, "EVERY", 2)
+    own = dataclasses.replace(federated.SETTINGS["digits"], clients=10, samples=1, batch=64)
+    monkeypatch.setitem(federated.SETTINGS, "digits", own)
+
+
+def setting(method, rounds=4, rotated=True):
+    return {
+        "dataset": "digits", "rotated": rotated, "method": method, "examples": 200, "seed": 1, "rounds": rounds
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("method", federated.METHODS)
+def test_an_interrupted_training_goes_on(method, tmp_path):
+    whole = federated.Federated().train(setting(method), tmp_path / "whole.checkpoint")
+    federated.Federation(setting(method)).run(3, tmp_path / "part.checkpoint")
+    part = federated.Federated().train(setting(method), tmp_path / "part.checkpoint")
+    assert [point for point in part["curve"] if point["round"] != 3] == whole["curve"]
+    assert (
+        part["psi"] == whole["psi"]
+        and part["rates"] == whole["rates"] == []
+        and part["uploaded"] == whole["uploaded"] > 0
+    )
+    assert [point["round"] for point in whole["curve"]] == [0, 2, 4]
+    assert bool(whole["psi"]) == (method != "fedavg")
+
+
+def test_seeds_and_methods_share_clients_and_images():
+    one, other = (federated.Federation({**setting(method), "seed": seed}) for method, seed in
+                  (("fedavg", 1), ("partitioned", 2)))  # fmt: skip
+    assert all((a == b).all() for a, b in zip(one.parts, other.parts, strict=True))
+    assert (one.data.train[0] == other.data.train[0]).all()
+
+
+@pytest.mark.parametrize("dataset, count, image", [("mnist", 4, (1, 28, 28)), ("cifar10", 4, (3, 32, 32))])
+def test_the_papers_networks_have_concrete_dropout_between_layers(dataset, count, image):
+    network = federated.SETTINGS[dataset].network()
+    rates = [module.values()["rate"] for module in network.modules() if isinstance(module, ConcreteDropout)]
+    assert rates == pytest.approx([0.1] * count)
+    assert network(next(network.parameters()).new_zeros(2, *image)).shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    "dataset, image", [("mnist", (1, 28, 28)), pytest.param("cifar10", (3, 32, 32), marks=pytest.mark.full)]
+)
+def test_the_papers_settings_train(dataset, image, monkeypatch, tmp_path):
+    """On noise, as its files are not here: one round of three clients."""
+
+    def noise(name, *, rotated, seed):
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randint(256, (6, *image), generator=generator, dtype=torch.uint8)
+        data = Data(name, (x, torch.arange(6)), (x, torch.arange(6)), 10, *moments(x))
+        return data.rotated(seed) if rotated else data
+
+    own = dataclasses.replace(federated.SETTINGS[dataset], clients=len(federated.SETTINGS[dataset].proportions))
+    own = dataclasses.replace(own, samples=1, batch=2, proportions=[1 / own.clients] * own.clients)
+    monkeypatch.setitem(federated.SETTINGS, dataset, own)
+    monkeypatch.setattr(federated, "load", noise)
+    found = federated.Federated().train({**setting("partitioned", 1), "dataset": dataset, "examples": 6},
+                                        tmp_path / "checkpoint")  # fmt: skip
+    assert found["uploaded"] < found["sent"] and len(found["rates"]) == 4 and "rotation" in found["psi"]

@@ -1,0 +1,83 @@
+"""What federated tests share: a small model with ψ, made anew alike, and clients with examples of their own."""
+
+import torch
+from torch import nn
+
+import partnets
+from partnets import baselines, federated, hyper
+
+PROPORTIONS = (0.5, 0.3, 0.2)
+# Of four clients.
+CHUNKS = (1, 2, 3, 1)
+
+
+class Gains(hyper.Hyperparameter):
+    """ψ without noise."""
+
+    def __init__(self):
+        super().__init__()
+        self.gains = hyper.Learned([0.5, 0.75, 1.0, 1.25, 1.5, 2.0], hyper.positive)
+
+    def forward(self, x):
+        return x * self.gains()
+
+
+def make_model(rate=0.0):
+    """The same each time, with noise if there is a rate of dropout."""
+    torch.manual_seed(0)
+    network = nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Dropout(rate), nn.Linear(8, 3)
+    model = nn.Sequential(psi := Gains(), *network)
+    return partnets.partition(model, PROPORTIONS, seed=0), psi
+
+
+def make_noisy():
+    return make_model(0.5)
+
+
+def make_undivided():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3))
+    return baselines.Ensemble([network]), None
+
+
+def load_data(number, clients=4):
+    """More examples for later clients; each call gives the same."""
+    generator = torch.Generator().manual_seed(100 + number)
+    x = torch.randn(20 + 5 * number, 6, generator=generator)
+    return x, (x[:, 0] > 0).long() + (x[:, 1] > 0.5).long()
+
+
+def client(number=0, chunk=None, data=None, make=make_model, **options):
+    model, psi = make()
+    chunk = CHUNKS[number] if chunk is None else chunk
+    data = load_data(number) if data is None else data
+    return federated.Client(model, data, chunk, number, hyper=psi, batch_size=8, **options)
+
+
+def server(make=make_model, **options):
+    model, psi = make()
+    return federated.Server(model, hyper=psi, **options)
+
+
+def run(server, clients, rounds):
+    """So many rounds; returns the last one's outcome."""
+    for _ in range(rounds):
+        values, number = server.values(), server.rounds + 1
+        found = server.step([one.train(values, number) for one in clients])
+    return found
+
+
+def same(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def state(server):
+    """All that decides further rounds, as bits."""
+    optimizers = server.optimizer.state_dict()["state"], server.hyper_optimizer.state_dict()["state"]
+    moments = {
+        f"{which}.{i}.{name}": torch.as_tensor(value)
+        for which, found in enumerate(optimizers)
+        for i, each in found.items()
+        for name, value in each.items()
+    }
+    return {**server.values(), **moments}

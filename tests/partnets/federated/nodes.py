@@ -1,0 +1,33 @@
+"""What the tests by Flower share: an app of the clients of clients.py, and nodes of which one does something else."""
+
+from clients import CHUNKS, load_data, make_model, server
+
+from partnets.federated.flower import LocalGrid, PartitionedFedAvg, client_app
+
+
+def app(make=make_model, load=load_data, **options):
+    return client_app(make, load, batch_size=8, **options)
+
+
+def grid(app, clients=4, **options):
+    return LocalGrid(app, clients, node_config=lambda number: {"chunk": CHUNKS[number]}, **options)
+
+
+def hurting(spoil, node, rounds=(2,), app=app()):  # noqa: B008 - one for all, which has no state between rounds
+    """An app of which one node's replies in these rounds are what spoil(reply) makes of them, if anything."""
+
+    def call(message, context):
+        reply = app(message, context)
+        if context.node_id != node or message.content["config"]["round"] not in rounds:
+            return reply
+        found = spoil(reply)
+        return reply if found is None else found
+
+    return call
+
+
+def start(grid, rounds, own=None, timeout=3600, **options):
+    """So many rounds of a strategy; returns it."""
+    strategy = PartitionedFedAvg(server() if own is None else own, **options)
+    strategy.start(grid, num_rounds=rounds, timeout=timeout)
+    return strategy

@@ -1,0 +1,407 @@
+"""A client's round, and what the server makes of several: Eq. 25 and 26, and what must not change."""
+
+import dataclasses
+import math
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from clients import CHUNKS, client, load_data, make_model, make_noisy, make_undivided, run, same, server, state
+
+import partnets
+from partnets import baselines, federated, hyper, optim
+from partnets.federated import Client, Server
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_each_partition_learns_alone_from_what_the_server_has_sent(number):
+    """Eq. 25, written out: SGD on w_j through subnetwork j, each from the server's values."""
+    one = client(number, optimizer=lambda model: optim.SGD(model, lr=0.1), epochs=2)
+    values = {name: vector + 0.01 for name, vector in one.vectors.read().items()}
+    update = one.train(values, round=3)
+    assert list(update.values) == one.vectors.from_partition(one.chunk)
+
+    for k in range(one.chunk, 4):
+        model, psi = make_model()
+        vectors = federated.Vectors(model, psi)
+        # The same draws: the other partitions' epochs come before.
+        again = client(number, optimizer=lambda model: optim.SGD(model, lr=0.1), epochs=2)
+        again.train(values, round=3)
+        torch.manual_seed(0)
+        generator = torch.Generator().manual_seed(partnets.utils.seeds.derived(0, f"client {number} in round 3"))
+        x, y = load_data(number)
+        orders = [torch.randperm(len(x), generator=generator) for _ in range(2 * (k - one.chunk + 1))][-2:]
+        vectors.write(values)
+        for order in orders:
+            for batch in order.split(8):
+                model.zero_grad()
+                with partnets.subnetwork(model, active=k, update=k):
+                    F.cross_entropy(model(x[batch]), y[batch]).backward()
+                (name,) = vectors.of_partition(k)
+                step = vectors.read([name])[name] - 0.1 * vectors.read_gradients([name])[name]
+                vectors.write({name: step})
+        expected = vectors.read(vectors.of_partition(k))
+        torch.testing.assert_close({name: update.values[name] for name in expected}, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_gradient_of_psi_is_that_of_the_subnetwork_that_has_not_seen_the_chunk():
+    """Eq. 26: of the mean loss of all examples, whatever the batches."""
+    one = client(2)
+    values = one.vectors.read()
+    update = one.train(values, round=1)
+    model, psi = make_model()
+    x, y = load_data(2)
+    with partnets.subnetwork(model, active=2):
+        loss = F.cross_entropy(model(x), y)
+    (expected,) = torch.autograd.grad(loss, list(psi.parameters()))
+    torch.testing.assert_close(update.gradients["hyper.float32"], expected, rtol=1e-5, atol=1e-7)
+    assert update.hyper_loss == pytest.approx(loss.item(), rel=1e-6)
+    first = client(0).train(values, round=1)
+    assert not first.gradients and first.hyper_loss is None and first.losses.keys() == {1, 2, 3}
+
+
+def test_psi_may_have_a_batch_of_its_own():
+    one = client(1, hyper_batch_size=5)
+    found = [one.train(one.vectors.read(), round=number).hyper_loss for number in (1, 1, 2)]
+    assert found[0] == found[1] != found[2]
+
+
+def test_a_round_that_is_repeated_gives_the_same_bits_and_leaves_the_random_states():
+    one, other = client(1, make=make_noisy), client(1, make=make_noisy)
+    values = one.vectors.read()
+    torch.manual_seed(5)
+    random.seed(5)
+    before = torch.get_rng_state(), random.getstate()
+    first = one.train(values, round=2)
+    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
+    one.train(values, round=3)  # which leaves nothing behind
+    torch.rand(3)
+    again, elsewhere = one.train(values, round=2), other.train(values, round=2)
+    for update in (again, elsewhere):
+        assert same(first.values, update.values) and same(first.gradients, update.gradients)
+
+
+def test_many_clients_take_turns_with_one_model():
+    base = client(0)
+    values = base.vectors.read()
+    for number in (2, 1, 3):
+        own = client(number).train(values, round=1)
+        turn = base.with_data(load_data(number), CHUNKS[number], number).train(values, round=1)
+        assert same(own.values, turn.values) and same(own.gradients, turn.gradients)
+
+
+@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+def test_the_mean_change_of_the_contributors_is_the_gradient_of_a_step(weighting):
+    model, psi = make_model()
+    own = Server(model, hyper=psi, weighting=weighting, optimizer=optim.SGD(model, lr=1.0),
+                 hyper_optimizer=torch.optim.SGD(psi.parameters(), lr=1.0))  # fmt: skip
+    values = own.values()
+    updates = [client(number).train(values, round=1) for number in range(4)]
+    found = own.step(updates)
+    assert found.contributors == {1: 2, 2: 3, 3: 4} and not found.refused
+    for k, givers in ((1, (0, 3)), (2, (0, 1, 3)), (3, (0, 1, 2, 3))):
+        weights = [updates[i].examples if weighting == "examples" else 1 for i in givers]
+        name = f"w{k}.float32"
+        mean = sum(w * updates[i].values[name].double() for w, i in zip(weights, givers, strict=True)) / sum(weights)
+        torch.testing.assert_close(own.values()[name], mean.float(), rtol=1e-5, atol=1e-6)
+    weights = [updates[i].examples if weighting == "examples" else 1 for i in (1, 2)]
+    gradient = sum(w * updates[i].gradients["hyper.float32"] for w, i in zip(weights, (1, 2), strict=True)) / sum(
+        weights
+    )
+    torch.testing.assert_close(own.values()["hyper.float32"], values["hyper.float32"] - gradient)
+    assert found.examples == 25 + 30
+    assert found.lml == pytest.approx(-25 * updates[1].hyper_loss - 30 * updates[2].hyper_loss)
+
+
+def test_one_partition_is_plain_federated_averaging():
+    """Against ten lines of it: local SGD, the mean by examples, Adam on the change (Reddi et al. 2020)."""
+    own = server(make_undivided, optimizer=None)
+    clients = [client(number, chunk=1, make=make_undivided) for number in range(4)]
+    run(own, clients, 3)
+
+    network = make_undivided()[0].networks[0]
+    adam = torch.optim.Adam(network.parameters(), lr=1e-3)
+    for number in range(1, 4):
+        start = {name: one.detach().clone() for name, one in network.named_parameters()}
+        mean = {name: torch.zeros_like(one, dtype=torch.float64) for name, one in start.items()}
+        for i in range(4):
+            network.load_state_dict(start)
+            sgd, (x, y) = torch.optim.SGD(network.parameters(), lr=0.05), load_data(i)
+            seed = partnets.utils.seeds.derived(0, f"client {i} in round {number}")
+            for batch in torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).split(8):
+                sgd.zero_grad()
+                F.cross_entropy(network(x[batch]), y[batch]).backward()
+                sgd.step()
+            for name, one in network.named_parameters():
+                mean[name] += one.detach().double() * len(x) / sum(len(load_data(j)[0]) for j in range(4))
+        network.load_state_dict(start)
+        for name, one in network.named_parameters():
+            one.grad = (start[name].double() - mean[name]).float()
+        adam.step()
+    expected = torch.cat([one.detach().flatten() for one in network.parameters()])
+    torch.testing.assert_close(own.values()["w1.float32"], expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("k", [2, 3])
+def test_a_later_chunks_examples_reach_no_earlier_partition(k):
+    """With ψ as it is, w_1..w_{k-1} and their moments are the same bits whatever a chunk-k client has."""
+    outcomes = []
+    for flip in (False, True):
+        model, _ = make_model()
+        own = Server(model)
+        clients = []
+        for number, chunk in enumerate(CHUNKS):
+            x, y = load_data(number)
+            if flip and chunk == k:
+                x, y = 3 - x, 2 - y
+            clients.append(Client(make_model()[0], (x, y), chunk, number, batch_size=8))
+        run(own, clients, 3)
+        outcomes.append(own)
+    first, second = (each.values() for each in outcomes)
+    for j in range(1, 4):
+        assert torch.equal(first[f"w{j}.float32"], second[f"w{j}.float32"]) == (j < k)
+    for j in range(1, k):  # and their moments
+        for moment in ("exp_avg", "exp_avg_sq"):
+            found = []
+            for each in outcomes:
+                for parameter in each.vectors.owners:
+                    parameter.grad = each.optimizer.state[parameter][moment]
+                found.append(each.vectors.read_gradients(each.vectors.of_partition(j)))
+            assert same(*found)
+
+
+def spoiled(update, what):
+    """An update that an honest client would not send."""
+    name = next(iter(update.values))
+    values, number = dict(update.values), update.chunk
+    match what:
+        case "NaN":
+            values[name] = values[name].clone().index_fill_(0, torch.tensor([2]), math.nan)
+        case "infinite":
+            values[name] = values[name] / 0.0
+        case "huge":
+            values[name] = values[name] + 1e30
+        case "wrong shape":
+            values[name] = values[name][:-1]
+        case "wrong dtype":
+            values[name] = values[name].double()
+        case "an earlier partition":
+            values["w1.float32"] = torch.zeros(client(0).vectors.lengths["w1.float32"])
+        case "a partition less":
+            values.pop(name)
+        case "no tensor":
+            values[name] = values[name].tolist()
+        case "a name of its own":
+            values["backdoor"] = values[name]
+        case "another client":
+            return dataclasses.replace(update, client=0)
+        case "another chunk":
+            return dataclasses.replace(update, chunk=2 if number == 3 else 3)
+        case "an earlier chunk":
+            return dataclasses.replace(update, chunk=1)
+        case "no chunk":
+            return dataclasses.replace(update, chunk=4)
+        case "no gradient of ψ":
+            return dataclasses.replace(update, gradients={})
+        case "a gradient of NaN":
+            return dataclasses.replace(update, gradients={"hyper.float32": torch.full((6,), math.nan)})
+        case "an older round":
+            return dataclasses.replace(update, round=update.round - 1)
+        case "no examples":
+            return dataclasses.replace(update, examples=0)
+        case "examples of a fraction":
+            return dataclasses.replace(update, examples=2.5)
+        case "a loss of NaN":
+            return dataclasses.replace(update, hyper_loss=math.nan)
+        case "losses of other partitions":
+            return dataclasses.replace(update, losses={7: 1.0})
+        case "another model":
+            return dataclasses.replace(update, fingerprint="0" * 32)
+    return dataclasses.replace(update, values=values)
+
+
+FAULTS = (
+    "NaN", "infinite", "huge", "wrong shape", "wrong dtype", "an earlier partition", "a partition less", "no tensor",
+    "a name of its own", "another client", "another chunk", "an earlier chunk", "no chunk", "no gradient of ψ",
+    "a gradient of NaN", "an older round", "no examples", "examples of a fraction", "a loss of NaN",
+    "losses of other partitions", "another model",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("what", FAULTS)
+@pytest.mark.parametrize("number", [1, 2])
+def test_what_is_refused_is_as_if_it_had_not_been_sent(what, number):
+    honest, hurt = server(), server()
+    clients = [client(i) for i in range(4)]
+    for own in (honest, hurt):  # both know everybody
+        values = own.values()
+        own.step([one.train(values, 1) for one in clients], senders=range(4))
+    values = honest.values()
+    updates = [one.train(values, 2) for one in clients]
+    others = [update for update in updates if update.client != number]
+    honest.step(others, [update.client for update in others])
+    sent = [spoiled(update, what) if update.client == number else update for update in updates]
+    found = hurt.step(sent, senders=range(4))
+    assert found.refused.keys() == {number} and isinstance(found.refused[number], str)
+    assert same(state(honest), state(hurt))
+
+
+def test_one_who_sends_twice_is_refused_whole():
+    honest, hurt = server(), server()
+    updates = [client(i).train(honest.values(), 1) for i in range(4)]
+    honest.step(updates[:3])
+    found = hurt.step([updates[3], *updates])
+    assert found.refused == {3: "it sent several updates in one round"}
+    assert same(state(honest), state(hurt))
+
+
+def test_changes_beyond_a_bound_are_refused():
+    probe = server()
+    updates = [client(i).train(probe.values(), 1) for i in range(4)]
+    lengths = {
+        update.client: math.sqrt(sum(((v - probe.values()[n]).double() ** 2).sum() for n, v in update.values.items()))
+        for update in updates
+    }
+    bound = sorted(lengths.values())[1] * 1.001
+    found = server(max_norm=bound).step(updates)
+    assert found.refused.keys() == {number for number, length in lengths.items() if length > bound}
+    assert "above the bound of" in next(iter(found.refused.values()))
+    assert server(hyper_max_norm=1e-6).step(updates).refused.keys() == {1, 2}
+
+
+def test_a_server_that_knows_the_chunks_takes_no_others():
+    own = server(chunks=CHUNKS)
+    updates = [client(i).train(own.values(), 1) for i in range(4)]
+    updates.append(client(1, chunk=1, data=load_data(1)).train(own.values(), 1))
+    updates.append(client(4, chunk=3, data=load_data(4)).train(own.values(), 1))
+    found = own.step(updates, senders=range(10, 16))
+    assert found.refused == {
+        14: "client 1 with chunk 1 is not among the server's chunks",
+        15: "client 4 with chunk 3 is not among the server's chunks",
+    }
+    with pytest.raises(ValueError, match=r"chunks=\(1, 4\) of a model with C=3"):
+        server(chunks=(1, 4))
+
+
+def test_the_order_of_updates_makes_no_difference():
+    one, other = server(), server()
+    updates = [client(i).train(one.values(), 1) for i in range(4)]
+    one.step(updates)
+    other.step(reversed(updates))
+    assert same(state(one), state(other))
+
+
+def test_a_round_without_updates_changes_nothing_but_its_number():
+    own = server()
+    before = state(own)
+    found = own.step([])
+    assert found.number == own.rounds == 1 and found.contributors == {1: 0, 2: 0, 3: 0} and found.lml is None
+    assert same(before, state(own))
+
+
+def test_a_partition_without_contributors_keeps_weights_and_moments():
+    own = server()
+    run(own, [client(i) for i in range(4)], 2)
+    before = own.values()
+    run(own, [client(2)], 1)
+    after = own.values()
+    assert [torch.equal(before[name], after[name]) for name in before] == [True, True, False, False]
+
+
+def test_a_client_without_a_change_is_a_client():
+    own = server()
+    update = client(2).train(own.values(), 1)
+    still = dataclasses.replace(update, values={name: own.values()[name] for name in update.values})
+    assert own.step([still]).contributors == {1: 0, 2: 0, 3: 1}
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_a_saved_server_goes_on_with_the_same_bits(tmp_path, after):
+    whole, part = server(), server()
+    clients = [client(i) for i in range(4)]
+    run(whole, clients, after + 2)
+    if after:
+        run(part, clients, after)
+    part.save(tmp_path / "server.pt")
+    resumed = server()
+    resumed.load(tmp_path / "server.pt")
+    assert resumed.rounds == after and resumed.pinned == part.pinned
+    run(resumed, clients, 2)
+    assert same(state(whole), state(resumed))
+
+
+def test_a_file_of_another_server_changes_nothing(tmp_path):
+    own = server()
+    run(own, [client(i) for i in range(4)], 1)
+    own.save(tmp_path / "server.pt")
+    model, psi = make_model()
+    other = Server(model, hyper=psi, optimizer=optim.SGD(model, lr=1.0))
+    before = other.values()
+    with pytest.raises(ValueError, match="another optimizer"):
+        other.load(tmp_path / "server.pt")
+    with pytest.raises(ValueError, match="another fingerprint, hyper, hyper_optimizer"):
+        server(make_undivided).load(tmp_path / "server.pt")
+    data = bytearray((tmp_path / "server.pt").read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / "server.pt").write_bytes(data)
+    with pytest.raises(ValueError, match="damaged"):
+        other.load(tmp_path / "server.pt")
+    assert same(before, other.values()) and other.rounds == 0
+
+
+def test_wrong_use_is_an_error_that_names_the_cure():
+    model, psi = make_model()
+    with pytest.raises(ValueError, match="client 0 has no examples"):
+        Client(model, (torch.empty(0, 6), torch.empty(0, dtype=torch.long)), 1)
+    for chunk in (0, 4, True, 1.0):
+        with pytest.raises(ValueError, match=r"chunk=.* of a model with C=3; pass an int in 1\.\.3"):
+            Client(model, load_data(0), chunk)
+    with pytest.raises(ValueError, match="AugerinoClient learns augmentations"):
+        Client(baselines.Ensemble([torch.nn.Sequential(mask := hyper.InputMask(6), torch.nn.Linear(6, 3))]),
+               load_data(0), 1, hyper=mask)  # fmt: skip
+    one = client(1)
+    before = one.vectors.read()
+    with pytest.raises(ValueError, match="NaN"):
+        one.train({name: vector * math.nan for name, vector in before.items()}, 1)
+    assert same(before, one.vectors.read())
+    with pytest.raises(ValueError, match="round=0"):
+        one.train(before, 0)
+    with pytest.raises(ValueError, match="weighting='votes'"):
+        Server(model, weighting="votes")
+    with pytest.raises(ValueError, match="max_norm=0"):
+        Server(model, max_norm=0)
+    with pytest.raises(ValueError, match="hyper_optimizer has other parameters"):
+        Server(model, hyper=psi, hyper_optimizer=torch.optim.Adam(model[1].parameters()))
+    with pytest.raises(ValueError, match="optimizer has other parameters"):
+        Server(model, hyper=psi, optimizer=optim.Adam(make_model()[0]))
+
+
+def test_a_client_that_diverges_says_so():
+    one = client(1, optimizer=lambda model: optim.SGD(model, lr=1e30))
+    with pytest.raises(RuntimeError, match=r"client 1 diverged in round 1: .*Lower the learning rate"):
+        one.train(one.vectors.read(), 1)
+
+
+def test_augerino_learns_from_its_own_training_loss():
+    torch.manual_seed(0)
+    augmentation = hyper.Affine(rotation=5.0)
+    network = torch.nn.Sequential(augmentation, torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    model = baselines.Ensemble([network])
+    data = torch.rand(20, 1, 8, 8), torch.randint(10, (20,))
+    one = federated.AugerinoClient(model, data, hyper=augmentation, regularisation=1e6)
+    own = Server(model, hyper=augmentation)
+    widths = augmentation.widths().detach().clone()
+    found = own.step([one.train(own.values(), 1)])
+    assert found.contributors == {1: 1} and found.lml is None  # nothing is unseen
+    assert (augmentation.widths() > widths).all()  # the bonus, far above the loss
+    with pytest.raises(ValueError, match="Augerino learns from all data"):
+        federated.AugerinoClient(make_model()[0], load_data(0), hyper=())
+
+
+def test_evaluation_is_of_the_whole_network():
+    one = client(1)
+    values = one.vectors.read()
+    found = one.evaluate(values)
+    assert found["loss"] == pytest.approx(partnets.mean_loss(make_model()[0], load_data(1)), rel=1e-6)
+    assert found["accuracy"] == partnets.accuracy(make_model()[0], load_data(1))

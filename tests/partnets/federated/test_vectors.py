@@ -1,0 +1,121 @@
+"""What travels: every entry that learns, once, and a fingerprint of what both sides must have alike."""
+
+import pytest
+import torch
+from clients import make_model, make_undivided
+from torch import nn
+
+import partnets
+from partnets import baselines, federated, hyper
+
+
+def test_each_entry_that_learns_is_in_one_vector():
+    model, psi = make_model()
+    vectors = federated.Vectors(model, psi)
+    assert list(vectors.lengths) == ["w1.float32", "w2.float32", "w3.float32", "hyper.float32"]
+    assert sum(vectors.lengths.values()) == sum(parameter.numel() for parameter in model.parameters())
+    numbered = {name: torch.arange(length) + 1000.0 * i for i, (name, length) in enumerate(vectors.lengths.items())}
+    vectors.write(numbered)
+    entries = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    assert torch.equal(entries.sort().values, torch.cat([*numbered.values()]).sort().values)
+    assert all(torch.equal(vector, numbered[name]) for name, vector in vectors.read().items())
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_a_partitions_vector_changes_that_partition_alone(k):
+    model, psi = make_model()
+    vectors, before = (
+        federated.Vectors(model, psi),
+        {name: one.detach().clone() for name, one in model.named_parameters()},
+    )
+    vectors.write({name: torch.full((vectors.lengths[name],), 7.0) for name in vectors.of_partition(k)})
+    for name, parameter in model.named_parameters():
+        changed = parameter != before[name]
+        if name in ("1.weight", "5.weight"):
+            layer = model.get_submodule(name.partition(".")[0])
+            assert torch.equal(changed, layer.partition.mask(k))
+        elif not name.startswith("0."):
+            rows = torch.zeros_like(changed)
+            rows[k - 1] = True
+            assert torch.equal(changed, rows)
+        else:
+            assert not changed.any()
+
+
+def test_gradients_are_written_where_entries_are():
+    model, psi = make_model()
+    vectors = federated.Vectors(model, psi)
+    given = {name: torch.randn(length) for name, length in vectors.lengths.items()}
+    vectors.write_gradients(given)
+    assert all(torch.equal(vector, given[name]) for name, vector in vectors.read_gradients(vectors.lengths).items())
+
+
+def test_a_model_of_two_dtypes_has_a_vector_for_each():
+    model, psi = make_model()
+    model[1].to(torch.bfloat16)
+    vectors = federated.Vectors(model, psi)
+    assert vectors.of_partition(2) == ["w2.bfloat16", "w2.float32"]
+    assert vectors.read(["w2.bfloat16"])["w2.bfloat16"].dtype == torch.bfloat16
+
+
+CHANGES = {
+    "another map": {"seed": 1},
+    "other proportions": {"proportions": (0.6, 0.2, 0.2)},
+    "fewer partitions": {"proportions": (0.5, 0.5)},
+    "other default values": {"defaults": "zero"},
+    "stored default values": {"defaults": "stored"},
+    "another buffer": {"scale": 2.0},
+}
+
+
+def changed(proportions=(0.5, 0.3, 0.2), seed=0, scale=1.0, **options):
+    torch.manual_seed(0)
+    network = nn.Sequential(hyper.InputMask(6), nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3))
+    network.register_buffer("scale", torch.tensor(scale))
+    return federated.Vectors(partnets.partition(network, proportions, seed=seed, **options), network[0])
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_model_has_another_fingerprint(change):
+    assert changed().fingerprint == changed().fingerprint != changed(**CHANGES[change]).fingerprint
+
+
+def test_frozen_weights_count_and_learned_ones_do_not():
+    (first, psi), (second, other) = make_model(), make_model()
+    with torch.no_grad():
+        second[1].weight.add_(1.0)
+    assert federated.Vectors(first, psi).fingerprint == federated.Vectors(second, other).fingerprint
+    first[5].requires_grad_(False)
+    second[5].requires_grad_(False)
+    with torch.no_grad():
+        second[5].weight[0, 0] += 1
+    assert federated.Vectors(first, psi).fingerprint != federated.Vectors(second, other).fingerprint
+
+
+@pytest.mark.parametrize("partitioned", [True, False])
+def test_running_statistics_are_refused_with_the_cure(partitioned):
+    network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(18, 2))
+    model = partnets.partition(network, (0.5, 0.5)) if partitioned else baselines.Ensemble([network])
+    with pytest.raises(ValueError, match=r"BatchNorm2d\).*Normalise by GroupNorm or LayerNorm instead"):
+        federated.Vectors(model)
+
+
+def test_a_pretrained_norm_that_is_left_as_it_is_may_stay():
+    network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(18, 2))
+    network[1].requires_grad_(False)
+    assert federated.Vectors(partnets.partition(network, (0.5, 0.5), skip="1")).count == 2
+
+
+def test_strangers_and_foreign_hyperparameters_are_refused():
+    model, _ = make_model()
+    model.register_parameter("stranger", nn.Parameter(torch.ones(2)))
+    with pytest.raises(ValueError, match="stranger would learn from every chunk"):
+        federated.Vectors(model)
+    with pytest.raises(ValueError, match="not inside the model"):
+        federated.Vectors(make_model()[0], hyper.InputMask(6))
+
+
+def test_an_undivided_network_is_one_partition():
+    model, _ = make_undivided()
+    vectors = federated.Vectors(model)
+    assert vectors.lengths == {"w1.float32": sum(parameter.numel() for parameter in model.parameters())}
