@@ -29,6 +29,9 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 # of their shapes raises. timm, which imports it, needs none of them.
 if torch.version.cuda is None:
     sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
+# Which is imported where Flower is, of Python 3.11 or later.
+if not importlib.util.find_spec("flwr"):
+    collect_ignore = ["python_api/partnets/federated/flower"]
 
 
 def pytest_collection_modifyitems(config, items):

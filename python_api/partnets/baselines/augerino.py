@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 
 from partnets.hyper import Affine, Hyperparameter
 from partnets.nn.live import subnetwork
-from partnets.training.step import check_reached, clip_gradient
+from partnets.training.step import check_reached, clip_gradient, parameters_of
 from partnets.training.trainer import Trainer
 
 # Their code's: beyond it, the safe variant gives no bonus.
@@ -65,7 +65,7 @@ class Augerino(Trainer):
         with subnetwork(self.model, active=1, update=1, hyper=True):
             loss = self._loss(self.loss, batch)
             (loss - self.regularisation * bonus(self.augmentation, self.safe)).backward()
-        check_reached(self.model, self.hyper_optimizer)
+        check_reached(self.model, parameters_of(self.hyper_optimizer))
         clip_gradient(self.optimizer, self.clip)
         self.optimizer.step(update=1)
         if self.scheduler is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -25,11 +26,15 @@ from partnets.federated.vectors import Vectors
 from partnets.hyper import penalties
 from partnets.hyper.hyperparameter import find_hyper
 from partnets.optim.base import PartitionedOptimizer
-from partnets.training.step import hyper_learning, step_weights, still_modules
+from partnets.training.start import AUDITED, check_learns, refuse_leaks, try_judging
+from partnets.training.step import check_reached, hyper_learning, step_weights, still_modules
 from partnets.utils import random_state
 from partnets.utils.checks import check_at_least
 from partnets.utils.modules import device_of, to_device
 from partnets.utils.seeds import derived
+
+# Held while a client computes: what is drawn comes from the random states of the process, which threads share.
+_TURN = threading.Lock()
 
 
 class Client:
@@ -53,6 +58,8 @@ class Client:
         batch_size: of the local steps.
         epochs: over the client's examples, for each partition.
         hyper_batch_size: how many examples the gradient of ψ is from, drawn anew in each round; all of them if None.
+        audit: whether to look, before the first round in this process, for what of the model carries later chunks into
+            earlier subnetworks, as partnets.audit does; it takes some passes.
         privacy: hides what is sent from the server too; an update then tells no losses, and that it has one example.
         forward, collate: as of partnets.Trainer and partnets.chunk.
         seed: an int in [0, 2**63), the same for all clients.
@@ -62,7 +69,8 @@ class Client:
 
     Raises:
         TypeError, ValueError: data are no data set or empty, the chunk is out of range, there is ψ but only one
-            partition, the model has running statistics, or an argument is out of range.
+            partition, the model has running statistics, the loss is a sum or has parameters of its own, or an argument
+            is out of range. In the first round: the audit finds a leak, or ψ reaches the loss only.
 
     Example:
         >>> import partnets
@@ -91,6 +99,7 @@ class Client:
         batch_size: int = 64,
         epochs: int = 1,
         hyper_batch_size: int | None = None,
+        audit: bool = True,
         privacy: Privacy | None = None,
         forward: Forward = call,
         collate: Collate = default_collate,
@@ -103,12 +112,15 @@ class Client:
         self.model, self.vectors = model, Vectors(model, hyper)
         self.hyper = find_hyper(model, hyper)
         self._check_hyper()
+        check_learns(model, loss)
         self.loss, self.hyper_loss = loss, plain(loss) if hyper_loss is None else hyper_loss
         check_loss(self.hyper_loss)
         self.optimizer = partial(optim.SGD, lr=0.05) if optimizer is None else optimizer
         self.batch_size, self.epochs, self.hyper_batch_size = batch_size, epochs, hyper_batch_size
         self.privacy, self.forward, self.collate, self.seed = privacy, forward, collate, seed
         self._still = still_modules(model)
+        # What is looked at before the first round, once for all clients that take turns.
+        self._to_try = {"leaks", "judging"} if audit else {"judging"}
         self._take(data, chunk, number)
 
     def with_data(self, data: Dataset | Sequence, chunk: int, number: int) -> Client:
@@ -146,15 +158,20 @@ class Client:
 
         Raises:
             ValueError: values do not fit the model; nothing has changed then.
-            RuntimeError: what was learned is not finite.
+            RuntimeError: what was learned is not finite, or ψ reaches nothing.
         """
         check_at_least(1, round=round)
+        self.vectors.check(values, self.vectors.lengths)
+        with _TURN:
+            return self._train(values, round)
+
+    def _train(self, values: Mapping[str, Tensor], round: int) -> Update:
         vectors, names = self.vectors, names_of(self.vectors, self.chunk)
-        vectors.check(values, vectors.lengths)
         device = device_of(self.model)
         self.model.train()
         for module in self._still:
             module.eval()
+        self._try()
         with random_state.preserved(device):
             drawn = derived(self.seed, f"client {self.number} in round {round}")
             random_state.seed(drawn)
@@ -208,13 +225,36 @@ class Client:
             ValueError: values do not fit the model.
         """
         self.vectors.check(values, self.vectors.lengths)
-        self.vectors.write(values)
         data = self.data if data is None else as_dataset(data)
         options = {"batch_size": self.batch_size, "forward": self.forward, "collate": self.collate}
-        return {
-            "loss": mean_loss(self.model, data, self.hyper_loss, **options),
-            "accuracy": accuracy(self.model, data, **options),
-        }
+        with _TURN:
+            self.vectors.write(values)
+            return {
+                "loss": mean_loss(self.model, data, self.hyper_loss, **options),
+                "accuracy": accuracy(self.model, data, **options),
+            }
+
+    def _try(self) -> None:
+        """Looks at what partnets.Trainer looks at before its first step; nothing changes by it."""
+        generator = torch.Generator().manual_seed(0)
+
+        def draw() -> Any:
+            size = min(self.batch_size, AUDITED)
+            places = torch.randint(len(self.data), (size,), generator=generator, device="cpu")
+            (batch,) = batches(self.data, size, places, self.collate)
+            return batch
+
+        def compute(batch: Any) -> tuple[Any, Tensor]:
+            output, y = self.forward(self.model, batch)
+            return output, mean(self.loss, output, y)
+
+        with penalties():  # at which nothing looks here
+            if "leaks" in self._to_try and self.vectors.count > 1:
+                refuse_leaks(self.model, draw, compute)
+            self._to_try.discard("leaks")
+            if "judging" in self._to_try and self.chunk > 1 and self.hyper:
+                try_judging(self.model, self.hyper, self.chunk, draw, self.hyper_loss, self.forward)
+                self._to_try.discard("judging")
 
     def _learn(self, k: int, generator: torch.Generator) -> float:
         """Steps of w_k over the client's examples; returns the mean loss of all steps."""
@@ -237,8 +277,10 @@ class Client:
             (batch,) = batches(self.data, len(part), part, self.collate)
             with self._judging(), penalties():  # which regularise w alone
                 loss = self._hyper_loss(batch) * (len(part) / len(chosen))
-                loss.backward()
+                if loss.requires_grad:  # otherwise ψ reaches nothing, which is reported below
+                    loss.backward()
             found += loss.item()
+        check_reached(self.model, self.vectors.hyper)
         return found
 
     def _judging(self):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
@@ -18,6 +19,7 @@ from partnets.hyper.hyperparameter import find_hyper, values_by_path
 from partnets.nn.live import subnetwork
 from partnets.optim.base import PartitionedOptimizer, check_partitioned
 from partnets.training import validation
+from partnets.training.step import parameters_of
 from partnets.utils import sealed
 from partnets.utils.checks import check_at_least
 
@@ -34,6 +36,7 @@ class Round:
     Attributes:
         number: of the round, from 1.
         contributors: of each partition, how many updates its step is the mean of; 0 where it took none.
+        judges: how many updates the step of ψ is the mean of.
         refused: why, for each client whose update was refused.
         lml: L_ML of the contributors' examples through the subnetworks that have not seen them, in nats (Eq. 2): minus
             the sum of their losses; None if there are none.
@@ -43,6 +46,7 @@ class Round:
 
     number: int
     contributors: Mapping[int, int]
+    judges: int = 0
     refused: Mapping[int, str] = field(default_factory=dict)
     lml: float | None = None
     examples: int = 0
@@ -115,11 +119,10 @@ class Server:
         self.hyper = find_hyper(model, hyper)
         self.optimizer = optim.Adam(model) if optimizer is None else optimizer
         check_partitioned(self.optimizer)
-        psi = [one for module in self.hyper.values() for one in module.parameters() if one.requires_grad]
-        if psi and hyper_optimizer is None:
-            hyper_optimizer = torch.optim.Adam(dict.fromkeys(psi), lr=3e-3)
+        if self.vectors.hyper and hyper_optimizer is None:
+            hyper_optimizer = torch.optim.Adam(self.vectors.hyper, lr=3e-3)
         self.hyper_optimizer = hyper_optimizer
-        self._check_optimizers(set(psi))
+        self._check_optimizers({*self.vectors.hyper})
         self.weighting, self.privacy = weighting, privacy
         self.max_norm, self.hyper_max_norm = max_norm, hyper_max_norm
         self.chunks = None if chunks is None else tuple(chunks)
@@ -134,8 +137,7 @@ class Server:
         learned = set(self.optimizer.parameters())
         if learned - own or {*self.vectors.owners} - learned:
             raise ValueError("optimizer has other parameters than the model; construct it with the server's model.")
-        groups = [] if self.hyper_optimizer is None else self.hyper_optimizer.param_groups
-        if {parameter for group in groups for parameter in group["params"]} != psi:
+        if set(parameters_of(self.hyper_optimizer) if self.hyper_optimizer else ()) != psi:
             raise ValueError(
                 "hyper_optimizer has other parameters than hyper; construct it with hyper.parameters(), or leave both"
                 " out."
@@ -201,7 +203,8 @@ class Server:
     def step(self, updates: Iterable[Update], senders: Iterable[int] | None = None) -> Round:
         """A round: refuses what does not fit, and steps each partition and ψ by the mean of the rest.
 
-        The order of the updates makes no difference. Who sends several is refused.
+        The order of the updates makes no difference. Who sends several is refused, and so is who says that it is a
+        client that another one is, unless it was so first.
 
         Args:
             updates: of this round.
@@ -215,7 +218,10 @@ class Server:
             for sender, update in zip(senders, updates, strict=True)
             if (why := self.why_refused(update, sender)) is not None
         }
-        refused |= {one: "it sent several updates in one round" for one in senders if senders.count(one) > 1}
+        refused |= {one: "it sent several updates in one round" for one, times in Counter(senders).items() if times > 1}
+        refused |= self._claimed_twice(
+            {sender: one.client for sender, one in zip(senders, updates, strict=True) if sender not in refused}
+        )
         accepted = {sender: update for sender, update in zip(senders, updates, strict=True) if sender not in refused}
         self.pinned |= {sender: (update.client, update.chunk) for sender, update in accepted.items()}
         # In an order of their own, which rounding goes by; senders' numbers may be other ones in each run.
@@ -238,7 +244,18 @@ class Server:
         unseen = [update for update in judges if update.chunk > 1 and update.hyper_loss is not None]
         lml = -math.fsum(update.examples * update.hyper_loss for update in unseen) if unseen else None
         examples = sum(update.examples for update in unseen)
-        return Round(number, contributors, refused, lml, examples, _mean_losses(accepted))
+        return Round(number, contributors, len(judges), refused, lml, examples, _mean_losses(accepted))
+
+    def _claimed_twice(self, clients: Mapping[int, int]) -> dict[int, str]:
+        """Why, for each sender who says that it is a client that another one is; whose it was first, keeps it."""
+        refused = {}
+        for client, times in Counter(clients.values()).items():
+            if times > 1:
+                claiming = [sender for sender in clients if clients[sender] == client]
+                known = [sender for sender in self.pinned if sender in claiming][:1]
+                why = f"{times} senders say that they are client {client}; give each node a number of its own"
+                refused |= {sender: why for sender in claiming if sender not in known}
+        return refused
 
     def _step_partition(self, k: int, gradient: Mapping[str, Tensor]) -> None:
         self.optimizer.zero_grad()

@@ -21,8 +21,8 @@ def dirichlet(labels: Any, clients: int, alpha: float, seed: int = 0) -> list[Te
 
     A client's mixture is drawn from Dirichlet(alpha * the shares of the labels in the whole), and its examples by it,
     without replacement: labels that have run out drop out of the mixtures, and who has none left draws a new one.
-    Sizes differ by one at most. Labels may be
-    anything that clients shall differ in: classes, or of a rotation the bin, torch.bucketize(angles, edges).
+    Sizes differ by one at most. Labels may be anything that clients shall differ in: classes, or of a rotation the bin,
+    torch.bucketize(angles, edges).
 
     Args:
         labels: of each example: a tensor, an array or a list.

@@ -33,6 +33,7 @@ class Vectors:
         count: C.
         lengths: of each vector, by its name: the partitions' in their order, ψ's last.
         dtypes: likewise.
+        hyper: the parameters of ψ.
         fingerprint: of all that must be alike on both sides: the partitions, their default values, and all of the
             model that does not travel, as frozen weights. Hex digits.
 
@@ -54,13 +55,13 @@ class Vectors:
         _refuse_statistics(model)
         self.owners = owners(model)
         modules = find_hyper(model, hyper).values()
-        self._hyper = dict.fromkeys(one for module in modules for one in module.parameters() if one.requires_grad)
+        self.hyper = [*dict.fromkeys(one for module in modules for one in module.parameters() if one.requires_grad)]
         self._parts: dict[str, list[tuple[nn.Parameter, int]]] = {}
         for k in range(1, self.count + 1):
             for parameter, (layer, name) in self.owners.items():
                 if layer.entries(name, [parameter], k) is not None:
                     self._parts.setdefault(f"w{k}.{_kind(parameter)}", []).append((parameter, k))
-        for parameter in self._hyper:
+        for parameter in self.hyper:
             self._parts.setdefault(f"{HYPER}.{_kind(parameter)}", []).append((parameter, 0))
         self.lengths = {name: len(vector) for name, vector in self.read().items()}
         self.dtypes = {name: parts[0][0].dtype for name, parts in self._parts.items()}
@@ -152,7 +153,7 @@ class Vectors:
                 view[mask] = values
 
     def _fingerprint(self) -> str:
-        travelling = {*self.owners, *self._hyper}
+        travelling = {*self.owners, *self.hyper}
         paths = {path for path, parameter in self.model.named_parameters() if parameter in travelling}
         state = self.model.state_dict()
         found = hashlib.blake2b(repr([self.count, self.lengths]).encode(), digest_size=16)

@@ -37,20 +37,32 @@ def check_leaks(
     compute: Callable[[Any], tuple[Any, Tensor]],
     sampling: Sequence[float] = (),
 ) -> None:
-    """Raises ValueError, naming it, for what partnets.audit finds with two batches of D_2; the model stays as it was.
+    """As refuse_leaks, with two batches of D_2.
 
     Args:
         batch_size: that of the training, of which AUDITED are enough.
-        compute: gives the model's output and loss for a batch on its device.
         sampling: which subnetworks learn: those whose share is not 0; all if empty.
     """
     if chunks.count == 1:
         return
-    generator, device = Generator().manual_seed(0), device_of(model)
+    generator = Generator().manual_seed(0)
+    last = max((k for k, share in enumerate(sampling, start=1) if share), default=chunks.count)
+    refuse_leaks(model, lambda: chunks.sample(2, min(batch_size, AUDITED), generator), compute, last)
+
+
+def refuse_leaks(
+    model: nn.Module, draw: Callable[[], Any], compute: Callable[[Any], tuple[Any, Tensor]], last: int | None = None
+) -> None:
+    """Raises ValueError, naming it, for what partnets.audit finds with two batches; the model stays as it was.
+
+    Args:
+        draw: gives a batch, another one at each call.
+        compute: gives the model's output and loss for a batch on its device.
+        last: of the subnetworks that learn; C if None.
+    """
+    device = device_of(model)
     with preserved(device):  # a data set may draw too
-        drawn = [chunks.sample(2, min(batch_size, AUDITED), generator) for _ in range(2)]
-        last = max((k for k, share in enumerate(sampling, start=1) if share), default=chunks.count)
-        found = leaks(model, compute, *to_device(drawn, device), last)
+        found = leaks(model, compute, *to_device([draw(), draw()], device), last)
     if found:
         listed = "\n".join(f"  {leak}" for leak in found)
         raise ValueError(
@@ -61,27 +73,57 @@ def check_leaks(
 
 
 def check_start(trainer: TrainingState) -> None:
-    """Tries subnetwork 1 on a batch of D_2, and changes nothing by it: noise and what the model holds stay.
-
-    Raises:
-        ValueError: a hyperparameter reaches the loss, but not the model's output.
+    """As try_judging, of subnetwork 1 on a batch of D_2.
 
     Warns:
         UserWarning: the weights seem to have learned from D_2 already.
     """
-    model = trainer.model
-    before = Held(model)
+
+    def draw() -> Any:
+        return trainer.chunks.sample(2, trainer.hyper_batch_size, Generator().manual_seed(0))
+
+    loss, y = try_judging(trainer.model, trainer.hyper, 2, draw, trainer.hyper_loss, trainer.forward)
+    if trainer.steps == 0 and not has_learned(trainer.model) and is_cross_entropy(trainer.hyper_loss):
+        _warn_of_knowledge(loss.item(), y)
+
+
+def try_judging(
+    model: nn.Module,
+    hyper: dict[str, nn.Module],
+    k: int,
+    draw: Callable[[], Any],
+    hyper_loss: batches.Loss,
+    forward: batches.Forward,
+) -> tuple[Tensor, Any]:
+    """Tries subnetwork k - 1 on a batch of D_k, and changes nothing by it: noise and what the model holds stay.
+
+    Returns:
+        The loss, and y.
+
+    Raises:
+        ValueError: a hyperparameter reaches the loss, but not the model's output; or the loss is a sum.
+    """
+    before, device = Held(model), device_of(model)
     try:
-        with preserved(trainer.device), hyper_learning(model, 2):
-            drawn = trainer.chunks.sample(2, trainer.hyper_batch_size, Generator().manual_seed(0))
-            output, y = trainer.forward(model, to_device(drawn, trainer.device))
-            loss = batches.mean(trainer.hyper_loss, output, y)
+        with preserved(device), hyper_learning(model, k):
+            output, y = forward(model, to_device(draw(), device))
+            loss = batches.mean(hyper_loss, output, y)
     finally:
         before.put_back()
-    check_reaches_output(trainer.hyper, output, loss)
-    _check_mean(trainer.hyper_loss, output, y, loss)
-    if trainer.steps == 0 and not has_learned(model) and is_cross_entropy(trainer.hyper_loss):
-        _warn_of_knowledge(loss.item(), y)
+    check_reaches_output(hyper, output, loss)
+    _check_mean(hyper_loss, output, y, loss)
+    return loss, y
+
+
+def check_learns(model: nn.Module, loss: batches.Loss) -> None:
+    """Raises ValueError if a loss has parameters of its own, of which no optimiser knows."""
+    own = dict(loss.named_parameters()) if isinstance(loss, nn.Module) else {}
+    strange = [name for name, p in own.items() if p.requires_grad and not any(p is one for one in model.parameters())]
+    if strange:
+        raise ValueError(
+            f"the loss has {', '.join(strange)}, which would never learn; put what learns into the model, as"
+            " hyper.ObservationNoise for a variance."
+        )
 
 
 def check_reaches_output(hyper: dict[str, nn.Module], output: Any, loss: Tensor) -> None:

@@ -175,7 +175,7 @@ def step_hyper(
             if value.requires_grad:  # otherwise ψ reaches nothing, which is reported below
                 backward(value)
         values.append(value.detach())
-    check_reached(model, optimizer)
+    check_reached(model, parameters_of(optimizer))
     optimizer.step()
     outdate_statistics(model)
     return sum(values)
@@ -217,12 +217,16 @@ def check_clip(clip: float | None) -> None:
 def clip_gradient(optimizer: torch.optim.Optimizer, clip: float | None) -> None:
     """Scales the gradient of all that an optimiser steps down to a norm where it is longer; with None it stays."""
     if clip is not None:  # all gradients but those of w_k are 0
-        nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip)
+        nn.utils.clip_grad_norm_(parameters_of(optimizer), clip)
 
 
-def check_reached(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raises RuntimeError, naming them, if parameters of an optimiser have no gradient."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """All that an optimiser steps."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def check_reached(model: nn.Module, parameters: list[nn.Parameter]) -> None:
+    """Raises RuntimeError, naming them, if some of ψ's parameters have no gradient."""
     if all(parameter.grad is not None or not parameter.requires_grad for parameter in parameters):
         return
     names = {parameter: name for name, parameter in model.named_parameters()}

@@ -33,9 +33,9 @@ from partnets.training.best_model import Best
 from partnets.training.callbacks import Callback
 from partnets.training.history import History
 from partnets.training.progress import Progress
-from partnets.training.start import check_finite, check_leaks, check_start, warn_of_proportions
+from partnets.training.start import check_finite, check_leaks, check_learns, check_start, warn_of_proportions
 from partnets.training.state import TrainingState
-from partnets.training.step import check_clip, step_hyper, step_weights, still_modules
+from partnets.training.step import check_clip, parameters_of, step_hyper, step_weights, still_modules
 from partnets.utils.checks import check_at_least
 from partnets.utils.modules import to_device
 from partnets.utils.random_state import preserved
@@ -166,7 +166,7 @@ class Trainer(TrainingState):
             check_unseen(chunks)
         psi = list(dict.fromkeys(parameter for module in self.hyper.values() for parameter in module.parameters()))
 
-        _check_learns(model, loss)
+        check_learns(model, loss)
         self.hyper_loss = plain(loss) if hyper_loss is None else hyper_loss
         self._judges = chunks.count > 1 and self.needs_unseen and bool(self.hyper or lml_every)
         if self._judges:
@@ -362,17 +362,6 @@ class _Drawn(Mapping):
         return len(self.ks)
 
 
-def _check_learns(model: nn.Module, loss: Loss) -> None:
-    """Raises ValueError if a loss has parameters of its own, of which no optimiser knows."""
-    own = dict(loss.named_parameters()) if isinstance(loss, nn.Module) else {}
-    strange = [name for name, p in own.items() if p.requires_grad and not any(p is one for one in model.parameters())]
-    if strange:
-        raise ValueError(
-            f"the loss has {', '.join(strange)}, which would never learn; put what learns into the model, as"
-            " hyper.ObservationNoise for a variance."
-        )
-
-
 def _check_optimizers(model, optimizer, psi, hyper_optimizer) -> None:
     check_partitioned(optimizer)
     names = {parameter: name for name, parameter in model.named_parameters()}
@@ -386,7 +375,7 @@ def _check_optimizers(model, optimizer, psi, hyper_optimizer) -> None:
         )
     if hyper_optimizer is None:
         return
-    trained = {parameter for group in hyper_optimizer.param_groups for parameter in group["params"]}
+    trained = set(parameters_of(hyper_optimizer))
     if not {parameter for parameter in psi if parameter.requires_grad} <= trained <= set(psi):
         raise ValueError("hyper_optimizer has other parameters than hyper; construct it with hyper.parameters().")
 

@@ -142,6 +142,19 @@ def test_a_model_made_otherwise_is_no_member():
     assert same(before, state(own))
 
 
+def test_proportions_are_those_of_the_model():
+    with pytest.raises(RuntimeError, match=r"proportions=\(0\.5, 0\.5\) are of 2 chunks, and the model has C=3"):
+        start(LocalGrid(app(proportions=(0.5, 0.5)), 4), 1)
+
+
+@pytest.mark.parametrize(("chunks", "idle"), [((1, 1, 1, 1), "ψ"), ((3, 3, 2, 3), "w_1")])
+def test_what_nobody_has_contributed_to_is_named(chunks, idle):
+    own = LocalGrid(app(), 4, node_config=lambda number: {"chunk": chunks[number]})
+    with pytest.warns(UserWarning, match=f"no node has contributed to {idle} in 2 rounds"):
+        strategy = start(own, 2)
+    assert strategy.history[1].judges == (0 if idle == "ψ" else 4)
+
+
 def test_evaluation_is_over_all_examples():
     own = server()
     strategy = PartitionedFedAvg(own, evaluate_fraction=1.0)

@@ -211,7 +211,7 @@ def test_a_client_that_is_killed_is_left_out(secure, tmp_path):
 
 @pytest.mark.full
 def test_a_node_that_is_killed_is_left_out(secure, tmp_path):
-    """The last test of this network. It is killed once round 1 is done, and asked in round 2 if Flower believes in it."""
+    """The last test of this network. It is killed after round 1, and asked in round 2 if Flower believes in it."""
     path = tmp_path / "server.pt"
     secure.run(wait=False, checkpoint=str(path), min_nodes=3)
     secure.wait(path.exists, "round 1 is done")

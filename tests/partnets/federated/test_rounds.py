@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import random
+import threading
 
 import pytest
 import torch
@@ -256,6 +257,21 @@ def test_one_who_sends_twice_is_refused_whole():
     assert same(state(honest), state(hurt))
 
 
+def test_a_client_that_several_say_they_are_is_whose_it_was_first():
+    """Two nodes of one number would count the same examples twice; who takes another's does not take its place."""
+    honest, hurt = server(), server()
+    updates = [client(i).train(honest.values(), 1) for i in range(4)]
+    honest.step(updates[:2], senders=[10, 11])
+    found = hurt.step([*updates, updates[2], updates[3]], senders=[10, 11, 12, 13, 14, 15])
+    why = "2 senders say that they are client {}; give each node a number of its own"
+    assert found.refused == {12: why.format(2), 14: why.format(2), 13: why.format(3), 15: why.format(3)}
+    assert same(state(honest), state(hurt)) and hurt.pinned.keys() == {10, 11}
+    updates = [client(i).train(honest.values(), 2) for i in range(4)]
+    honest.step(updates, senders=[10, 11, 12, 13])
+    found = hurt.step([updates[0], *updates], senders=[14, 10, 11, 12, 13])
+    assert found.refused == {14: why.format(0)} and same(state(honest), state(hurt))
+
+
 def test_changes_beyond_a_bound_are_refused():
     probe = server()
     updates = [client(i).train(probe.values(), 1) for i in range(4)]
@@ -375,6 +391,73 @@ def test_wrong_use_is_an_error_that_names_the_cure():
         Server(model, hyper=psi, hyper_optimizer=torch.optim.Adam(model[1].parameters()))
     with pytest.raises(ValueError, match="optimizer has other parameters"):
         Server(model, hyper=psi, optimizer=optim.Adam(make_model()[0]))
+
+
+class Drift(torch.nn.Module):
+    """Follows the data that it has seen, as a running mean does."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x):
+        if self.training:
+            self.mean.lerp_(x.detach().mean(0), 0.1)
+        return x - self.mean
+
+
+def leaking():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(psi := hyper.InputMask(6), Drift(), torch.nn.Linear(6, 3))
+    return partnets.partition(model, (0.5, 0.3, 0.2)), psi
+
+
+def test_a_model_that_carries_data_from_client_to_client_is_refused_before_anything_is_learned():
+    one = client(0, make=leaking)
+    before = one.vectors.read()
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"1\.mean follows the data"):
+            one.train(before, 1)
+        assert same(before, one.vectors.read())
+        one = one.with_data(load_data(1), 2, 1)
+    assert client(0, make=leaking, audit=False).train(before, 1).values
+
+
+def test_psi_that_reaches_nothing_or_the_loss_alone_is_named():
+    def unused():
+        model, psi = make_model()
+        model[0].forward = lambda x: x
+        return model, psi
+
+    one = client(1, make=unused)
+    with pytest.raises(RuntimeError, match=r"gives 0\.gains\.raw no gradient"):
+        one.train(one.vectors.read(), 1)
+    model, psi = unused()
+    one = Client(model, load_data(1), 2, hyper=psi, loss=lambda y, t: F.cross_entropy(y, t) + psi.gains().sum())
+    with pytest.raises(ValueError, match=r"0\.gains\.raw reaches the loss, but not"):
+        one.train(one.vectors.read(), 1)
+    one = client(1, loss=lambda y, t: F.cross_entropy(y, t, reduction="sum"))
+    with pytest.raises(ValueError, match="it is a sum"):
+        one.train(one.vectors.read(), 1)
+
+
+def test_threads_take_turns_with_what_they_draw():
+    updates = {}
+    clients = [client(number, make=make_noisy, epochs=3) for number in range(4)]
+    values = clients[0].vectors.read()
+    expected = [one.train(values, 1) for one in clients]
+
+    def work(number):
+        updates[number] = clients[number].train(values, 1)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number, update in updates.items():
+        assert same(update.values, expected[number].values)
+    assert len(updates) == 4
 
 
 def test_a_client_that_diverges_says_so():

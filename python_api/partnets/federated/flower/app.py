@@ -13,6 +13,7 @@ from partnets.federated.assignment import assign
 from partnets.federated.client import Client
 from partnets.federated.flower.arrays import to_record, to_values
 from partnets.federated.update import Update
+from partnets.nn.partitioned import count
 
 # Of records, and of what is in them.
 ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
@@ -70,6 +71,11 @@ def client_app(
         if not made:
             found = make_model()
             model, hyper = found if isinstance(found, tuple) else (found, None)
+            if proportions is not None and len(proportions) != count(model):
+                raise ValueError(
+                    f"proportions={tuple(proportions)} are of {len(proportions)} chunks, and the model has"
+                    f" C={count(model)}; pass partnets.partition and client_app the same."
+                )
             made.append(client(model, data, chunk, number, hyper=hyper, seed=seed, **options))
         return made[0].with_data(data, chunk, number)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable
 from logging import INFO, WARNING
 from os import PathLike
@@ -111,6 +112,9 @@ class PartitionedFedAvg(Strategy):
         Raises:
             RuntimeError: no node has contributed to any of the rounds.
             ValueError: the arrays or the checkpoint are of another model.
+
+        Warns:
+            UserWarning: no node has contributed to one of the partitions, or to ψ.
         """
         if self.checkpoint is not None and Path(self.checkpoint).exists():
             self.server.load(self.checkpoint)
@@ -139,13 +143,27 @@ class PartitionedFedAvg(Strategy):
 
     def _check_some_learned(self, rounds: int) -> None:
         """Clients may fail, but if all do in all rounds, something is wrong with what they have in common."""
-        found = self.history[-rounds:]
-        if any(number for each in found for number in each.contributors.values()):
-            return
-        last = found[-1]
-        reasons = sorted({**self.failed[last.number], **last.refused}.items())
-        told = f"In round {last.number}, node {reasons[0][0]}: {reasons[0][1]}" if reasons else ""
-        raise RuntimeError(f"no node has contributed in {rounds} rounds, and nothing was learned. {told}")
+        found, vectors = self.history[-rounds:], self.server.vectors
+        reasons = [
+            f"In round {each.number}, node {node}: {why}"
+            for each in reversed(found)
+            for node, why in sorted({**self.failed[each.number], **each.refused}.items())
+        ]
+        told = f" {reasons[0]}" if reasons else ""
+        if not any(number for each in found for number in each.contributors.values()):
+            raise RuntimeError(f"no node has contributed in {rounds} rounds, and nothing was learned.{told}")
+        idle = [
+            f"w_{k}"
+            for k in range(1, vectors.count + 1)
+            if vectors.of_partition(k) and not any(each.contributors[k] for each in found)
+        ]
+        idle += ["ψ"] if vectors.hyper and not any(each.judges for each in found) else []
+        if idle:
+            warnings.warn(
+                f"no node has contributed to {', '.join(idle)} in {rounds} rounds: chunk k trains w_k and all after it,"
+                f" and chunks from 2 on judge ψ, so that each chunk needs nodes.{told}",
+                stacklevel=3,
+            )
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
