@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -147,6 +148,7 @@ class Federation:
         """So many rounds, from the checkpoint if there is one."""
         from partnets.federated.flower import LocalGrid, PartitionedFedAvg, client_app
 
+        logging.getLogger("flwr").setLevel(logging.WARNING)  # which tells each round
         of = self.of
         app = client_app(
             self.make_model,
