@@ -922,6 +922,38 @@ MUTANTS = [
     # --- federated ---
     *_of(
         "python_api/partnets/federated/client.py",
+        f"{NETS}/federated/test_rounds.py",
+        (
+            "threads",
+            "        with _TURN:\n            return self._train(values, round)",
+            "        return self._train(values, round)",
+            "threads draw from one another's random states",
+        ),
+        (
+            "unreached",
+            "        check_reached(self.model, self.vectors.hyper)\n",
+            "",
+            "ψ that reaches nothing has a gradient of 0",
+        ),
+        (
+            "no audit",
+            "                refuse_leaks(self.model, draw, compute)\n",
+            "                pass\n",
+            "a model that carries data from one client to the next is accepted",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/federated/server.py",
+        f"{NETS}/federated/test_rounds.py",
+        (
+            "claimed twice",
+            "            if times > 1:\n                claiming",
+            "            if times > 2:\n                claiming",
+            "a client counts twice that two nodes say they are",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/federated/client.py",
         f"{NETS}/federated",
         (
             "one after another",

@@ -7,9 +7,10 @@ import torch
 
 pytest.importorskip("flwr", reason="Flower needs Python 3.11")
 
-from partbench.paper import federated
+from partbench.paper import federated, federated_cost
 from partnets.data import Data, moments
-from partnets.hyper import ConcreteDropout
+from partnets.hyper import Affine, ConcreteDropout
+from partnets.nn.partitioned import count
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +40,20 @@ def test_an_interrupted_training_goes_on(method, tmp_path):
     )
     assert [point["round"] for point in whole["curve"]] == [0, 2, 4]
     assert bool(whole["psi"]) == (method != "fedavg")
+
+
+def test_what_partitions_cost_is_measured_with_the_augmentation_of_the_data():
+    experiment, found = federated_cost.FederatedCost(), {}
+    for each in experiment.settings("digits", (1,), quick=True):
+        own = federated_cost.Known({**each, "examples": 200})
+        model, psi = own.make_model()
+        (augmentation,) = (module for module in model.modules() if isinstance(module, Affine))
+        assert not psi and augmentation.values()["rotation"] == pytest.approx(180)
+        assert not augmentation.widths.raw.requires_grad
+        found[each["method"]] = own
+    whole, first, divided, twice = found.values()
+    assert len(whole.parts) == 10 and len(first.parts) == 7 and first.of.clients == 7
+    assert (divided.epochs, twice.epochs) == (1, 2) and count(whole.make_model()[0]) == 1
 
 
 def test_seeds_and_methods_share_clients_and_images():

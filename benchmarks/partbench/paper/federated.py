@@ -118,6 +118,8 @@ class Federation:
     def __init__(self, setting: Record) -> None:
         self.of, self.method, self.seed = SETTINGS[setting["dataset"]], setting["method"], setting["seed"]
         self.rotated = setting["rotated"]
+        self.client = federated.AugerinoClient if self.method == "augerino" else federated.Client
+        self.epochs = 1
         if setting.get("quick"):
             self.of = replace(self.of, samples=min(self.of.samples, 4))
         whole = load(setting["dataset"], rotated=self.rotated, seed=0)
@@ -153,11 +155,12 @@ class Federation:
         app = client_app(
             self.make_model,
             self.load_data,
-            client=federated.AugerinoClient if self.method == "augerino" else federated.Client,
+            client=self.client,
             proportions=of.proportions if self.method == "partitioned" else None,
             seed=self.seed,
             optimizer=partial(optim.SGD, lr=of.lr),
             batch_size=of.batch,
+            epochs=self.epochs,
             hyper_batch_size=of.hyper_batch,
         )
         model, psi = self.make_model()
@@ -192,7 +195,7 @@ class Federation:
         rates = [module.values()["rate"] for module in psi if isinstance(module, hyper.ConcreteDropout)]
         return {
             "accuracy": sum(counted) / len(counted),
-            "psi": {} if self.method == "fedavg" else psi[0].values(),
+            "psi": psi[0].values() if psi else {},
             "rates": rates,
             "curve": points,
             "sent": points[-1]["sent"],
@@ -247,7 +250,7 @@ class Federated(Experiment):
         for axes, (rotated, examples) in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
             for method, label in METHODS.items():
                 mine = select(found, method=method, rotated=rotated, examples=examples)
-                points = pd.concat([_smoothed(one) for one in mine.curve], ignore_index=True)
+                points = pd.concat([smoothed(one) for one in mine.curve], ignore_index=True)
                 curve(axes, (points.sent + points.uploaded) / MEGABYTE, points.accuracy, label)
             kind = "rotated" if rotated else "upright"
             axes.set(title=f"{kind}, {examples} images", xlabel="sent and received, all clients [MB]")
@@ -278,6 +281,6 @@ def _rotations(found: pd.DataFrame) -> pd.Series:
     return found.psi.map(rotation)
 
 
-def _smoothed(points: list[Record]) -> pd.DataFrame:
+def smoothed(points: list[Record]) -> pd.DataFrame:
     found = pd.DataFrame(points)
     return found.assign(accuracy=found.accuracy.rolling(LAST, min_periods=1).mean())
