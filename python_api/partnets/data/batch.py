@@ -122,12 +122,27 @@ def total(loss: Loss, output: Any, y: Any, examples: int) -> tuple[float, int]:
         >>> total(nn.functional.cross_entropy, logits, y, examples=2)  # 3 tokens, each log 5
         (4.828..., 3)
     """
+    found, count = summed(loss, output, y, examples)
+    return found.item(), count
+
+
+def summed(loss: Loss, output: Any, y: Any, examples: int) -> tuple[Tensor, int]:
+    """As total, of which the sum has a gradient: a scalar of float64 on the CPU.
+
+    Example:
+        >>> logits, y = torch.zeros(2, 3, requires_grad=True), torch.tensor([0, -100])
+        >>> found, count = summed(nn.functional.cross_entropy, logits, y, examples=2)
+        >>> found.backward()
+        >>> count, [round(value, 2) for value in logits.grad[0].tolist()]
+        (1, [-0.67, 0.33, 0.33])
+    """
     found = losses(loss, output, y)
     if found.dim():
         found = _counting(loss, found, y)
-        return found.sum(dtype=torch.float64).item(), found.numel()
+        return found.sum(dtype=torch.float64).cpu(), found.numel()
     count = _targets(loss, scores(output), y, examples)
-    return (count * found.item() if count else 0.0), count
+    found = found.to("cpu", torch.float64)
+    return (count * found if count else torch.zeros_like(found)), count
 
 
 def setting(loss: Loss, name: str, usual: Any) -> Any:

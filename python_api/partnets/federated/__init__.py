@@ -15,7 +15,8 @@ from partnets.federated.assignment import assign
 from partnets.federated.augerino import AugerinoClient
 from partnets.federated.client import Client
 from partnets.federated.privacy import Privacy
-from partnets.federated.server import Round, Server
+from partnets.federated.round import Round
+from partnets.federated.server import Server
 from partnets.federated.splitting import dirichlet
 from partnets.federated.update import Update
 from partnets.federated.vectors import Vectors

@@ -63,5 +63,6 @@ class AugerinoClient(Client):
     def _judging(self):
         return subnetwork(self.model, active=1, update=None)
 
-    def _hyper_loss(self, batch: Any) -> Tensor:
-        return self._loss(self.loss, batch) - self.regularisation * bonus(self.augmentation, self.safe)
+    def _summed_loss(self, batch: Any, examples: int) -> tuple[Tensor, int]:
+        loss = self._loss(self.loss, batch) - self.regularisation * bonus(self.augmentation, self.safe)
+        return examples * loss.double(), examples

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -15,26 +17,47 @@ from torch.utils.data import Dataset, default_collate
 
 from partkernels.defaults import check_seed
 from partnets import optim
-from partnets.data.batch import Forward, Loss, call, mean
+from partnets.data.batch import Forward, Loss, call, mean, summed
 from partnets.data.examples import Collate, as_dataset
 from partnets.data.fetching import batches
-from partnets.evaluation import accuracy, mean_loss
+from partnets.evaluation import accuracy
 from partnets.evaluation.likelihood import check_loss, plain
+from partnets.evaluation.metrics import total_loss
 from partnets.federated.privacy import Privacy
 from partnets.federated.update import Update, names_of
 from partnets.federated.vectors import Vectors
 from partnets.hyper import penalties
 from partnets.hyper.hyperparameter import find_hyper
 from partnets.optim.base import PartitionedOptimizer
-from partnets.training.start import AUDITED, check_learns, refuse_leaks, try_judging
+from partnets.training.start import AUDITED, check_learns, refuse_leaks, try_judging, warn_of_knowledge
 from partnets.training.step import check_reached, hyper_learning, step_weights, still_modules
 from partnets.utils import random_state
 from partnets.utils.checks import check_at_least
+from partnets.utils.held import Held
 from partnets.utils.modules import device_of, to_device
 from partnets.utils.seeds import derived
 
-# Held while a client computes: what is drawn comes from the random states of the process, which threads share.
-_TURN = threading.Lock()
+_turn = threading.RLock()
+
+
+def taking_turns() -> threading.RLock:
+    """Held while a client is made or computes: what it draws comes from random states that the process's threads share.
+
+    Example:
+        >>> with taking_turns():
+        ...     pass
+    """
+    return _turn
+
+
+def _renew() -> None:
+    """In a child of a fork nobody would ever let go of what another thread held."""
+    global _turn
+    _turn = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_renew)
 
 
 class Client:
@@ -42,8 +65,11 @@ class Client:
 
     Each partition starts from what the server has sent, also where an earlier one has changed here (Eq. 25); the
     gradient of ψ is that of the mean loss of all examples through subnetwork k-1, which no chunk-k client changes
-    (Eq. 26). What is drawn follows from seed, number and round alone, so that a round that is repeated gives the same
-    bits. The model is left with what was learned; everything of a round comes with the server's values.
+    (Eq. 26); a mean over tokens where each has a class. What is drawn follows from seed, number and round alone, so
+    that a round that is repeated gives the same bits.
+
+    The model is left with what was learned, and a round depends on nothing that was left: weights come from the server,
+    and buffers and attributes, as counters, start for each partition as they were when the client was made.
 
     Args:
         model: partitioned; or an ordinary one in baselines.Ensemble, for federated averaging.
@@ -119,6 +145,7 @@ class Client:
         self.batch_size, self.epochs, self.hyper_batch_size = batch_size, epochs, hyper_batch_size
         self.privacy, self.forward, self.collate, self.seed = privacy, forward, collate, seed
         self._still = still_modules(model)
+        self._held = Held(model, without={path for path, _ in model.named_parameters(remove_duplicate=False)})
         # What is looked at before the first round, once for all clients that take turns.
         self._to_try = {"leaks", "judging"} if audit else {"judging"}
         self._take(data, chunk, number)
@@ -158,27 +185,20 @@ class Client:
 
         Raises:
             ValueError: values do not fit the model; nothing has changed then.
-            RuntimeError: what was learned is not finite, or ψ reaches nothing.
+            RuntimeError: what was learned is not finite, ψ reaches nothing, or parameters were frozen or unfrozen.
         """
         check_at_least(1, round=round)
+        self.vectors.check_learning()
         self.vectors.check(values, self.vectors.lengths)
-        with _TURN:
+        with taking_turns():
             return self._train(values, round)
 
     def _train(self, values: Mapping[str, Tensor], round: int) -> Update:
         vectors, names = self.vectors, names_of(self.vectors, self.chunk)
-        device = device_of(self.model)
-        self.model.train()
-        for module in self._still:
-            module.eval()
-        self._try()
-        with random_state.preserved(device):
-            drawn = derived(self.seed, f"client {self.number} in round {round}")
-            random_state.seed(drawn)
-            if device.type != "cpu":
-                torch.get_device_module(device).manual_seed(drawn)
-            generator = torch.Generator().manual_seed(drawn)
+        with self._drawing(f"client {self.number} in round {round}") as generator:
             vectors.write(values)
+            self._begin()
+            self._try(round)
             learned: dict[str, Tensor] = {}
             losses: dict[int, float] = {}
             for k in range(self.chunk, vectors.count + 1):
@@ -193,6 +213,10 @@ class Client:
             if names[1]:
                 hyper_loss = self._judge(generator)
                 gradients = vectors.read_gradients(names[1])
+        examples = len(self.data)
+        if self.privacy is not None:
+            learned, gradients = self._hidden(learned, gradients, values)
+            examples, hyper_loss, losses = 1, None, {}
         for found, expected in ((learned, names[0]), (gradients, names[1])):
             try:
                 vectors.check(found, expected)
@@ -200,10 +224,6 @@ class Client:
                 raise RuntimeError(
                     f"client {self.number} diverged in round {round}: {error} Lower the learning rate of its optimiser."
                 ) from error
-        examples = len(self.data)
-        if self.privacy is not None:
-            learned, gradients = self._hidden(learned, gradients, values)
-            examples, hyper_loss, losses = 1, None, {}
         return Update(
             self.number, self.chunk, round, examples, vectors.fingerprint, learned, gradients, hyper_loss, losses
         )
@@ -221,20 +241,45 @@ class Client:
     def evaluate(self, values: Mapping[str, Tensor], data: Dataset | Sequence | None = None) -> dict[str, float]:
         """Mean loss in nats, and accuracy, of the whole network on this client's examples, or on others of its own.
 
+        Of outputs that are no logits, as a regression's, there is no accuracy.
+
+        Returns:
+            "loss", "targets" and "accuracy", where targets is how many the means are of: examples, or tokens. The same
+            each time: noise is drawn alike.
+
         Raises:
             ValueError: values do not fit the model.
         """
         self.vectors.check(values, self.vectors.lengths)
         data = self.data if data is None else as_dataset(data)
-        options = {"batch_size": self.batch_size, "forward": self.forward, "collate": self.collate}
-        with _TURN:
+        how = {"batch_size": self.batch_size, "forward": self.forward, "collate": self.collate}
+        with taking_turns(), self._drawing(f"client {self.number} evaluates"):
             self.vectors.write(values)
-            return {
-                "loss": mean_loss(self.model, data, self.hyper_loss, **options),
-                "accuracy": accuracy(self.model, data, **options),
-            }
+            self._begin()
+            total, targets = total_loss(self.model, data, self.hyper_loss, loading={}, **how)
+            found = {"loss": total / targets, "targets": targets}
+            with suppress(ValueError):  # there are no classes
+                found["accuracy"] = accuracy(self.model, data, **how)
+            return found
 
-    def _try(self) -> None:
+    @contextmanager
+    def _drawing(self, purpose: str) -> Iterator[torch.Generator]:
+        """Inside, all that is drawn follows from the seed and the purpose, and so do the draws of this generator."""
+        device, drawn = device_of(self.model), derived(self.seed, purpose)
+        with random_state.preserved(device):
+            random_state.seed(drawn)
+            if device.type != "cpu":
+                torch.get_device_module(device).manual_seed(drawn)
+            yield torch.Generator().manual_seed(drawn)
+
+    def _begin(self) -> None:
+        """All that the model keeps beside its weights is as at the start, and what trains is in training mode."""
+        self._held.put_back()
+        self.model.train()
+        for module in self._still:
+            module.eval()
+
+    def _try(self, round: int) -> None:
         """Looks at what partnets.Trainer looks at before its first step; nothing changes by it."""
         generator = torch.Generator().manual_seed(0)
 
@@ -253,11 +298,14 @@ class Client:
                 refuse_leaks(self.model, draw, compute)
             self._to_try.discard("leaks")
             if "judging" in self._to_try and self.chunk > 1 and self.hyper:
-                try_judging(self.model, self.hyper, self.chunk, draw, self.hyper_loss, self.forward)
+                value, y = try_judging(self.model, self.hyper, self.chunk, draw, self.hyper_loss, self.forward)
+                if round == 1:
+                    warn_of_knowledge(self.hyper_loss, value, y, self.chunk)
                 self._to_try.discard("judging")
 
     def _learn(self, k: int, generator: torch.Generator) -> float:
         """Steps of w_k over the client's examples; returns the mean loss of all steps."""
+        self._begin()
         optimizer, losses = self.optimizer(self.model), []
         for _ in range(self.epochs):
             order = torch.randperm(len(self.data), generator=generator, device="cpu")
@@ -267,27 +315,33 @@ class Client:
         return sum(losses) / len(losses)
 
     def _judge(self, generator: torch.Generator) -> float:
-        """Leaves with ψ the gradient of the mean loss through subnetwork k - 1; returns that loss."""
+        """Leaves with ψ the gradient of the mean loss through subnetwork k - 1; returns the sum of that loss."""
+        self._begin()
         self.model.zero_grad()
-        total = len(self.data)
-        chosen = torch.randperm(total, generator=generator, device="cpu")[: self.hyper_batch_size]
-        found = 0.0
+        chosen = torch.randperm(len(self.data), generator=generator, device="cpu")[: self.hyper_batch_size]
+        found, targets = 0.0, 0
         for start in range(0, len(chosen), self.batch_size):
             part = chosen[start : start + self.batch_size]
             (batch,) = batches(self.data, len(part), part, self.collate)
             with self._judging(), penalties():  # which regularise w alone
-                loss = self._hyper_loss(batch) * (len(part) / len(chosen))
+                loss, counted = self._summed_loss(batch, len(part))
                 if loss.requires_grad:  # otherwise ψ reaches nothing, which is reported below
-                    loss.backward()
-            found += loss.item()
+                    (loss / len(chosen)).backward()
+            found, targets = found + loss.item(), targets + counted
         check_reached(self.model, self.vectors.hyper)
-        return found
+        for parameter in self.vectors.hyper if targets else ():
+            parameter.grad *= len(chosen) / targets
+        return found * (len(self.data) / len(chosen))
 
     def _judging(self):
         return hyper_learning(self.model, self.chunk)
 
-    def _hyper_loss(self, batch: Any) -> Tensor:
-        return self._loss(self.hyper_loss, batch)
+    def _summed_loss(self, batch: Any, examples: int) -> tuple[Tensor, int]:
+        """The sum of the loss that ψ learns from, and of how many targets it is."""
+        return summed(self.hyper_loss, *self._computed(batch), examples)
 
     def _loss(self, loss: Loss, batch: Any) -> Tensor:
-        return mean(loss, *self.forward(self.model, to_device(batch, device_of(self.model))))
+        return mean(loss, *self._computed(batch))
+
+    def _computed(self, batch: Any) -> tuple[Any, Any]:
+        return self.forward(self.model, to_device(batch, device_of(self.model)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,6 +13,9 @@ from torch import Tensor
 from partnets.federated.update import names_of, norm
 from partnets.federated.vectors import HYPER, Vectors
 from partnets.utils.checks import check_at_least
+
+# A noise multiplier.
+LITTLE = 0.1
 
 
 @dataclass(frozen=True)
@@ -23,9 +27,9 @@ class Privacy:
     z max_norm / n, where it would have z max_norm / sqrt(n) if each had hidden itself.
 
     The guarantee is for a client as a whole: whether what it has learned counts or is 0, where who takes part is known.
-    Noise is drawn anew at each call, from the operating system's randomness through torch's generator: rounds are not
-    repeated to the bit, and it is not cryptographic. What the server reports beside the model, as L_ML, counts and
-    losses, is not covered.
+    Noise is drawn anew at each call, each number from the operating system's cryptographic randomness: no seed can be
+    searched for, and rounds are not repeated to the bit. It is rounded to floating point, which is not covered, and
+    neither is what the server reports beside the model, as L_ML, counts and losses.
 
     Args:
         max_norm: to which the change of each vector of weights is shortened, as a Euclidean norm.
@@ -59,24 +63,23 @@ class Privacy:
             raise ValueError(f"noise_multiplier={self.noise_multiplier}; pass a finite number, 0 or more.")
 
     def shortened(self, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Each vector, in double precision, by itself scaled down to its bound where it is longer."""
+        """Each vector, in double precision, by itself scaled down to its bound where it is longer.
+
+        One that is not finite becomes 0: an error would tell that its client diverged.
+        """
         found = {}
         for name, vector in vectors.items():
             length = norm({name: vector})
-            found[name] = vector.double() * min(1.0, self._bound(name) / length) if length else vector.double()
+            scale = min(1.0, self._bound(name) / length) if length else 1.0
+            found[name] = vector.double() * scale if math.isfinite(length) else torch.zeros_like(vector.double())
         return found
 
     def noisy(self, vectors: Mapping[str, Tensor], share: float = 1.0) -> dict[str, Tensor]:
         """The vectors with noise; share is how much of one update there is in them, 1/n in a mean of n."""
         if not self.noise_multiplier:
             return dict(vectors)
-        generator = torch.Generator()
-        generator.seed()  # from the operating system: who knows the seeds of the training shall not know it
-        found = {}
-        for name, vector in vectors.items():
-            noise = torch.randn(vector.shape, dtype=torch.float64, generator=generator, device="cpu")
-            found[name] = vector.double() + noise * (self.noise_multiplier * self._bound(name) * share)
-        return found
+        scales = {name: self.noise_multiplier * self._bound(name) * share for name in vectors}
+        return {name: vector.double() + _normal(len(vector)) * scales[name] for name, vector in vectors.items()}
 
     def epsilon(self, vectors: Vectors, rounds: int, delta: float) -> float:
         """ε of (ε, δ)-differential privacy of one client that takes part in each of so many rounds.
@@ -102,13 +105,28 @@ class Privacy:
         try:
             from dp_accounting.dp_event import GaussianDpEvent
             from dp_accounting.pld import PLDAccountant
+            from dp_accounting.rdp import RdpAccountant
         except ImportError as error:
             raise ImportError("Privacy.epsilon needs dp-accounting: pip install 'partkernels[federated]'.") from error
         sent = max(sum(map(len, names_of(vectors, chunk))) for chunk in range(1, vectors.count + 1))
-        accountant = PLDAccountant()
-        accountant.compose(GaussianDpEvent(self.noise_multiplier / math.sqrt(sent * rounds)))
-        return accountant.get_epsilon(delta)
+        multiplier = self.noise_multiplier / math.sqrt(sent * rounds)
+        # Privacy loss distributions are exact, and with so little noise too long for any memory.
+        accountant = PLDAccountant() if multiplier >= LITTLE else RdpAccountant()
+        accountant.compose(GaussianDpEvent(multiplier))
+        return float(accountant.get_epsilon(delta))
 
     def _bound(self, name: str) -> float:
         own = name.startswith(f"{HYPER}.") and self.hyper_max_norm is not None
         return self.hyper_max_norm if own else self.max_norm
+
+
+def _normal(count: int) -> Tensor:
+    """Standard normal numbers (Box and Muller 1958) from the operating system, of 53 random bits each.
+
+    torch's and NumPy's generators are none for this: of torch's on a CPU there are 2**32, and one that fits is found.
+    """
+    half = (count + 1) // 2
+    bits = torch.frombuffer(bytearray(os.urandom(16 * half + 16)), dtype=torch.int64)[: 2 * half]
+    uniform = ((bits & ((1 << 53) - 1)).double() + 0.5) / (1 << 53)  # in (0, 1)
+    radius, angle = (-2 * uniform[:half].log()).sqrt(), 2 * math.pi * uniform[half:]
+    return torch.cat([radius * angle.cos(), radius * angle.sin()])[:count]

@@ -5,52 +5,25 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from os import PathLike
 
 import torch
 from torch import Tensor, nn
 
 from partnets import optim
+from partnets.federated import checkpoint
 from partnets.federated.privacy import Privacy
+from partnets.federated.round import Round, shown
 from partnets.federated.update import Update, names_of, norm
 from partnets.federated.vectors import Vectors
 from partnets.hyper.hyperparameter import find_hyper, values_by_path
 from partnets.nn.live import subnetwork
 from partnets.optim.base import PartitionedOptimizer, check_partitioned
-from partnets.training import validation
 from partnets.training.step import parameters_of
-from partnets.utils import sealed
-from partnets.utils.checks import check_at_least
+from partnets.utils.held import same
 
-FORMAT = 1
-_EXPECTED = f"state of a federated server, of format {FORMAT}; pass a file that Server.save wrote."
-# Beside format, configuration and the hyperparameters' optimiser, which there may be none of.
-_NAMES = ("rounds", "pinned", "values", "optimizer", "hyper_optimizer")
-
-
-@dataclass(frozen=True)
-class Round:
-    """What became of the updates of a round.
-
-    Attributes:
-        number: of the round, from 1.
-        contributors: of each partition, how many updates its step is the mean of; 0 where it took none.
-        judges: how many updates the step of ψ is the mean of.
-        refused: why, for each client whose update was refused.
-        lml: L_ML of the contributors' examples through the subnetworks that have not seen them, in nats (Eq. 2): minus
-            the sum of their losses; None if there are none.
-        examples: how many that is of.
-        losses: of each partition that learned, the mean training loss of its contributors.
-    """
-
-    number: int
-    contributors: Mapping[int, int]
-    judges: int = 0
-    refused: Mapping[int, str] = field(default_factory=dict)
-    lml: float | None = None
-    examples: int = 0
-    losses: Mapping[int, float] = field(default_factory=dict)
+# So that no sum of losses overflows.
+GREATEST_LOSS = 1e100
 
 
 class Server:
@@ -60,6 +33,8 @@ class Server:
     contributors have changed, with its sign turned, is the gradient of one step of the optimiser (Reddi et al. 2020);
     a partition without contributors keeps its weights and moments. The mean of the clients' gradients is that of ψ. An
     update that does not fit in every respect is refused: the round is, to the bit, that of the other clients.
+
+    The model is the server's own: clients, also those in its process, compute with others, made alike.
 
     Args:
         model: as that of the clients, from the same code.
@@ -76,11 +51,13 @@ class Server:
 
     Attributes:
         rounds: how many steps there have been.
+        history: the Round of each.
         pinned: of each sender that contributed, which client it is and its chunk: others are refused from then on.
         vectors: what travels.
 
     Raises:
-        ValueError: an argument is none of these, an optimiser belongs to another model; and as Vectors.
+        ValueError: an argument is none of these, an optimiser belongs to another model, or would train float16, whose
+            squares vanish, by Adam; and as Vectors.
 
     Example:
         >>> import partnets
@@ -131,6 +108,8 @@ class Server:
                 f"chunks={chunks!r} of a model with C={self.vectors.count}; pass ints in 1..C, as of assign."
             )
         self.rounds, self.pinned = 0, {}
+        self.history: list[Round] = []
+        self._sent: dict[str, Tensor] | None = None  # by the last values(), until the step
 
     def _check_optimizers(self, psi: set[nn.Parameter]) -> None:
         own = {parameter for parameter in self.model.parameters() if parameter.requires_grad} - psi
@@ -142,10 +121,21 @@ class Server:
                 "hyper_optimizer has other parameters than hyper; construct it with hyper.parameters(), or leave both"
                 " out."
             )
+        if isinstance(self.hyper_optimizer, torch.optim.LBFGS):
+            raise ValueError(
+                "hyper_optimizer is LBFGS, which asks for the loss again; pass another, as torch.optim.Adam."
+            )
+        if torch.float16 in self.vectors.dtypes.values() and not isinstance(self.optimizer, optim.SGD):
+            raise ValueError(
+                "parameters are float16, in which the squares that Adam keeps vanish: let them be float32 or bfloat16,"
+                " or pass optimizer=partnets.optim.SGD(model, lr=1.0)."
+            )
 
     def values(self) -> dict[str, Tensor]:
-        """All vectors of the global model, ψ's too: what each client gets."""
-        return self.vectors.read()
+        """All vectors of the global model, ψ's too: what each client gets in this round."""
+        self.vectors.check_learning()
+        self._sent = self.vectors.read()
+        return {name: vector.clone() for name, vector in self._sent.items()}
 
     def load_values(self, values: Mapping[str, Tensor]) -> None:
         """Makes these the global model's; the optimisers keep their moments.
@@ -155,6 +145,23 @@ class Server:
         """
         self.vectors.check(values, self.vectors.lengths)
         self.vectors.write(values)
+        self._sent = self.vectors.read()
+
+    def _own_values(self) -> dict[str, Tensor]:
+        """What the round began with, which the model must have still.
+
+        Raises:
+            RuntimeError: it has not, as where clients compute with the server's own model; it has it again.
+        """
+        present = self.vectors.read()
+        if self._sent is None or all(map(same, present.values(), self._sent.values())):
+            return present
+        self.vectors.write(self._sent)
+        raise RuntimeError(
+            "the server's model has changed since the round began: a client computes with the same module, or it was"
+            " written to. Make another model for the clients, by a make_model that constructs one at each call; to set"
+            " values, use load_values."
+        )
 
     def why_refused(self, update: Update, sender: int) -> str | None:
         """What makes an update unfit for the present round; None if it fits."""
@@ -168,11 +175,13 @@ class Server:
         if update.round != number:
             return f"it is of round {update.round!r}, and this is round {number}"
         if update.fingerprint != self.vectors.fingerprint:
-            return "its model has other partitions, default values or frozen weights; run the server's code and seeds"
+            return (
+                "its model has other modules, partitions, default values or frozen weights: use the same code and seeds"
+            )
         own = update.client, update.chunk
         if (pinned := self.pinned.get(sender, own)) != own:
             return "it is client {} of chunk {} now and was client {} of chunk {}".format(*own, *pinned)
-        if self.chunks is not None and self.chunks[update.client : update.client + 1] != (update.chunk,):
+        if self.other_chunk(*own):
             return "client {} with chunk {} is not among the server's chunks".format(*own)
         weights, gradients = names_of(self.vectors, update.chunk)
         try:
@@ -181,18 +190,18 @@ class Server:
         except ValueError as error:
             return str(error)
         numbers = [*update.losses.values(), *([] if update.hyper_loss is None else [update.hyper_loss])]
-        if not all(isinstance(number, float) and math.isfinite(number) for number in numbers):
-            return f"its losses {numbers} are not finite"
-        if (update.hyper_loss is not None and not gradients) or not update.losses.keys() <= {*range(1, count + 1)}:
+        if not all(isinstance(number, float) and abs(number) < GREATEST_LOSS for number in numbers):
+            return f"its losses {numbers} are no finite numbers"
+        own_losses = range(update.chunk, count + 1)
+        if (update.hyper_loss is not None and not gradients) or not update.losses.keys() <= {*own_losses}:
             return "its losses are not those of its chunk"
-        sent = self.vectors.read(weights)
-        changes = {name: update.values[name].double() - sent[name].double() for name in weights}
+        changes = self._changes(update)
         for what, vectors, bound in (
             ("change of the weights", changes, self.max_norm),
             ("gradient of ψ", update.gradients, self.hyper_max_norm),
         ):
             for name, vector in vectors.items():
-                # Adam keeps squares: one that overflows would stay, and its entry never move again.
+                # Adam keeps squares, and an infinite one stays. Much smaller ones last long: that is for max_norm.
                 most = torch.finfo(self.vectors.dtypes[name]).max ** 0.5
                 if vector.numel() and not vector.abs().max() < most:
                     return f"its {what} has {vector.abs().max():.3g} in {name}, whose square would overflow"
@@ -200,33 +209,47 @@ class Server:
                 return f"its {what} has a norm of {length:.3g}, above the bound of {bound}"
         return None
 
-    def step(self, updates: Iterable[Update], senders: Iterable[int] | None = None) -> Round:
+    def _changes(self, update: Update) -> dict[str, Tensor]:
+        """What an update that fits changes, in double precision."""
+        sent = self._sent or self.vectors.read()
+        return {name: vector.double() - sent[name].double() for name, vector in update.values.items()}
+
+    def step(
+        self,
+        updates: Iterable[Update],
+        senders: Iterable[int] | None = None,
+        *,
+        refused: Mapping[int, str] | None = None,
+        failed: Mapping[int, str] | None = None,
+    ) -> Round:
         """A round: refuses what does not fit, and steps each partition and ψ by the mean of the rest.
 
-        The order of the updates makes no difference. Who sends several is refused, and so is who says that it is a
-        client that another one is, unless it was so first.
+        The order of the updates makes no difference. Who sends several is refused.
 
         Args:
             updates: of this round.
             senders: who each is from, where that is known by other means: a network's number for the node. What the
                 updates say themselves if None.
+            refused, failed: why, for senders who gave no update: for the record.
+
+        Raises:
+            RuntimeError: the model is not what was sent, or it diverged, and what came of it is not finite.
         """
-        updates, number = list(updates), self.rounds + 1
+        updates, number = list(updates), self.rounds + 1  # which may compute only now
+        sent = self._own_values()
         senders = [update.client for update in updates] if senders is None else list(senders)
-        refused = {
+        refused = dict(refused or {}) | {
             sender: why
             for sender, update in zip(senders, updates, strict=True)
             if (why := self.why_refused(update, sender)) is not None
         }
         refused |= {one: "it sent several updates in one round" for one, times in Counter(senders).items() if times > 1}
-        refused |= self._claimed_twice(
-            {sender: one.client for sender, one in zip(senders, updates, strict=True) if sender not in refused}
-        )
         accepted = {sender: update for sender, update in zip(senders, updates, strict=True) if sender not in refused}
+        norms = {sender: norm(self._changes(update)) for sender, update in accepted.items()}
+        numbers = Counter(update.client for update in accepted.values())
         self.pinned |= {sender: (update.client, update.chunk) for sender, update in accepted.items()}
         # In an order of their own, which rounding goes by; senders' numbers may be other ones in each run.
         accepted = [accepted[one] for one in sorted(accepted, key=lambda one: (accepted[one].client, one))]
-        sent = self.values()
         contributors = {}
         for k in range(1, self.vectors.count + 1):
             names = self.vectors.of_partition(k)
@@ -240,22 +263,32 @@ class Server:
             self.hyper_optimizer.zero_grad()
             self.vectors.write_gradients(self._mean(judges, (update.gradients for update in judges)))
             self.hyper_optimizer.step()
+        try:
+            self.vectors.check(self.values(), self.vectors.lengths)
+        except ValueError as error:
+            raise RuntimeError(
+                f"the global model diverged in round {number}: {error} Lower the learning rate of the server's"
+                " optimisers, and go on from a file that was saved before."
+            ) from error
         self.rounds = number
         unseen = [update for update in judges if update.chunk > 1 and update.hyper_loss is not None]
-        lml = -math.fsum(update.examples * update.hyper_loss for update in unseen) if unseen else None
+        lml = -math.fsum(update.hyper_loss for update in unseen) if unseen else None
         examples = sum(update.examples for update in unseen)
-        return Round(number, contributors, len(judges), refused, lml, examples, _mean_losses(accepted))
-
-    def _claimed_twice(self, clients: Mapping[int, int]) -> dict[int, str]:
-        """Why, for each sender who says that it is a client that another one is; whose it was first, keeps it."""
-        refused = {}
-        for client, times in Counter(clients.values()).items():
-            if times > 1:
-                claiming = [sender for sender in clients if clients[sender] == client]
-                known = [sender for sender in self.pinned if sender in claiming][:1]
-                why = f"{times} senders say that they are client {client}; give each node a number of its own"
-                refused |= {sender: why for sender in claiming if sender not in known}
-        return refused
+        self.history.append(
+            Round(
+                number,
+                contributors,
+                len(judges),
+                {sender: shown(why) for sender, why in refused.items()},
+                {sender: shown(why) for sender, why in (failed or {}).items()},
+                {client: times for client, times in numbers.items() if times > 1},
+                norms,
+                lml,
+                examples,
+                _mean_losses(accepted),
+            )
+        )
+        return self.history[-1]
 
     def _step_partition(self, k: int, gradient: Mapping[str, Tensor]) -> None:
         self.optimizer.zero_grad()
@@ -284,56 +317,26 @@ class Server:
 
     def save(self, path: str | PathLike) -> None:
         """Writes all that decides further rounds to a file; as a whole or not at all."""
-        sealed.save({"format": FORMAT, "configuration": self._configuration(), **self._state()}, path)
+        checkpoint.save(self, path)
 
     def load(self, path: str | PathLike) -> None:
         """Goes on where a server was that wrote a file, with the same bits; runs no code from it.
 
+        The optimisers' settings are the file's too.
+
+        Warns:
+            UserWarning: they were others here, as another learning rate.
+
         Raises:
-            ValueError: it is no such file, or of a server with another model, ψ or optimisers; nothing has changed
-                then.
+            ValueError: it is no such file, or of a server with another model, ψ, chunks or optimisers; nothing has
+                changed then.
             OSError: it is not there, or cannot be read.
         """
-        saved = sealed.load(path, _EXPECTED)
-        own = self._configuration()
-        if saved.get("format") != FORMAT or {*_NAMES} - saved.keys() or "configuration" not in saved:
-            raise ValueError(f"{path} is no {_EXPECTED}")
-        if different := [name for name, value in own.items() if saved["configuration"].get(name) != value]:
-            raise ValueError(
-                f"{path} was saved by a server with another {', '.join(different)}; construct this one as that one was."
-            )
-        try:
-            check_at_least(0, rounds=saved["rounds"])
-            for sender, (client, chunk) in saved["pinned"].items():
-                check_at_least(0, sender=sender, client=client)
-                check_at_least(1, chunk=chunk)
-            self.vectors.check(saved["values"], self.vectors.lengths)
-            validation.check(self, {name: saved[name] for name in ("optimizer", "hyper_optimizer")}, 0)
-        except Exception as error:  # what is damaged may fail anywhere
-            raise ValueError(f"{path} is damaged, or of another program, and nothing has changed. {error}") from error
-        self.vectors.write(saved["values"])
-        self.optimizer.load_state_dict(saved["optimizer"])
-        if self.hyper_optimizer is not None:
-            self.hyper_optimizer.load_state_dict(saved["hyper_optimizer"])
-        self.rounds, self.pinned = saved["rounds"], saved["pinned"]
+        checkpoint.load(self, path)
 
-    def _configuration(self) -> dict:
-        return {
-            "fingerprint": self.vectors.fingerprint,
-            "hyper": list(self.hyper),
-            "optimizer": self.optimizer.kind,
-            "hyper_optimizer": type(self.hyper_optimizer).__name__,
-            "weighting": self.weighting,
-        }
-
-    def _state(self) -> dict:
-        return {
-            "rounds": self.rounds,
-            "pinned": self.pinned,
-            "values": self.values(),
-            "optimizer": self.optimizer.state_dict(),
-            "hyper_optimizer": None if self.hyper_optimizer is None else self.hyper_optimizer.state_dict(),
-        }
+    def other_chunk(self, client: int, chunk: int) -> bool:
+        """Whether the server knows the chunks, and this client's is another or none."""
+        return self.chunks is not None and self.chunks[client : client + 1] != (chunk,)
 
 
 def _mean_losses(updates: Sequence[Update]) -> dict[int, float]:

@@ -23,7 +23,8 @@ class Update:
         fingerprint: of its Vectors.
         values: the vectors of w_k..w_C after its steps.
         gradients: those of the gradient of its mean loss through subnetwork k-1 by ψ; empty if k is 1.
-        hyper_loss: that loss, in nats; None if k is 1, or where privacy has it untold.
+        hyper_loss: the sum of that loss over all examples, in nats: of each token where these are what has a class;
+            None if k is 1, or where privacy has it untold.
         losses: of each partition k..C the mean training loss of its steps; likewise.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ from partnets.nn.partitioned import count, partitioned_layers
 from partnets.optim.base import owners
 
 HYPER = "hyper"
+# Of an object, in the text of a module.
+ADDRESS = re.compile("0x[0-9a-f]+")
 
 
 class Vectors:
@@ -34,8 +37,8 @@ class Vectors:
         lengths: of each vector, by its name: the partitions' in their order, ψ's last.
         dtypes: likewise.
         hyper: the parameters of ψ.
-        fingerprint: of all that must be alike on both sides: the partitions, their default values, and all of the
-            model that does not travel, as frozen weights. Hex digits.
+        fingerprint: of all that must be alike on both sides: the types of modules, the partitions, their default
+            values, and all of the model that does not travel, as frozen weights. Hex digits.
 
     Raises:
         ValueError: the model has running statistics, which would carry what a later chunk looks like into all
@@ -63,6 +66,7 @@ class Vectors:
                     self._parts.setdefault(f"w{k}.{_kind(parameter)}", []).append((parameter, k))
         for parameter in self.hyper:
             self._parts.setdefault(f"{HYPER}.{_kind(parameter)}", []).append((parameter, 0))
+        self._learning = {parameter for parameter in model.parameters() if parameter.requires_grad}
         self.lengths = {name: len(vector) for name, vector in self.read().items()}
         self.dtypes = {name: parts[0][0].dtype for name, parts in self._parts.items()}
         self.fingerprint = self._fingerprint()
@@ -125,6 +129,14 @@ class Vectors:
             if not vector.isfinite().all():
                 raise ValueError(f"{name} has NaN or infinite numbers.")
 
+    def check_learning(self) -> None:
+        """Raises RuntimeError if parameters of the model have been frozen, or unfrozen, since this was made."""
+        if {parameter for parameter in self.model.parameters() if parameter.requires_grad} != self._learning:
+            raise RuntimeError(
+                "other parameters of the model require a gradient than when this client or server was constructed, and"
+                " what travels is of those: freeze first, and construct it anew after any change, on both sides alike."
+            )
+
     def _views(self, name: str, tensor_of) -> Iterable[tuple[Tensor, Tensor | None]]:
         """Of each parameter in a vector a tensor, and the mask of the entries that are meant; None for all."""
         for parameter, k in self._parts[name]:
@@ -155,8 +167,12 @@ class Vectors:
     def _fingerprint(self) -> str:
         travelling = {*self.owners, *self.hyper}
         paths = {path for path, parameter in self.model.named_parameters() if parameter in travelling}
-        state = self.model.state_dict()
+        state = self.model.state_dict() | dict(self.model.named_buffers())
         found = hashlib.blake2b(repr([self.count, self.lengths]).encode(), digest_size=16)
+        for path, module in self.model.named_modules():
+            # What modules with parameters say of themselves may have values in it.
+            said = "" if [*module.parameters(recurse=False)] else module.extra_repr()
+            found.update(f"{path} {type(module).__qualname__} {ADDRESS.sub('', said)}".encode())
         for name in sorted(state.keys() - paths):
             if name.rpartition(".")[2] != LEARNED_FROM:
                 found.update(name.encode())
@@ -169,11 +185,18 @@ def _digest(value: Any, found: Any) -> None:
         found.update(f"{value.dtype} {list(value.shape)}".encode())
         found.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
     elif isinstance(value, Mapping):
-        for name in sorted(value):
-            found.update(name.encode())
+        for name in sorted(value, key=str):
+            found.update(str(name).encode())
             _digest(value[name], found)
-    else:
+    elif isinstance(value, list | tuple):
+        for part in value:
+            _digest(part, found)
+    elif hasattr(value, "tobytes"):  # NumPy's, whose text leaves out what is in the middle
+        found.update(f"{value.dtype} {list(value.shape)}".encode() + value.tobytes())
+    elif value is None or isinstance(value, bool | int | float | complex | str | bytes):
         found.update(repr(value).encode())
+    else:  # whose text has an address, as of any object
+        found.update(type(value).__qualname__.encode())
 
 
 def _kind(parameter: nn.Parameter) -> str:

@@ -83,8 +83,8 @@ def check_start(trainer: TrainingState) -> None:
         return trainer.chunks.sample(2, trainer.hyper_batch_size, Generator().manual_seed(0))
 
     loss, y = try_judging(trainer.model, trainer.hyper, 2, draw, trainer.hyper_loss, trainer.forward)
-    if trainer.steps == 0 and not has_learned(trainer.model) and is_cross_entropy(trainer.hyper_loss):
-        _warn_of_knowledge(loss.item(), y)
+    if trainer.steps == 0 and not has_learned(trainer.model):
+        warn_of_knowledge(trainer.hyper_loss, loss, y)
 
 
 def try_judging(
@@ -185,9 +185,11 @@ def _check_mean(loss: batches.Loss, output: Any, y: Any, value: Tensor) -> None:
         )
 
 
-def _warn_of_knowledge(loss: float, y: Any) -> None:
-    if not isinstance(y, Tensor) or y.is_floating_point():
+def warn_of_knowledge(hyper_loss: batches.Loss, value: Tensor, y: Any, k: int = 2) -> None:
+    """Warns if this loss of subnetwork k - 1, before any step, is far below what guessing the labels y costs."""
+    if not is_cross_entropy(hyper_loss) or not isinstance(y, Tensor) or y.is_floating_point():
         return
+    loss = value.item()
     labels = y[y != batches.IGNORED]
     if labels.numel() < FEWEST:
         return
@@ -195,16 +197,16 @@ def _warn_of_knowledge(loss: float, y: Any) -> None:
     entropy = -(shares * shares.log()).sum().item()
     if loss < KNOWS * entropy:
         warnings.warn(
-            f"before its first step, subnetwork 1 predicts labels of chunk 2 with a loss of {loss:.2f} nats, where"
-            f" guessing by their frequencies costs {entropy:.2f}. If the weights have seen these examples, as those of"
-            " a model that was trained on them before partnets.partition, L_ML and ψ are about data that are known:"
-            " start from fresh weights, or from such as learned from other data or from chunk 1 alone.",
+            f"before its first step, subnetwork {k - 1} predicts labels of chunk {k} with a loss of {loss:.2f} nats,"
+            f" where guessing by their frequencies costs {entropy:.2f}. If the weights have seen these examples, as"
+            " those of a model that was trained on them before partnets.partition, L_ML and ψ are about data that are"
+            " known: start from fresh weights, or from such as learned from other data or from chunk 1 alone.",
             stacklevel=6,
         )
 
 
-def warn_of_proportions(model: nn.Module, chunks: Chunks) -> None:
-    """Warns if the partitions' shares of the weights are far from the chunks' of the examples."""
+def warn_of_proportions(model: nn.Module, proportions: Sequence[float]) -> None:
+    """Warns if the partitions' shares of the weights are far from these, the chunks' of the examples."""
     learning = [
         partition.sizes()
         for _, layer in partitioned_layers(model)
@@ -215,8 +217,8 @@ def warn_of_proportions(model: nn.Module, chunks: Chunks) -> None:
     if not sum(owned):
         return
     shares = [size / sum(owned) for size in owned]
-    if max(abs(a - b) for a, b in zip(shares, chunks.proportions, strict=True)) > FAR_APART:
-        ours, theirs = (", ".join(f"{100 * share:.0f}" for share in each) for each in (shares, chunks.proportions))
+    if max(abs(a - b) for a, b in zip(shares, proportions, strict=True)) > FAR_APART:
+        ours, theirs = (", ".join(f"{100 * share:.0f}" for share in each) for each in (shares, proportions))
         warnings.warn(
             f"the partitions have {ours} % of the weights, and the chunks {theirs} % of the examples: few weights learn"
             " from many examples, or many from few. Pass partnets.partition and partnets.chunk the same proportions"

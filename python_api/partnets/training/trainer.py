@@ -171,7 +171,7 @@ class Trainer(TrainingState):
         self._judges = chunks.count > 1 and self.needs_unseen and bool(self.hyper or lml_every)
         if self._judges:
             check_loss(self.hyper_loss)
-            warn_of_proportions(model, chunks)
+            warn_of_proportions(model, chunks.proportions)
         self.model, self.chunks, self.loss, self.forward = model, chunks, loss, forward
         self.audit, self.other_chunks = audit, other_chunks
         self._ahead = Ahead(chunks, self.loading) if self.loading else None

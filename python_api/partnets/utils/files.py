@@ -58,6 +58,8 @@ def replacing(path: str | os.PathLike, *, binary: bool = False) -> Iterator[IO]:
             _lock(file)
             if not temporary.exists():
                 continue  # it was found before it was locked, and taken for one that was left
+            with suppress(OSError):  # who may read it stays
+                os.chmod(temporary, stat.S_IMODE(path.stat().st_mode))
             try:
                 yield file
                 file.flush()

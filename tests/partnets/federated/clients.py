@@ -22,11 +22,14 @@ class Gains(hyper.Hyperparameter):
         return x * self.gains()
 
 
+def make_network(rate=0.0):
+    torch.manual_seed(0)
+    return nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Dropout(rate), nn.Linear(8, 3)
+
+
 def make_model(rate=0.0):
     """The same each time, with noise if there is a rate of dropout."""
-    torch.manual_seed(0)
-    network = nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Dropout(rate), nn.Linear(8, 3)
-    model = nn.Sequential(psi := Gains(), *network)
+    model = nn.Sequential(psi := Gains(), *make_network(rate))
     return partnets.partition(model, PROPORTIONS, seed=0), psi
 
 

@@ -1,11 +1,26 @@
 """By Flower: the same bits as without it, what travels, evaluations, and strategies around ours."""
 
+import logging
 import math
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
-from clients import CHUNKS, client, load_data, make_model, make_noisy, make_undivided, run, same, server, state
+from clients import (
+    CHUNKS,
+    PROPORTIONS,
+    client,
+    load_data,
+    make_model,
+    make_network,
+    make_noisy,
+    make_undivided,
+    run,
+    same,
+    server,
+    state,
+)
 from torch import nn
 
 import partnets
@@ -30,7 +45,10 @@ def test_rounds_are_those_of_the_core():
     strategy = PartitionedFedAvg(server(make_noisy))
     result = strategy.start(grid(app(make_noisy)), num_rounds=3)
     assert same(state(own), state(strategy.server))
-    assert strategy.history == [*metrics.values()] and strategy.failed == {1: {}, 2: {}, 3: {}}
+    # Flower's numbers of nodes are from 1.
+    assert [replace(each, norms=[*each.norms.values()]) for each in strategy.history] == [
+        replace(each, norms=[*each.norms.values()]) for each in metrics.values()
+    ]
     assert same(to_values(result.arrays, own.vectors, own.vectors.lengths), own.values())
     assert result.train_metrics_clientapp.keys() == {1, 2, 3}
     told = result.train_metrics_clientapp[2]
@@ -81,7 +99,7 @@ def test_what_is_uploaded_beside_plain_averaging(proportions, expected):
         here = LocalGrid(each, 10)
         model, psi = (divided if uploaded else whole)()
         strategy = start(here, 1, federated.Server(model, hyper=psi))
-        assert not strategy.failed[1] and not strategy.history[0].refused
+        assert not strategy.history[0].failed and not strategy.history[0].refused
         uploaded.append(here.received)
         downloaded.append(here.sent)
     assert uploaded[1] / uploaded[0] == pytest.approx(expected, abs=0.005)
@@ -137,8 +155,15 @@ def test_a_model_made_otherwise_is_no_member():
 
     own = server()
     before = state(own)
-    with pytest.raises(RuntimeError, match="make both by the same make_model"):
+    with pytest.raises(RuntimeError, match=r"it has the vectors .* Make both by the same make_model"):
         start(grid(app(make)), 1, own)
+
+    def other_seed():
+        _, psi = make_model()
+        return partnets.partition(nn.Sequential(psi, *make_network()), PROPORTIONS, seed=1), psi
+
+    with pytest.raises(RuntimeError, match=r"other modules, partitions, .* make both by the same make_model"):
+        start(grid(app(other_seed)), 1)
     assert same(before, state(own))
 
 
@@ -167,20 +192,91 @@ def test_evaluation_is_over_all_examples():
     assert not strategy.start(grid(app()), num_rounds=2).evaluate_metrics_clientapp  # there is no round left
 
 
-@pytest.mark.parametrize(
-    "metrics",
-    [{"accuracy": math.nan}, {"accuracy": 2.0}, {"loss": math.inf}, {"loss": [1.0, 2.0]}, {"num-examples": -9}],
-)
-def test_what_a_node_says_of_its_evaluation_is_checked(metrics):
-    def lying(message, context):
+def evaluating(change, rounds=1, **options):
+    """Rounds of which node 2's evaluations are what change(reply) makes of them; the strategy and its metrics."""
+    honest = app()
+
+    def call(message, context):
         reply = honest(message, context)
         if message.metadata.message_type == "evaluate" and context.node_id == 2:
-            reply.content["metrics"] = MetricRecord({**reply.content["metrics"], **metrics})
+            return change(reply) or reply
         return reply
 
-    honest = app()
-    told = PartitionedFedAvg(server(), evaluate_fraction=1.0).start(grid(lying), num_rounds=1)
-    assert told.evaluate_metrics_clientapp[1]["num-examples"] == sum(len(load_data(i)[0]) for i in (0, 2, 3))
+    strategy = PartitionedFedAvg(server(**options), evaluate_fraction=1.0)
+    return strategy.start(grid(call), num_rounds=rounds).evaluate_metrics_clientapp[rounds]
+
+
+HONEST = sum(len(load_data(i)[0]) for i in (0, 2, 3))
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [{"accuracy": math.nan}, {"accuracy": 2.0}, {"loss": math.inf}, {"loss": 1.7e308}, {"loss": [1.0, 2.0]},
+     {"num-examples": -9}, {"num-targets": 0}, {"num-targets": 1 << 62}],
+)  # fmt: skip
+def test_what_a_node_says_of_its_evaluation_is_checked(metrics):
+    def lie(reply):
+        reply.content["metrics"] = MetricRecord({**reply.content["metrics"], **metrics})
+
+    told = evaluating(lie)
+    assert told["num-examples"] == HONEST and (told["refused"], told["failed"]) == (1, 0)
+
+
+def test_a_node_that_cannot_evaluate_says_why(caplog):
+    def fail(reply):
+        raise OSError("my disk is gone")
+
+    logging.getLogger("flwr").addHandler(caplog.handler)
+    try:
+        told = evaluating(fail)
+    finally:
+        logging.getLogger("flwr").removeHandler(caplog.handler)
+    assert told["num-examples"] == HONEST and (told["refused"], told["failed"]) == (0, 1)
+    assert "node 2 could not evaluate: OSError: my disk is gone" in caplog.text
+
+
+def test_evaluations_count_alike_where_clients_do():
+    def much(reply):
+        reply.content["metrics"] = MetricRecord({**reply.content["metrics"], "num-targets": 1 << 52, "loss": 5.0})
+
+    assert evaluating(much)["loss"] > 4.9 > 2.5 > evaluating(much, weighting="uniform")["loss"]
+
+
+def test_clients_with_privacy_tell_no_loss_and_no_reason(caplog):
+    private = app(privacy=federated.Privacy(1.0, 1.0))
+    told = PartitionedFedAvg(server(), evaluate_fraction=1.0).start(grid(private), num_rounds=1)
+    assert dict(told.evaluate_metrics_clientapp[1]) == {"failed": 4, "refused": 0}
+
+    def load(number, clients):
+        x, y = load_data(number)
+        return x, y + 7  # which torch's error would quote
+
+    with pytest.raises(RuntimeError, match="as it has privacy, the reason is in its own log alone") as found:
+        start(grid(app(load=load, privacy=federated.Privacy(1.0, 1.0))), 1)
+    assert "Target" not in str(found.value)
+
+
+def test_data_that_are_drawn_at_random_are_the_same_in_all_rounds():
+    seen = {}
+
+    def load(number, clients):
+        chosen = torch.randperm(20)[:9]
+        seen.setdefault(number, []).append(chosen.tolist())
+        return tuple(part[chosen] for part in load_data(number))
+
+    own, before = server(), torch.get_rng_state()
+    start(grid(app(load=load)), 3, own)
+    assert torch.equal(before, torch.get_rng_state())
+    assert all(len(each) == 3 and each[0] == each[1] == each[2] for each in seen.values()) and seen[0] != seen[1]
+
+
+def test_what_cannot_begin_says_so(tmp_path):
+    with pytest.raises(ValueError, match=r"min_nodes=2, and the grid has 1"):
+        start(LocalGrid(app(), 1), 1)
+    with pytest.raises(ValueError, match="in a folder that is not there"):
+        PartitionedFedAvg(server(), checkpoint=tmp_path / "none" / "server.pt")
+    with pytest.raises(ValueError, match="seed=-1"):
+        PartitionedFedAvg(server(), seed=-1)
 
 
 class Doubled(Strategy):
@@ -237,9 +333,10 @@ def test_initial_arrays_are_where_it_starts():
     own, other = server(), PartitionedFedAvg(server())
     own.load_values({name: vector + 0.1 for name, vector in own.values().items()})
     arrays = to_record(PartitionedFedAvg(own))
+    first, seen = own.values(), []
     run(own, [client(number) for number in range(4)], 2)
-    other.start(grid(app()), arrays, num_rounds=2)
-    assert same(state(own), state(other.server))
+    other.start(grid(app()), arrays, num_rounds=2, evaluate_fn=lambda *_: seen.append(other.server.values()))
+    assert same(state(own), state(other.server)) and same(first, seen[0])
     with pytest.raises(ValueError, match="must have"):
         PartitionedFedAvg(server()).start(grid(app()), ArrayRecord({"w": to_array(torch.ones(3))}), num_rounds=1)
 
@@ -308,7 +405,7 @@ def test_augerinos_clients_are_apps_too():
     widths = augmentation.widths().detach().clone()
     here = LocalGrid(client_app(make, load, client=partial(federated.AugerinoClient, regularisation=1e6)), 3)
     strategy = start(here, 1, federated.Server(model, hyper=augmentation))
-    assert not strategy.failed[1] and (augmentation.widths() > widths).all()
+    assert not strategy.history[0].failed and (augmentation.widths() > widths).all()
 
 
 def test_one_unreadable_reply_takes_no_other_with_it():
@@ -327,5 +424,5 @@ def test_one_unreadable_reply_takes_no_other_with_it():
     strategy = start(here, 1)
     honest = server()
     run(honest, [client(number) for number in (0, 2, 3)], 1)
-    assert strategy.failed[1] == {2: "it did not reply in time"} and same(state(honest), state(strategy.server))
+    assert strategy.history[0].failed == {2: "it did not reply in time"} and same(state(honest), state(strategy.server))
     assert OneByOne(here).get_node_ids() == [1, 2, 3, 4]

@@ -1,5 +1,6 @@
 """Nodes that fail, are late, lie or attack: the global model is, to the bit, as if they had not been asked."""
 
+import asyncio
 import io
 import logging
 import math
@@ -7,18 +8,21 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
 import pytest
-from clients import CHUNKS, client, run, same, server, state
+from clients import CHUNKS, client, make_noisy, run, same, server, state
 
 pytest.importorskip("flwr", reason="Flower needs Python 3.11")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import Strategy
 from nodes import app, grid, hurting, start
 
 from partnets.federated.flower import LocalGrid, PartitionedFedAvg
+from partnets.federated.flower.arrays import to_record
 
 # The node with the number 3 is client 2, of chunk 3.
 NODE, W3, PSI = 3, "w3.float32", "gradient.hyper.float32"
@@ -157,7 +161,9 @@ FAULTS = {
     "all the examples in the world": put_metric("num-examples", 1 << 62),
     "examples of NaN": put_metric("num-examples", math.nan),
     "a loss of NaN": put_metric("hyper-loss", math.nan),
-    "a loss of another partition": put_metric("loss-1", [1.0]),
+    "a loss of another partition": put_metric("loss-1", 1.0),
+    "losses that are several": put_metric("loss-3", [1.0]),
+    "a loss that overflows": put_metric("hyper-loss", 1.7e308),
     "a loss without a number": put_metric("loss-all", 1.0),
     "a number below none": put_metric("client", -1),
     "no number": drop("metrics", "client"),
@@ -179,7 +185,7 @@ def expected():
 def test_a_lying_node_is_refused(what, expected):
     strategy = start(grid(hurting(FAULTS[what], NODE)), 3)
     assert same(expected, state(strategy.server))
-    assert [[*found.refused] for found in strategy.history] == [[], [NODE], []] and not strategy.failed[2]
+    assert [[*found.refused] for found in strategy.history] == [[], [NODE], []] and not strategy.history[1].failed
 
 
 def failing(node, what):
@@ -199,7 +205,7 @@ def test_a_node_that_raises_has_failed(expected):
 
     strategy = start(grid(failing(NODE, crash)), 3)
     assert same(expected, state(strategy.server))
-    assert "MemoryError: there is no more" in strategy.failed[2][NODE] and not strategy.failed[3]
+    assert "MemoryError: there is no more" in strategy.history[1].failed[NODE] and not strategy.history[2].failed
 
 
 def test_a_node_that_answers_something_else_is_refused(expected):
@@ -218,7 +224,7 @@ def test_what_comes_after_the_timeout_is_not_heard(expected):
 
     strategy = start(grid(hurting(late, NODE)), 3, timeout=1.0)
     assert same(expected, state(strategy.server))
-    assert strategy.failed[2] == {NODE: "it did not reply in time"}
+    assert strategy.history[1].failed == {NODE: "it did not reply in time"}
 
 
 class Tampered(LocalGrid):
@@ -259,7 +265,7 @@ def test_replies_that_the_network_repeats_or_loses(what, expected):
 
     strategy = start(Tampered(tamper), 3)
     assert same(expected, state(strategy.server))
-    assert NODE in {*strategy.history[1].refused, *strategy.failed[2]}
+    assert NODE in {*strategy.history[1].refused, *strategy.history[1].failed}
 
 
 def test_who_was_not_asked_is_not_heard():
@@ -270,15 +276,16 @@ def test_who_was_not_asked_is_not_heard():
     assert same(without(None), state(strategy.server)) and strategy.history[1].refused == {9: "it was not asked"}
 
 
-def test_rounds_without_any_reply_change_nothing():
-    def crash(message, context):
-        raise RuntimeError("all are gone")
+def all_fail(message, context):
+    raise RuntimeError("all are gone")
 
+
+def test_rounds_without_any_reply_change_nothing():
     strategy = PartitionedFedAvg(server())
     with pytest.raises(RuntimeError, match=r"no node has contributed in 2 rounds.* node 1: RuntimeError: all are gone"):
-        strategy.start(grid(crash), num_rounds=2)
+        strategy.start(grid(all_fail), num_rounds=2)
     assert same(state(server()), state(strategy.server)) and strategy.server.rounds == 2
-    assert strategy.history[1].contributors == {1: 0, 2: 0, 3: 0} and len(strategy.failed[2]) == 4
+    assert strategy.history[1].contributors == {1: 0, 2: 0, 3: 0} and len(strategy.history[1].failed) == 4
 
 
 def test_who_is_refused_and_why_is_in_the_log_and_the_metrics(caplog):
@@ -324,4 +331,177 @@ def test_a_killed_server_goes_on_with_the_same_bits(call, tmp_path):
     assert checkpoint.exists() == (call > 4)
     strategy = start(grid(app()), 3, checkpoint=checkpoint)
     assert same(state(start(grid(app()), 3).server), state(strategy.server))
-    assert [found.number for found in strategy.history] == ([2, 3] if call > 4 else [1, 2, 3])
+    assert [found.number for found in strategy.history] == [1, 2, 3]
+
+
+def test_rounds_to_which_nobody_contributes_are_not_written(tmp_path):
+    """Nor does it go on for long: once the mistake is mended, the same call trains all rounds."""
+    with pytest.raises(RuntimeError, match="no node has contributed in 3 rounds"):
+        start(grid(all_fail), 200, checkpoint=tmp_path / "server.pt")
+    assert not (tmp_path / "server.pt").exists()
+    strategy = start(grid(app()), 2, checkpoint=tmp_path / "server.pt")
+    assert strategy.server.rounds == 2
+    with pytest.raises(RuntimeError, match="in 1 rounds"):
+        start(grid(all_fail), 3, checkpoint=tmp_path / "server.pt")
+    resumed = server()
+    resumed.load(tmp_path / "server.pt")
+    assert resumed.rounds == 2 and same(state(resumed), state(strategy.server))
+
+
+class Around(Strategy):
+    """A strategy around another, whose start is Flower's."""
+
+    def __init__(self, inner):
+        self.inner = inner
+        for name in ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate", "summary"):
+            setattr(self, name, getattr(inner, name))
+
+    def summary(self): ...
+    def configure_train(self, server_round, arrays, config, grid): ...
+    def aggregate_train(self, server_round, replies): ...
+    def configure_evaluate(self, server_round, arrays, config, grid): ...
+    def aggregate_evaluate(self, server_round, replies): ...
+
+
+def test_a_strategy_around_goes_on_from_the_checkpoint_or_leaves_it(tmp_path):
+    path = tmp_path / "server.pt"
+    start(grid(app()), 2, checkpoint=path)
+    before = path.read_bytes()
+    inner = PartitionedFedAvg(server(), checkpoint=path)
+    with pytest.raises(RuntimeError, match=r"call resume\(\) before the start"):
+        Around(inner).start(grid(app()), to_record(inner.server.values()), num_rounds=1)
+    assert path.read_bytes() == before
+    assert inner.resume() == 2
+    Around(inner).start(grid(app()), to_record(inner.server.values()), num_rounds=1)
+    assert same(state(start(grid(app()), 3).server), state(inner.server)) and inner.server.rounds == 3
+
+
+def test_a_client_that_changes_its_message_changes_nobody_elses(expected):
+    honest = app()
+
+    def call(message, context):
+        if context.node_id == 1 and message.content["config"]["round"] == 2:
+            reply = honest(message, context)
+            message.content["config"]["round"] = 7
+            del message.content["arrays"]
+            return reply
+        return honest(message, context)
+
+    assert same(state(start(grid(app()), 3).server), state(start(grid(call), 3).server))
+
+
+@pytest.mark.parametrize("what", ["nothing", "no message", "its own message", "an exit", "cancelled"])
+def test_a_client_that_ends_or_answers_nothing_has_failed(what, expected):
+    def call(message):
+        if what == "an exit":
+            sys.exit(3)
+        if what == "cancelled":
+            raise asyncio.CancelledError
+        return {"nothing": None, "no message": RecordDict(), "its own message": message}[what]
+
+    strategy = start(grid(failing(NODE, call)), 3)
+    assert same(expected, state(strategy.server))
+    assert NODE in {*strategy.history[1].failed, *strategy.history[1].refused}
+
+
+class Network(LocalGrid):
+    """As one over a network: what is pulled has been read from bytes, and says itself which node it is from."""
+
+    node = None
+
+    def __init__(self, forge=lambda reply: None):
+        super().__init__(app(), 4, node_config=lambda number: {"chunk": CHUNKS[number]})
+        self.forge = forge
+
+    def pull_messages(self, message_ids):
+        found = super().pull_messages(message_ids)
+        for reply in found:
+            self.forge(reply)
+        return found
+
+
+def test_whose_a_reply_is_follows_from_what_it_answers():
+    def forge(reply):
+        if reply.metadata.src_node_id == NODE:
+            reply.metadata.__dict__["_src_node_id"] = 1
+
+    for each in (Network(), Network(forge)):
+        strategy = start(each, 2)
+        assert not any(found.refused or found.failed for found in strategy.history)
+        assert same(without(None, 2), state(strategy.server))
+
+
+def test_reasons_are_short_and_of_one_line(caplog):
+    def shout(message):
+        raise RuntimeError("no\x1b[2J\nINFO: all is well " + "!" * 1_000_000)
+
+    logging.getLogger("flwr").addHandler(caplog.handler)
+    try:
+        strategy = start(grid(failing(NODE, shout)), 2)
+    finally:
+        logging.getLogger("flwr").removeHandler(caplog.handler)
+    (reason,) = strategy.history[1].failed.values()
+    assert len(reason) < 400 and reason.isprintable() and "no[2J INFO: all is well !!" in reason
+    (logged,) = {one for one in caplog.messages if "> node" in one}
+    assert len(logged) < 500 and "\n" not in logged
+
+
+def test_nodes_with_one_number_are_told_of(caplog):
+    logging.getLogger("flwr").addHandler(caplog.handler)
+    try:
+        own = LocalGrid(app(), 4, node_config=lambda number: {"chunk": 1, "partition-id": number % 3})
+        with pytest.warns(UserWarning, match="ψ"):
+            strategy = start(own, 1)
+    finally:
+        logging.getLogger("flwr").removeHandler(caplog.handler)
+    assert strategy.history[0].doubled == {0: 2}
+    assert "2 nodes say that they are client 0, and all count: give each its number" in caplog.text
+
+
+FORKED = """
+import os, sys, threading
+sys.path.insert(0, sys.argv[1])
+from clients import server
+from nodes import app, grid, start
+from partnets.federated.client import taking_turns
+
+held, done = threading.Event(), threading.Event()
+
+def work():
+    with taking_turns():
+        held.set()
+        done.wait()
+
+thread = threading.Thread(target=work)
+thread.start()
+held.wait()
+child = os.fork()
+if not child:
+    start(grid(app()), 1)
+    os._exit(7)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+done.set()
+thread.join()
+sys.exit(code)
+"""
+
+
+def test_a_child_of_a_fork_does_not_wait_for_a_thread_that_it_lacks():
+    command = [sys.executable, "-W", "ignore", "-c", FORKED, os.path.dirname(__file__)]
+    assert subprocess.run(command, timeout=120, capture_output=True).returncode == 7
+
+
+def test_threads_that_make_models_disturb_nobody():
+    """make_model seeds the random states of the process."""
+    expected, found = state(start(grid(app(make_noisy)), 2, server(make_noisy)).server), []
+    servers = [server(make_noisy) for _ in range(4)]
+
+    def work(own):
+        found.append(state(start(grid(app(make_noisy)), 2, own).server))
+
+    threads = [threading.Thread(target=work, args=(own,)) for own in servers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4 and all(same(expected, each) for each in found)

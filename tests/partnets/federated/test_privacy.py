@@ -132,3 +132,29 @@ def test_a_server_with_privacy_is_saved_and_goes_on(tmp_path):
     again.load(tmp_path / "server.pt")
     assert same(own.values(), again.values()) and again.rounds == 1
     assert same(state(own), state(again))
+
+
+def test_noise_follows_from_no_seed_that_could_be_searched_for(monkeypatch):
+    """torch's generator on a CPU has 2**32 seeds: one that fits an update would be found in an hour."""
+    monkeypatch.setattr(torch, "randn", None)
+    torch.manual_seed(0)
+    first, second = (Privacy(1.0, 2.0).noisy({"w1.float32": torch.zeros(100_001)})["w1.float32"] for _ in range(2))
+    assert not torch.equal(first, second) and first.unique().numel() == 100_001
+    for found in (first, second):
+        assert found.mean().abs() < 0.05 and found.std() == pytest.approx(2, rel=0.02)
+        inside = [(found.abs() < 2 * bound).double().mean().item() for bound in (1, 2, 3)]
+        assert inside == pytest.approx([0.6827, 0.9545, 0.9973], abs=0.006)
+    assert torch.corrcoef(torch.stack([first[:50_000], first[50_000:100_000]]))[0, 1].abs() < 0.02
+
+
+def test_a_client_that_diverged_sends_noise_alone():
+    private = Privacy(1.0, 0.0)
+    found = private.shortened({"w1.float32": torch.tensor([1.0, math.inf]), "w2.float32": torch.tensor([0.5])})
+    assert found["w1.float32"].tolist() == [0.0, 0.0] and found["w2.float32"].tolist() == [0.5]
+
+
+def test_little_noise_has_a_large_epsilon():
+    pytest.importorskip("dp_accounting")
+    vectors = server().vectors
+    found = [Privacy(1.0, z).epsilon(vectors, rounds=100, delta=1e-5) for z in (1e-3, 0.5, 2.2, 3.0)]
+    assert found == sorted(found, reverse=True) and found[0] > 1e6 and all(map(math.isfinite, found))

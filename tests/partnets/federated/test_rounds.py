@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from clients import CHUNKS, client, load_data, make_model, make_noisy, make_undivided, run, same, server, state
+from clients import CHUNKS, Gains, client, load_data, make_model, make_noisy, make_undivided, run, same, server, state
 
 import partnets
 from partnets import baselines, federated, hyper, optim
@@ -57,7 +57,7 @@ def test_the_gradient_of_psi_is_that_of_the_subnetwork_that_has_not_seen_the_chu
         loss = F.cross_entropy(model(x), y)
     (expected,) = torch.autograd.grad(loss, list(psi.parameters()))
     torch.testing.assert_close(update.gradients["hyper.float32"], expected, rtol=1e-5, atol=1e-7)
-    assert update.hyper_loss == pytest.approx(loss.item(), rel=1e-6)
+    assert update.hyper_loss == pytest.approx(len(x) * loss.item(), rel=1e-6)
     first = client(0).train(values, round=1)
     assert not first.gradients and first.hyper_loss is None and first.losses.keys() == {1, 2, 3}
 
@@ -112,7 +112,7 @@ def test_the_mean_change_of_the_contributors_is_the_gradient_of_a_step(weighting
     )
     torch.testing.assert_close(own.values()["hyper.float32"], values["hyper.float32"] - gradient)
     assert found.examples == 25 + 30
-    assert found.lml == pytest.approx(-25 * updates[1].hyper_loss - 30 * updates[2].hyper_loss)
+    assert found.lml == pytest.approx(-updates[1].hyper_loss - updates[2].hyper_loss)
 
 
 def test_one_partition_is_plain_federated_averaging():
@@ -257,19 +257,211 @@ def test_one_who_sends_twice_is_refused_whole():
     assert same(state(honest), state(hurt))
 
 
-def test_a_client_that_several_say_they_are_is_whose_it_was_first():
-    """Two nodes of one number would count the same examples twice; who takes another's does not take its place."""
-    honest, hurt = server(), server()
-    updates = [client(i).train(honest.values(), 1) for i in range(4)]
-    honest.step(updates[:2], senders=[10, 11])
-    found = hurt.step([*updates, updates[2], updates[3]], senders=[10, 11, 12, 13, 14, 15])
-    why = "2 senders say that they are client {}; give each node a number of its own"
-    assert found.refused == {12: why.format(2), 14: why.format(2), 13: why.format(3), 15: why.format(3)}
-    assert same(state(honest), state(hurt)) and hurt.pinned.keys() == {10, 11}
-    updates = [client(i).train(honest.values(), 2) for i in range(4)]
-    honest.step(updates, senders=[10, 11, 12, 13])
-    found = hurt.step([updates[0], *updates], senders=[14, 10, 11, 12, 13])
-    assert found.refused == {14: why.format(0)} and same(state(honest), state(hurt))
+def test_several_who_say_that_they_are_one_client_are_told_of():
+    """By mistake or not: who takes another's number takes nobody's place by it."""
+    one, other = server(), server()
+    updates = [client(i).train(one.values(), 1) for i in range(4)]
+    found = one.step([*updates, dataclasses.replace(updates[2], client=0, chunk=3)], senders=[10, 11, 12, 13, 14])
+    assert found.doubled == {0: 2} and not found.refused and found.contributors == {1: 2, 2: 3, 3: 5}
+    assert other.step(updates).doubled == {}
+
+
+def test_a_round_tells_how_much_each_has_changed():
+    own = server()
+    before = own.values()
+    updates = [client(i).train(before, 1) for i in range(4)]
+    found = own.step(updates)
+    for number, update in enumerate(updates):
+        change = torch.cat([update.values[name].double() - before[name].double() for name in update.values])
+        assert found.norms[number] == pytest.approx(change.norm().item())
+
+
+def test_clients_that_compute_with_the_servers_own_model_are_found_out():
+    own = server(max_norm=1e-9)
+    before, moments = own.values(), state(own)
+    same_model = Client(own.model, load_data(0), 1, hyper=own.model[0], batch_size=8)
+    with pytest.raises(RuntimeError, match="a client computes with the same module"):
+        own.step(same_model.train(own.values(), 1) for _ in range(1))
+    assert same(before, own.values()) and same(moments, state(own)) and own.rounds == 0
+
+
+class Count(torch.nn.Module):
+    """Counts what it has seen, in a buffer and in an attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("batches", torch.zeros(()))
+        self.seen = 0
+
+    def forward(self, x):
+        self.batches += 1
+        self.seen += len(x)
+        return x / (1 + self.batches / 10 + self.seen / 1000)
+
+
+def counting():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(psi := Gains(), Count(), torch.nn.Linear(6, 3))
+    return partnets.partition(model, (0.5, 0.3, 0.2), seed=0), psi
+
+
+def test_what_modules_count_starts_anew_for_each_partition_and_round():
+    """As if each were computed by a process of its own, whoever had the model before."""
+    base, fresh = client(0, make=counting, audit=False), client(2, make=counting, audit=False)
+    values = base.vectors.read()
+    for number in (1, 0, 3):
+        base.with_data(load_data(number), CHUNKS[number], number).train(values, round=1)
+    turn, own = base.with_data(load_data(2), 3, 2).train(values, round=2), fresh.train(values, round=2)
+    assert same(turn.values, own.values) and same(turn.gradients, own.gradients)
+    assert base.evaluate(values) == client(0, make=counting, audit=False).evaluate(values)
+
+
+def test_what_is_frozen_or_unfrozen_later_is_an_error():
+    one, own = client(1), server()
+    values = own.values()
+    for each in (one, own):
+        each.model[1].requires_grad_(False)
+    for act in (lambda: one.train(values, 1), own.values):
+        with pytest.raises(RuntimeError, match="construct it anew after any change"):
+            act()
+
+
+def tokens(number):
+    generator = torch.Generator().manual_seed(number)
+    x = torch.randint(7, (9, 5), generator=generator)
+    y = torch.randint(4, (9, 5), generator=generator)
+    y[torch.rand(9, 5, generator=generator) < 0.4] = -100
+    y[:, 0] = x[:, 0] % 4
+    return x, y
+
+
+def test_losses_of_tokens_are_those_of_l_ml_whatever_the_batches():
+    def make():
+        torch.manual_seed(0)
+        layers = torch.nn.Embedding(7, 6), Gains(), torch.nn.Linear(6, 4)
+        model = torch.nn.Sequential(*layers)
+        return partnets.partition(model, (0.5, 0.3, 0.2), seed=0), layers[1]
+
+    def forward(model, batch):
+        return model(batch[0]).transpose(1, 2), batch[1]
+
+    def optimizer(model):
+        return optim.SGD(model, lr=1e-30)
+
+    found = []
+    for batch_size in (9, 4, 1):
+        model, psi = make()
+        one = Client(model, tokens(2), 2, hyper=psi, batch_size=batch_size, forward=forward, optimizer=optimizer)
+        found.append(one.train(one.vectors.read(), 1))
+    model, psi = make()
+    with partnets.subnetwork(model, active=1):
+        output, y = forward(model, tokens(2))
+        losses = F.cross_entropy(output, y, reduction="none")
+    (expected,) = torch.autograd.grad(losses.sum() / (y != -100).sum(), list(psi.parameters()))
+    for update in found:
+        assert update.hyper_loss == pytest.approx(losses.sum().item(), rel=1e-5)
+        torch.testing.assert_close(update.gradients["hyper.float32"], expected, rtol=1e-4, atol=1e-7)
+    told = one.evaluate(one.vectors.read())
+    assert told["targets"] == (y != -100).sum() and told["accuracy"] == pytest.approx(
+        partnets.accuracy(model, tokens(2), forward=forward)
+    )
+
+
+def test_a_regression_is_evaluated_by_its_loss():
+    model = torch.nn.Sequential(torch.nn.Linear(6, 1), noise := hyper.ObservationNoise())
+    partnets.partition(model, (0.5, 0.5))
+    data = torch.randn(20, 6), torch.randn(20, 1)
+    one = Client(model, data, 2, hyper=noise, loss=hyper.gaussian_nll)
+    assert one.evaluate(one.vectors.read()).keys() == {"loss", "targets"}
+
+
+def test_evaluations_draw_the_same_noise_and_leave_the_random_states():
+    torch.manual_seed(0)
+    model = partnets.partition(torch.nn.Sequential(mask := Noisy(), torch.nn.Linear(6, 3)), (0.5, 0.5))
+    one, before = Client(model, load_data(0), 1), torch.get_rng_state()
+    assert one.evaluate(one.vectors.read()) == one.evaluate(one.vectors.read())
+    assert torch.equal(before, torch.get_rng_state()) and mask is model[0]
+
+
+class Noisy(torch.nn.Module):
+    def forward(self, x):
+        return x + torch.randn_like(x)
+
+
+def test_activations_and_buffers_are_part_of_the_fingerprint():
+    def fingerprint(change=lambda model: None):
+        model, psi = make_model()
+        change(model)
+        return federated.Vectors(model, psi).fingerprint
+
+    class Told(torch.nn.Module):
+        def __init__(self, state):
+            super().__init__()
+            self.state = state
+
+        def get_extra_state(self):
+            return self.state
+
+        def set_extra_state(self, state):
+            self.state = state
+
+    assert fingerprint() == fingerprint()
+    for change in (
+        lambda model: model.__setitem__(3, torch.nn.Tanh()),
+        lambda model: model.__setitem__(4, torch.nn.Dropout(0.1)),
+        lambda model: model[3].register_buffer("mean", torch.ones(2), persistent=False),
+        lambda model: model[3].register_module("told", Told({"x": torch.arange(2000).numpy()})),
+    ):
+        assert fingerprint(change) != fingerprint()
+    assert fingerprint(lambda model: model[3].register_module("told", Told(object()))) == fingerprint(
+        lambda model: model[3].register_module("told", Told(object()))
+    )
+
+
+def test_losses_that_overflow_or_are_of_other_partitions_are_refused():
+    own = server()
+    updates = [client(i).train(own.values(), 1) for i in range(4)]
+    updates[1] = dataclasses.replace(updates[1], hyper_loss=1.7e308)
+    updates[2] = dataclasses.replace(updates[2], losses={1: 0.5})
+    updates[3] = dataclasses.replace(updates[3], losses={3: -1.7e308})
+    assert own.step(updates).refused.keys() == {1, 2, 3}
+
+
+def test_a_server_that_diverges_says_so():
+    model, _ = make_model()
+    own = Server(model, optimizer=optim.SGD(model, lr=1e39))
+    one = Client(make_model()[0], load_data(0), 1, batch_size=8, optimizer=lambda model: optim.SGD(model, lr=10.0))
+    with pytest.raises(RuntimeError, match=r"global model diverged in round 1: .* the server's optimisers"):
+        run(own, [one], 1)
+
+
+def test_optimisers_that_cannot_work_are_refused():
+    def half():
+        model = partnets.partition(torch.nn.Sequential(torch.nn.Linear(6, 3)).half(), (0.5, 0.5))
+        return model, None
+
+    with pytest.raises(ValueError, match=r"parameters are float16.*SGD\(model, lr=1\.0\)"):
+        server(half)
+    model, _ = half()
+    assert Server(model, optimizer=optim.SGD(model, lr=1.0)).vectors.count == 2
+    model, psi = make_model()
+    with pytest.raises(ValueError, match="LBFGS"):
+        Server(model, hyper=psi, hyper_optimizer=torch.optim.LBFGS(psi.parameters()))
+
+
+def test_settings_that_a_file_changes_are_told(tmp_path):
+    own = server()
+    run(own, [client(i) for i in range(4)], 1)
+    own.save(tmp_path / "server.pt")
+    model, psi = make_model()
+    other = Server(model, hyper=psi, optimizer=optim.Adam(model, lr=0.5))
+    with pytest.warns(UserWarning, match=r"optimizer\.param_groups\[0\]\.lr is 0\.001, not 0\.5"):
+        other.load(tmp_path / "server.pt")
+    assert other.history == own.history
+    with pytest.raises(ValueError, match="client 1 with chunk 2, which is another one in chunks"):
+        server(chunks=(1, 3, 3, 1)).load(tmp_path / "server.pt")
+    with pytest.raises(ValueError, match="another weighting, privacy"):
+        server(weighting="uniform", privacy=federated.Privacy(1.0, 1.0)).load(tmp_path / "server.pt")
 
 
 def test_changes_beyond_a_bound_are_refused():
@@ -468,12 +660,14 @@ def test_a_client_that_diverges_says_so():
 
 def test_augerino_learns_from_its_own_training_loss():
     torch.manual_seed(0)
-    augmentation = hyper.Affine(rotation=5.0)
-    network = torch.nn.Sequential(augmentation, torch.nn.Flatten(), torch.nn.Linear(64, 10))
-    model = baselines.Ensemble([network])
+    networks = []
+    for _ in range(2):  # the client's and the server's
+        torch.manual_seed(0)
+        augmentation = hyper.Affine(rotation=5.0)
+        networks.append(torch.nn.Sequential(augmentation, torch.nn.Flatten(), torch.nn.Linear(64, 10)))
     data = torch.rand(20, 1, 8, 8), torch.randint(10, (20,))
-    one = federated.AugerinoClient(model, data, hyper=augmentation, regularisation=1e6)
-    own = Server(model, hyper=augmentation)
+    one = federated.AugerinoClient(baselines.Ensemble(networks[:1]), data, hyper=networks[0][0], regularisation=1e6)
+    own = Server(baselines.Ensemble(networks[1:]), hyper=augmentation)
     widths = augmentation.widths().detach().clone()
     found = own.step([one.train(own.values(), 1)])
     assert found.contributors == {1: 1} and found.lml is None  # nothing is unseen

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from logging import ERROR
 from typing import Any
 
+import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.logger import log
 from torch import nn
 
 from partnets.federated.assignment import assign
-from partnets.federated.client import Client
+from partnets.federated.client import Client, taking_turns
 from partnets.federated.flower.arrays import to_record, to_values
+from partnets.federated.privacy import Privacy
 from partnets.federated.update import Update
 from partnets.nn.partitioned import count
+from partnets.training.start import warn_of_proportions
+from partnets.utils import random_state
+from partnets.utils.seeds import derived
 
 # Of records, and of what is in them.
 ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
 # Before the names of ψ's gradient, which travels with the weights.
 GRADIENT = "gradient."
+CPU = torch.device("cpu")
 
 
 def client_app(
@@ -42,10 +51,12 @@ def client_app(
         make_model: the model, or the pair of the model and of ψ, the hyperparameters that are learned; the same in
             every process, as after torch.manual_seed(0). It is called once in each.
         load_data: load_data(number, clients) gives a client's examples, as Client takes them; called in each round.
+            What it draws at random, as a subset, is the same in all of them.
         proportions: of the chunks, as of assign; not needed where each node has its chunk, or all have one.
         seed: of assign, and of what the clients draw.
         client: Client, or AugerinoClient.
-        load_test: as load_data, for evaluations; what is trained on if None.
+        load_test: as load_data, for evaluations; what is trained on if None. With privacy there are none: a loss
+            would tell of the examples.
         mods: Flower's, around training and evaluation.
         options: of Client.
 
@@ -67,32 +78,57 @@ def client_app(
 
     def find(context: Context, load: Callable[[int, int], Any]) -> Client:
         number, clients, chunk = _place(context, proportions, seed)
-        data = load(number, clients)
+        with random_state.preserved(CPU):
+            random_state.seed(derived(seed, f"data of client {number}"))
+            data = load(number, clients)
         if not made:
-            found = make_model()
+            with random_state.preserved(CPU):
+                found = make_model()
             model, hyper = found if isinstance(found, tuple) else (found, None)
             if proportions is not None and len(proportions) != count(model):
                 raise ValueError(
                     f"proportions={tuple(proportions)} are of {len(proportions)} chunks, and the model has"
                     f" C={count(model)}; pass partnets.partition and client_app the same."
                 )
+            if proportions is not None:
+                warn_of_proportions(model, proportions)
             made.append(client(model, data, chunk, number, hyper=hyper, seed=seed, **options))
         return made[0].with_data(data, chunk, number)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        found = find(context, load_data)
-        values, config = _received(message, found)
-        return Message(_reply(found.train(values, config["round"])), reply_to=message)
+        with taking_turns(), _hidden_errors(options.get("privacy")):
+            found = find(context, load_data)
+            values, config = _received(message, found)
+            return Message(_reply(found.train(values, config["round"])), reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        found = find(context, load_data if load_test is None else load_test)
-        values, _ = _received(message, found)
-        metrics = {"num-examples": len(found.data), **found.evaluate(values)}
+        if options.get("privacy") is not None:
+            raise ValueError(
+                "evaluations tell a loss, which privacy hides: evaluate on the server, by start(evaluate_fn=...), with"
+                " evaluate_fraction=0."
+            )
+        with taking_turns():
+            found = find(context, load_data if load_test is None else load_test)
+            values, _ = _received(message, found)
+            told = found.evaluate(values)
+        metrics = {"num-examples": len(found.data), "num-targets": told.pop("targets"), **told}
         return Message(RecordDict({METRICS: MetricRecord(metrics)}), reply_to=message)
 
     return app
+
+
+@contextmanager
+def _hidden_errors(privacy: Privacy | None) -> Iterator[None]:
+    """With privacy, inside, the reason of an error, which may quote examples, stays in the client's own log."""
+    try:
+        yield
+    except Exception as error:
+        if privacy is None:
+            raise
+        log(ERROR, "this client failed: %s", error, exc_info=True)
+        raise RuntimeError("it failed; as it has privacy, the reason is in its own log alone") from None
 
 
 def _place(context: Context, proportions: Sequence[float] | None, seed: int) -> tuple[int, int, int]:
@@ -112,12 +148,19 @@ def _place(context: Context, proportions: Sequence[float] | None, seed: int) -> 
 def _received(message: Message, client: Client) -> tuple[dict, ConfigRecord]:
     """The vectors and the configuration in a server's message."""
     config = message.content[CONFIG]
+    try:
+        values = to_values(message.content[ARRAYS], client.vectors, client.vectors.lengths)
+    except ValueError as error:
+        raise ValueError(
+            f"what the server sent does not fit this client's model: {error} Make both by the same make_model, and pass"
+            " both the same hyper."
+        ) from error
     if config["fingerprint"] != client.vectors.fingerprint:
         raise ValueError(
-            "the server's model has other partitions, default values or frozen weights than this client's: make both"
-            " by the same make_model, with seeds of its own, as torch.manual_seed(0) at its start."
+            "the server's model has other modules, partitions, default values or frozen weights than this client's:"
+            " make both by the same make_model, with seeds of its own, as torch.manual_seed(0) at its start."
         )
-    return to_values(message.content[ARRAYS], client.vectors, client.vectors.lengths), config
+    return values, config
 
 
 def _reply(update: Update) -> RecordDict:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import time
+from asyncio import CancelledError
 from collections.abc import Callable, Iterable
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -88,19 +90,30 @@ class LocalGrid(Grid):
 
     def _push(self, message: Message, timeout: float | None) -> str:
         """Lets a client answer a message; returns what the reply, unless it is late, can be pulled by."""
-        name = f"{len(self._replies)}.{time.monotonic_ns()}"
-        message.metadata.__dict__["_message_id"] = name
+        name, node = f"{len(self._replies)}.{time.monotonic_ns()}", message.metadata.dst_node_id
         self.sent += _nbytes(message)
+        # Of its own, as if it had come over a network: clients may change what they get.
+        about, content = message.metadata, copy.deepcopy(message.content)
+        given = Message(content, node, about.message_type, ttl=about.ttl, group_id=about.group_id)
+        given.metadata.__dict__["_message_id"] = name
         start = time.monotonic()
         try:
-            reply = self.app(message, self._contexts[message.metadata.dst_node_id])
-        except Exception as error:  # whatever a client raises is its own failure
+            reply = self.app(given, self._contexts[node])
+            if not isinstance(reply, Message):
+                raise TypeError(f"the app returned a {type(reply).__name__}; it must return a Message.")
+        except (Exception, SystemExit, GeneratorExit, CancelledError) as error:  # its own failure, whatever it is
             reason = f"{type(error).__name__}: {error}"
-            reply = Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason), reply_to=message)
+            reply = Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason), reply_to=given)
+        sent_by(reply, node)
         if timeout is None or time.monotonic() - start <= timeout:
             self.received += _nbytes(reply)
             self._replies[name] = reply
         return name
+
+
+def sent_by(reply: Message, node: int) -> None:
+    """Has a reply say which node it is from: that which was asked, whatever it says itself."""
+    reply.metadata.__dict__["_src_node_id"] = node
 
 
 def _identify() -> None:

@@ -11,6 +11,9 @@ from flwr.app import Message
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from partnets.federated.flower.local_grid import sent_by
+from partnets.federated.round import shown
+
 # Between two looks for replies, as Flower's own.
 SECONDS = 3.0
 
@@ -19,8 +22,9 @@ class OneByOne(Grid):
     """Another Grid, whose replies are pulled one at a time.
 
     Flower reads replies while it pulls them: a malformed one raises there, before any strategy sees it, and with it the
-    others of that pull are lost. Here it is as if its sender had not replied. What LocalGrid gives has not been read
-    from bytes.
+    others of that pull are lost. Here it is as if its sender had not replied. And who a reply is from is known by the
+    message that it answers, which a node gets no other's of; what it says itself may be forged. What LocalGrid gives
+    has not been read from bytes.
 
     Args:
         grid: the Grid that messages go through.
@@ -58,22 +62,25 @@ class OneByOne(Grid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         if not hasattr(self.grid, "node"):  # in this process
             return self.grid.send_and_receive(messages, timeout=timeout)
-        waiting = list(self.grid.push_messages(messages))
+        messages = list(messages)
+        asked = [one.metadata.dst_node_id for one in messages]
+        waiting = dict(zip(self.grid.push_messages(messages), asked, strict=True))
         end = None if timeout is None else time.monotonic() + timeout
         found: list[Message] = []
         while waiting:
-            for one in list(waiting):
+            for one, node in list(waiting.items()):
                 try:
                     replies = list(self.grid.pull_messages([one]))
                 except (httpx.HTTPError, ConnectionError):
                     raise
                 except Exception as error:  # whatever is wrong with it
-                    log(WARNING, "a reply could not be read: %r", error)
-                    waiting.remove(one)
+                    log(WARNING, "a reply of node %d could not be read: %s", node, shown(repr(error)))
+                    del waiting[one]
                     continue
                 if replies:
-                    found += replies
-                    waiting.remove(one)
+                    sent_by(replies[0], node)
+                    found.append(replies[0])
+                    del waiting[one]
             if end is not None and time.monotonic() >= end:
                 break
             if waiting:

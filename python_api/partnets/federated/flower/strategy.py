@@ -1,13 +1,13 @@
-"""PartitionedFedAvg: a Flower strategy whose rounds are those of Server, and which no client can hurt."""
+"""PartitionedFedAvg: a Flower strategy whose rounds are those of Server, and which checks all that comes back."""
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from logging import INFO, WARNING
 from os import PathLike
 from pathlib import Path
+from statistics import median
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -15,23 +15,31 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from flwr.serverapp.strategy.strategy_utils import sample_nodes
+from torch import Tensor
 
+from partkernels.defaults import check_seed
 from partnets.federated.flower.app import ARRAYS, CONFIG, GRADIENT, METRICS
 from partnets.federated.flower.arrays import to_record, to_values
+from partnets.federated.flower.evaluation import Evaluation
+from partnets.federated.flower.local_grid import LocalGrid
 from partnets.federated.flower.one_by_one import OneByOne
-from partnets.federated.server import Round, Server
+from partnets.federated.round import Round, shown
+from partnets.federated.server import Server
 from partnets.federated.update import Update, names_of
 from partnets.utils.checks import check_at_least
 from partnets.utils.seeds import derived
+
+# Rounds in a row without a contributor after which there is no sense in going on.
+EMPTY = 3
 
 
 class PartitionedFedAvg(Strategy):
     """Federated averaging of partitions, and of ψ where there are several; with one partition, plain FedAvg.
 
     In each round the arrays that configure_train is given are the global model: strategies that wrap this one may
-    change them. A reply is checked in every respect before anything changes; who failed, lied or came twice is, to the
-    bit, as if it had not been asked. In the metrics of a round are how many contributed to each partition, how many
-    failed and how many were refused; `history` says why.
+    change them. A reply is checked in every respect before anything changes; who failed, is refused or came twice is,
+    to the bit, as if it had not been asked. The metrics of a round tell how many contributed to each partition, failed
+    and were refused, and by how much weights were changed; `history` says why.
 
     Args:
         server: the global model and its optimisers.
@@ -42,8 +50,7 @@ class PartitionedFedAvg(Strategy):
         seed: an int in [0, 2**63), from which nodes are drawn.
 
     Attributes:
-        history: the federated.Round of each round.
-        failed: for each round, by its number, why a node that was asked gave nothing.
+        history: the federated.Round of each round, the server's, with those that a checkpoint has.
 
     Raises:
         ValueError: an argument is out of range.
@@ -77,11 +84,20 @@ class PartitionedFedAvg(Strategy):
             if not 0 <= share <= 1:
                 raise ValueError(f"{name}={share}; pass a share of the nodes in [0, 1].")
         check_at_least(1, min_nodes=min_nodes)
+        check_seed("seed", seed)
         self.server, self.fraction, self.min_nodes = server, fraction, min_nodes
         self.evaluate_fraction, self.checkpoint, self.seed = evaluate_fraction, checkpoint, seed
-        self.history: list[Round] = []
-        self.failed: dict[int, dict[int, str]] = {}
+        if checkpoint is not None and not Path(checkpoint).parent.is_dir():
+            raise ValueError(
+                f"checkpoint={str(checkpoint)!r} is in a folder that is not there; make it, or pass another."
+            )
         self._asked: set[int] = set()
+        self._empty = 0  # rounds in a row
+        self._resumed = False  # or begun: the file is this training's
+
+    @property
+    def history(self) -> list[Round]:
+        return self.server.history
 
     def summary(self) -> None:
         vectors = self.server.vectors
@@ -100,6 +116,8 @@ class PartitionedFedAvg(Strategy):
     ) -> Result:
         """As Flower's, but that it goes on where the checkpoint ends, if there is one.
 
+        A round to which nobody has contributed is not written there; after EMPTY of them in a row it gives up.
+
         Args:
             initial_arrays: the server's model if None. A checkpoint's goes before.
             num_rounds: in all, with those that the checkpoint has.
@@ -110,18 +128,25 @@ class PartitionedFedAvg(Strategy):
             As Flower's. Metrics are under the rounds' numbers, those of this start.
 
         Raises:
-            RuntimeError: no node has contributed to any of the rounds.
-            ValueError: the arrays or the checkpoint are of another model.
+            RuntimeError: no node has contributed to any of the rounds, or to EMPTY in a row; the model diverged.
+            ValueError: the arrays or the checkpoint are of another model; a LocalGrid has fewer clients than min_nodes.
 
         Warns:
             UserWarning: no node has contributed to one of the partitions, or to ψ.
         """
-        if self.checkpoint is not None and Path(self.checkpoint).exists():
-            self.server.load(self.checkpoint)
+        if isinstance(grid, LocalGrid) and grid.clients < self.min_nodes:
+            raise ValueError(
+                f"min_nodes={self.min_nodes}, and the grid has {grid.clients}: pass min_nodes, or more clients."
+            )
+        self.server.hyper_values()  # which may raise, of a class of one's own
+        if self.resume():
             initial_arrays = None
-            log(INFO, "Going on after round %d, from %s", self.server.rounds, self.checkpoint)
-        done = self.server.rounds
-        arrays = to_record(self.server.values()) if initial_arrays is None else initial_arrays
+        if initial_arrays is not None:
+            self.server.load_values(self._read(initial_arrays))
+        done, self._empty = self.server.rounds, 0
+        if done >= num_rounds:
+            log(WARNING, "There are %d rounds already, and num_rounds=%d: nothing is left to do", done, num_rounds)
+        arrays = to_record(self.server.values())
         evaluate = None if evaluate_fn is None else lambda number, arrays: evaluate_fn(done + number, arrays)
         left = max(num_rounds - done, 0)
         result = super().start(
@@ -141,16 +166,28 @@ class PartitionedFedAvg(Strategy):
             self._check_some_learned(left)
         return result
 
+    def resume(self) -> int:
+        """Loads the checkpoint, if there is one, as start does; for strategies around this one, whose start is theirs.
+
+        Returns:
+            How many rounds are done.
+        """
+        if self.checkpoint is not None and Path(self.checkpoint).exists():
+            self.server.load(self.checkpoint)
+            log(INFO, "Going on after round %d, from %s", self.server.rounds, self.checkpoint)
+        self._resumed = True
+        return self.server.rounds
+
     def _check_some_learned(self, rounds: int) -> None:
         """Clients may fail, but if all do in all rounds, something is wrong with what they have in common."""
         found, vectors = self.history[-rounds:], self.server.vectors
         reasons = [
             f"In round {each.number}, node {node}: {why}"
             for each in reversed(found)
-            for node, why in sorted({**self.failed[each.number], **each.refused}.items())
+            for node, why in sorted({**each.failed, **each.refused}.items())
         ]
         told = f" {reasons[0]}" if reasons else ""
-        if not any(number for each in found for number in each.contributors.values()):
+        if not any(_taken(each) for each in found):
             raise RuntimeError(f"no node has contributed in {rounds} rounds, and nothing was learned.{told}")
         idle = [
             f"w_{k}"
@@ -168,71 +205,83 @@ class PartitionedFedAvg(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        vectors = self.server.vectors
-        self.server.load_values(to_values(arrays, vectors, vectors.lengths))
+        if not self._resumed and self.checkpoint is not None and Path(self.checkpoint).exists():
+            raise RuntimeError(
+                f"{self.checkpoint} has a training that would be written over: call resume() before the start of a"
+                " strategy around this one, and give that the arrays of its server; or take another file."
+            )
+        self.server.load_values(self._read(arrays))
         asked = self._sample(grid, self.fraction, "train")
-        self._asked = set(asked)
-        return self._messages(asked, arrays, config, MessageType.TRAIN)
+        self._resumed = True
+        return self._messages(asked, arrays, config, MessageType.TRAIN, self.server.rounds + 1)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        number = self.server.rounds + 1
+        contents, failed, refused = self._heard(replies)
         updates: dict[int, Update] = {}
-        failed: dict[int, str] = {}
-        refused: dict[int, str] = {}
-        for reply in replies:
-            node = reply.metadata.src_node_id
-            if node not in self._asked:
-                refused[node] = "it was not asked"
-            elif node in updates or node in failed or node in refused:
-                refused[node] = "it replied twice"
-            elif reply.has_error():
-                failed[node] = f"{reply.error.reason} (error {reply.error.code})"
-            else:
-                try:
-                    updates[node] = self._update(reply.content)
-                except Exception as error:  # what others send may be wrong in any way
-                    refused[node] = f"{type(error).__name__}: {error}"
-        heard = updates.keys() | failed.keys() | refused.keys()
-        failed |= dict.fromkeys(self._asked - heard, "it did not reply in time")
-        accepted = {node: update for node, update in updates.items() if node not in refused}
-        found = self.server.step(accepted.values(), accepted.keys())
-        found.refused.update(refused)
-        self._asked = set()
-        self.history.append(found)
-        self.failed[number] = failed
-        for what, why in (("failed", failed), ("was refused", found.refused)):
+        for node, content in contents.items():
+            try:
+                updates[node] = self._update(content)
+            except Exception as error:  # what others send may be wrong in any way
+                refused[node] = f"{type(error).__name__}: {error}"
+        found = self.server.step(updates.values(), updates.keys(), refused=refused, failed=failed)
+        for what, why in (("failed", found.failed), ("was refused", found.refused)):
             for node, reason in sorted(why.items()):
                 log(WARNING, "\t> node %d %s: %s", node, what, reason)
-        if self.checkpoint is not None:
+        for client, times in found.doubled.items():
+            log(WARNING, "\t> %d nodes say that they are client %d, and all count: give each its number", times, client)
+        self._empty = 0 if _taken(found) else self._empty + 1
+        if self._empty == EMPTY:
+            self._check_some_learned(EMPTY)
+        if self.checkpoint is not None and not self._empty:
             self.server.save(self.checkpoint)
-        return to_record(self.server.values()), self._metrics(found, failed)
+        return to_record(self.server.values()), self._metrics(found)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         if not self.evaluate_fraction:
             return []
-        return self._messages(
-            self._sample(grid, self.evaluate_fraction, "evaluate"), arrays, config, MessageType.EVALUATE
-        )
+        asked = self._sample(grid, self.evaluate_fraction, "evaluate")
+        return self._messages(asked, arrays, config, MessageType.EVALUATE, self.server.rounds)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        told: dict[int, tuple[int, float, float]] = {}
-        for reply in replies:
-            try:
-                (metrics,) = reply.content.metric_records.values()
-                examples, loss, accuracy = (metrics[name] for name in ("num-examples", "loss", "accuracy"))
-                if type(examples) is int and examples > 0 and math.isfinite(loss) and 0 <= accuracy <= 1:
-                    told[reply.metadata.src_node_id] = examples, loss, accuracy
-            except Exception as error:  # what others send may be wrong in any way
-                log(WARNING, "\t> node %d could not evaluate: %r", reply.metadata.src_node_id, error)
-        if not told:
+        if not self._asked:
             return None
-        total = sum(examples for examples, _, _ in told.values())
-        loss, accuracy = (math.fsum(each[0] * each[i] for each in told.values()) / total for i in (1, 2))
-        return MetricRecord({"num-examples": total, "loss": loss, "accuracy": accuracy})
+        contents, failed, refused = self._heard(replies)
+        told: list[Evaluation] = []
+        for node, content in contents.items():
+            try:
+                told.append(Evaluation.of(content))
+            except Exception as error:  # what others send may be wrong in any way
+                refused[node] = f"{type(error).__name__}: {error}"
+        for what, why in (("could not evaluate", failed), ("was refused", refused)):
+            for node, reason in sorted(why.items()):
+                log(WARNING, "\t> node %d %s: %s", node, what, shown(reason))
+        uniform = self.server.weighting == "uniform"
+        metrics = {"failed": len(failed), "refused": len(refused), **Evaluation.together(told, uniform)}
+        return MetricRecord(metrics)
+
+    def _heard(self, replies: Iterable[Message]) -> tuple[dict[int, RecordDict], dict[int, str], dict[int, str]]:
+        """Of the nodes that were asked the contents; why others failed, and why others are refused."""
+        contents: dict[int, RecordDict] = {}
+        failed: dict[int, str] = {}
+        refused: dict[int, str] = {}
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            if node not in self._asked:
+                refused[node] = "it was not asked"
+            elif node in contents or node in failed or node in refused:
+                refused[node] = "it replied twice"
+            elif reply.has_error():
+                failed[node] = f"{reply.error.reason} (error {reply.error.code})"
+            else:
+                contents[node] = reply.content
+        heard = contents.keys() | failed.keys() | refused.keys()
+        failed |= dict.fromkeys(self._asked - heard, "it did not reply in time")
+        self._asked = set()
+        return {node: content for node, content in contents.items() if node not in refused}, failed, refused
 
     def _sample(self, grid: Grid, fraction: float, purpose: str) -> list[int]:
         """Nodes, once enough are connected: the same in the same round where the same are connected."""
@@ -245,9 +294,9 @@ class PartitionedFedAvg(Strategy):
         return [nodes[i] for i in chosen[:count].sort().values.tolist()]
 
     def _messages(
-        self, nodes: Iterable[int], arrays: ArrayRecord, config: ConfigRecord, message_type: str
+        self, nodes: Sequence[int], arrays: ArrayRecord, config: ConfigRecord, message_type: str, number: int
     ) -> list[Message]:
-        number = self.server.rounds + 1
+        self._asked = set(nodes)
         told = {**config, "server-round": number, "round": number, "fingerprint": self.server.vectors.fingerprint}
         content = RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord(told)})
         return [Message(content, dst_node_id=node, message_type=message_type) for node in nodes]
@@ -280,10 +329,21 @@ class PartitionedFedAvg(Strategy):
             losses=losses,
         )
 
-    def _metrics(self, found: Round, failed: dict[int, str]) -> MetricRecord:
-        metrics: dict[str, int | float] = {"failed": len(failed), "refused": len(found.refused)}
+    def _read(self, arrays: ArrayRecord) -> dict[str, Tensor]:
+        """All vectors of the model in a record."""
+        return to_values(arrays, self.server.vectors, self.server.vectors.lengths)
+
+    def _metrics(self, found: Round) -> MetricRecord:
+        metrics: dict[str, int | float] = {"failed": len(found.failed), "refused": len(found.refused)}
         metrics |= {f"contributors-{k}": number for k, number in found.contributors.items()}
         metrics |= {f"loss-{k}": loss for k, loss in found.losses.items()}
         if found.lml is not None:
             metrics["lml"] = found.lml
+        if found.norms:
+            metrics |= {"norm-median": median(found.norms.values()), "norm-greatest": max(found.norms.values())}
         return MetricRecord(metrics | self.server.hyper_values())
+
+
+def _taken(found: Round) -> bool:
+    """Whether somebody has contributed to a round."""
+    return any(found.contributors.values())

@@ -1,0 +1,103 @@
+"""A server's checkpoint: all that decides its further rounds, written and read as a whole or not at all."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict
+from os import PathLike
+from typing import Any
+
+from partnets.federated.round import Round
+from partnets.training import validation
+from partnets.utils import sealed
+from partnets.utils.checks import check_at_least
+
+FORMAT = 1
+_EXPECTED = f"state of a federated server, of format {FORMAT}; pass a file that Server.save wrote."
+# Beside the format and the configuration.
+_NAMES = ("rounds", "pinned", "history", "values", "optimizer", "hyper_optimizer")
+
+
+def save(server: Any, path: str | PathLike) -> None:
+    """Writes the state of a federated.Server to a file."""
+    state = {
+        "rounds": server.rounds,
+        "pinned": server.pinned,
+        "history": [asdict(each) for each in server.history],
+        "values": server.vectors.read(),
+        "optimizer": server.optimizer.state_dict(),
+        "hyper_optimizer": None if server.hyper_optimizer is None else server.hyper_optimizer.state_dict(),
+    }
+    sealed.save({"format": FORMAT, "configuration": _configuration(server), **state}, path)
+
+
+def load(server: Any, path: str | PathLike) -> None:
+    """Sets a server to what a file has, once all of it has been checked."""
+    saved = sealed.load(path, _EXPECTED)
+    if saved.get("format") != FORMAT or {*_NAMES} - saved.keys() or not isinstance(saved.get("configuration"), dict):
+        raise ValueError(f"{path} is no {_EXPECTED}")
+    own = _configuration(server)
+    if different := [name for name, value in own.items() if saved["configuration"].get(name) != value]:
+        raise ValueError(
+            f"{path} was saved by a server with another {', '.join(different)}; construct this one as that one was."
+        )
+    try:
+        history = _checked(server, saved)
+    except Exception as error:  # what is damaged may fail anywhere
+        raise ValueError(f"{path} is damaged, or of another program, and nothing has changed. {error}") from error
+    for client, chunk in saved["pinned"].values():
+        if server.other_chunk(client, chunk):
+            raise ValueError(
+                f"{path} has client {client} with chunk {chunk}, which is another one in chunks; pass those of before."
+            )
+    before = _settings(server)
+    server.load_values(saved["values"])
+    server.optimizer.load_state_dict(saved["optimizer"])
+    if server.hyper_optimizer is not None:
+        server.hyper_optimizer.load_state_dict(saved["hyper_optimizer"])
+    server.rounds, server.pinned, server.history = saved["rounds"], saved["pinned"], history
+    _warn_of_settings(before, _settings(server), path)
+
+
+def _checked(server: Any, saved: dict) -> list[Round]:
+    """Raises if a part does not fit; returns the rounds."""
+    check_at_least(0, rounds=saved["rounds"])
+    for sender, (client, chunk) in saved["pinned"].items():
+        check_at_least(0, sender=sender, client=client)
+        check_at_least(1, chunk=chunk)
+    server.vectors.check(saved["values"], server.vectors.lengths)
+    validation.check(server, {name: saved[name] for name in ("optimizer", "hyper_optimizer")}, 0)
+    return [Round(**each) for each in saved["history"]]
+
+
+def _configuration(server: Any) -> dict[str, Any]:
+    return {
+        "fingerprint": server.vectors.fingerprint,
+        "hyper": list(server.hyper),
+        "optimizer": server.optimizer.kind,
+        "hyper_optimizer": type(server.hyper_optimizer).__name__,
+        "weighting": server.weighting,
+        "privacy": None if server.privacy is None else asdict(server.privacy),
+    }
+
+
+def _settings(server: Any) -> dict[str, Any]:
+    """Of both optimisers the settings of each group, by name."""
+    return {
+        f"{which}.param_groups[{i}].{name}": value
+        for which, one in (("optimizer", server.optimizer), ("hyper_optimizer", server.hyper_optimizer))
+        for i, group in enumerate(one.param_groups if one else ())
+        for name, value in group.items()
+        if name != "params"
+    }
+
+
+def _warn_of_settings(before: Mapping[str, Any], after: Mapping[str, Any], path: str | PathLike) -> None:
+    changed = [f"{name} is {after[name]}, not {before[name]}" for name in before if before[name] != after[name]]
+    if changed:
+        warnings.warn(
+            f"the optimisers go on with the settings in {path}: {', '.join(changed)}. To change them, set param_groups"
+            " after load.",
+            stacklevel=4,
+        )
