@@ -925,7 +925,7 @@ MUTANTS = [
         f"{NETS}/federated/test_rounds.py",
         (
             "threads",
-            "        with _TURN:\n            return self._train(values, round)",
+            "        with taking_turns():\n            return self._train(values, round)",
             "        return self._train(values, round)",
             "threads draw from one another's random states",
         ),
@@ -935,6 +935,7 @@ MUTANTS = [
             "",
             "ψ that reaches nothing has a gradient of 0",
         ),
+        ("counters", "        self._held.put_back()\n", "", "what modules count goes from client to client"),
         (
             "no audit",
             "                refuse_leaks(self.model, draw, compute)\n",
@@ -946,11 +947,12 @@ MUTANTS = [
         "python_api/partnets/federated/server.py",
         f"{NETS}/federated/test_rounds.py",
         (
-            "claimed twice",
-            "            if times > 1:\n                claiming",
-            "            if times > 2:\n                claiming",
-            "a client counts twice that two nodes say they are",
+            "shared model",
+            "all(map(same, present.values(), self._sent.values()))",
+            "True",
+            "clients that compute with the server's model are not found out",
         ),
+        ("losses", "abs(number) < GREATEST_LOSS", "math.isfinite(number)", "a sum of losses overflows"),
     ),
     *_of(
         "python_api/partnets/federated/client.py",
@@ -996,7 +998,18 @@ MUTANTS = [
         "python_api/partnets/federated/privacy.py",
         f"{NETS}/federated",
         ("counted vectors", "math.sqrt(sent * rounds)", "math.sqrt(rounds)", "one vector is counted of several"),
-        ("fresh noise", "generator.seed()", "generator.manual_seed(0)", "noise can be told and taken off"),
+        (
+            "fresh noise",
+            "os.urandom(16 * half + 16)",
+            "bytes(range(16)) * (half + 1)",
+            "noise can be told and taken off",
+        ),
+        (
+            "diverged",
+            "if math.isfinite(length) else",
+            "if True else",
+            "an error tells that a client with privacy diverged",
+        ),
     ),
     *_of(
         "python_api/partnets/federated/flower/arrays.py",
@@ -1013,7 +1026,18 @@ MUTANTS = [
         "python_api/partnets/federated/flower/strategy.py",
         f"{NETS}/federated/test_flower_faults.py",
         ("strangers", "if node not in self._asked:", "if False:", "who was not asked is heard"),
-        ("twice", "elif node in updates or node in failed or node in refused:", "elif False:", "the last reply counts"),
+        (
+            "twice",
+            "elif node in contents or node in failed or node in refused:",
+            "elif False:",
+            "the last reply counts",
+        ),
+        ("empty rounds", " and not self._empty:", ":", "rounds in which nobody learned count as done"),
+    ),
+    *_of(
+        "python_api/partnets/federated/flower/one_by_one.py",
+        f"{NETS}/federated/test_flower_faults.py",
+        ("forged", "                    sent_by(replies[0], node)\n", "", "a node replies as another"),
     ),
     *_of(
         "python_api/partnets/federated/flower/local_grid.py",
