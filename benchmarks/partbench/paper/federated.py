@@ -250,7 +250,7 @@ class Federated(Experiment):
         for axes, (rotated, examples) in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
             for method, label in METHODS.items():
                 mine = select(found, method=method, rotated=rotated, examples=examples)
-                points = pd.concat([smoothed(one) for one in mine.curve], ignore_index=True)
+                points = pd.concat([_smoothed(one) for one in mine.curve], ignore_index=True)
                 curve(axes, (points.sent + points.uploaded) / MEGABYTE, points.accuracy, label)
             kind = "rotated" if rotated else "upright"
             axes.set(title=f"{kind}, {examples} images", xlabel="sent and received, all clients [MB]")
@@ -281,6 +281,6 @@ def _rotations(found: pd.DataFrame) -> pd.Series:
     return found.psi.map(rotation)
 
 
-def smoothed(points: list[Record]) -> pd.DataFrame:
+def _smoothed(points: list[Record]) -> pd.DataFrame:
     found = pd.DataFrame(points)
     return found.assign(accuracy=found.accuracy.rolling(LAST, min_periods=1).mean())

@@ -337,6 +337,9 @@ def test_initial_arrays_are_where_it_starts():
     run(own, [client(number) for number in range(4)], 2)
     other.start(grid(app()), arrays, num_rounds=2, evaluate_fn=lambda *_: seen.append(other.server.values()))
     assert same(state(own), state(other.server)) and same(first, seen[0])
+    zeros = ArrayRecord({name: to_array(torch.zeros_like(vector)) for name, vector in first.items()})
+    other.start(grid(app()), zeros, num_rounds=3, evaluate_fn=lambda *_: seen.append(other.server.values()))
+    assert not any(vector.any() for vector in seen[-2].values())
     with pytest.raises(ValueError, match="must have"):
         PartitionedFedAvg(server()).start(grid(app()), ArrayRecord({"w": to_array(torch.ones(3))}), num_rounds=1)
 

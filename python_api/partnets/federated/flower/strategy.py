@@ -139,8 +139,9 @@ class PartitionedFedAvg(Strategy):
                 f"min_nodes={self.min_nodes}, and the grid has {grid.clients}: pass min_nodes, or more clients."
             )
         self.server.hyper_values()  # which may raise, of a class of one's own
-        if self.resume():
+        if self._has_checkpoint():
             initial_arrays = None
+        self.resume()
         if initial_arrays is not None:
             self.server.load_values(self._read(initial_arrays))
         done, self._empty = self.server.rounds, 0
@@ -172,11 +173,14 @@ class PartitionedFedAvg(Strategy):
         Returns:
             How many rounds are done.
         """
-        if self.checkpoint is not None and Path(self.checkpoint).exists():
+        if self._has_checkpoint():
             self.server.load(self.checkpoint)
             log(INFO, "Going on after round %d, from %s", self.server.rounds, self.checkpoint)
         self._resumed = True
         return self.server.rounds
+
+    def _has_checkpoint(self) -> bool:
+        return self.checkpoint is not None and Path(self.checkpoint).exists()
 
     def _check_some_learned(self, rounds: int) -> None:
         """Clients may fail, but if all do in all rounds, something is wrong with what they have in common."""
@@ -205,7 +209,7 @@ class PartitionedFedAvg(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        if not self._resumed and self.checkpoint is not None and Path(self.checkpoint).exists():
+        if not self._resumed and self._has_checkpoint():
             raise RuntimeError(
                 f"{self.checkpoint} has a training that would be written over: call resume() before the start of a"
                 " strategy around this one, and give that the arrays of its server; or take another file."
