@@ -74,8 +74,8 @@ def measured(method: str, clients: int) -> dict:
     start = time.perf_counter()
     strategy.start(grid, num_rounds=ROUNDS)
     seconds = (time.perf_counter() - start) / ROUNDS
-    if any(strategy.failed.values()):
-        raise RuntimeError(f"clients failed: {strategy.failed}")
+    if lost := [one for one in strategy.history if one.failed or one.refused]:
+        raise RuntimeError(f"not all clients took part: {lost}")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return {"method": method, "clients": clients, "seconds": seconds, "peak": peak / 2**30} | {
         "up": grid.received / ROUNDS, "down": grid.sent / ROUNDS, "whole": whole / ROUNDS
