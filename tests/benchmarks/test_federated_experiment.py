@@ -2,11 +2,13 @@
 
 import dataclasses
 
+import pandas as pd
 import pytest
 import torch
 
 pytest.importorskip("flwr", reason="Flower needs Python 3.11")
 
+from partbench import federated as costs
 from partbench.paper import federated, federated_cost
 from partnets.data import Data, moments
 from partnets.hyper import Affine, ConcreteDropout
@@ -90,3 +92,15 @@ def test_the_papers_settings_train(dataset, image, monkeypatch, tmp_path):
     found = federated.Federated().train({**setting("partitioned", 1), "dataset": dataset, "examples": 6},
                                         tmp_path / "checkpoint")  # fmt: skip
     assert found["uploaded"] < found["sent"] and len(found["rates"]) == 4 and "rotation" in found["psi"]
+
+
+def test_what_rounds_cost(monkeypatch):
+    """Bytes of 10 clients: the upload is what the partitions are, and all of a reply is more than its arrays."""
+    monkeypatch.setattr(costs, "ROUNDS", 1)
+    found = pd.DataFrame([costs.measured(method, 10) for method in costs.METHODS])
+    plain, three, two = found.up
+    assert three / plain == pytest.approx(0.77, abs=0.01) and two / plain == pytest.approx(0.91, abs=0.01)
+    assert (found.whole > found.up).all() and (found.whole < 1.05 * found.up).all()
+    assert (found.seconds > 0).all() and (found.peak > 0.05).all()
+    lines = costs.table(found).splitlines()
+    assert len(lines) == 5 and f"| {three / plain:.3f} |" in lines[3]
