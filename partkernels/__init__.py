@@ -18,11 +18,12 @@ from partkernels.operators.embedding import embedding
 from partkernels.operators.linear import linear
 from partkernels.operators.optimizers import adam_step, sgd_step
 from partkernels.operators.subnetwork_weight import subnetwork_weight
-from partkernels.partition import Partition
+from partkernels.partition import NestedPartition, Partition
 
 __all__ = [
     "Defaults",
     "InputError",
+    "NestedPartition",
     "Normal",
     "Partition",
     "Stored",

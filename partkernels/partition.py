@@ -161,6 +161,21 @@ class Partition:
         packed = packed_map.pack(packed_map.to_matrix(ids - 1), packed_map.bits_for(count))
         return cls(shape, count, packed, defaults or Zeros())
 
+    @staticmethod
+    def nested(shape: Sequence[int], rows: Sequence[int], cols: Sequence[int] | None = None) -> NestedPartition:
+        """The partition in which subnetwork k is weight[:rows[k-1], :cols[k-1]], at no memory: see NestedPartition.
+
+        Args:
+            shape: of the weight, [rows, columns, ...].
+            rows, cols: n_1..n_C and m_1..m_C, ascending; the last ones are shape[0] and shape[1]. All columns belong to
+                partition 1 if cols is None, as those of a weight that has none.
+
+        Example:
+            >>> Partition.nested((3, 4), rows=(2, 3), cols=(2, 4)).ids().tolist()
+            [[1, 1, 2, 2], [1, 1, 2, 2], [2, 2, 2, 2]]
+        """
+        return NestedPartition(shape, rows, cols)
+
     @classmethod
     def _unchecked(cls, shape, count, packed, defaults, row=0, col=0) -> Partition:
         """A partition from parts that are known to fit; checking a map reads all of it."""
@@ -324,4 +339,132 @@ class Partition:
         return f"Partition(shape={self.shape}, count={self.count}, bits={self.bits}, defaults={self.defaults}{place})"
 
 
-torch.serialization.add_safe_globals([Partition, Zeros, Uniform, Normal, Stored])
+class NestedPartition(Partition):
+    """C disjoint partitions of a weight whose subnetwork k is its upper left block, [:n_k, :m_k], and 0 elsewhere.
+
+    Entry (r, c), with c along dimension 1, belongs to the partition of its row or to that of its column, whichever
+    comes later. There is no map: products are PyTorch's own, on views of what is live, on every device. Make one with
+    Partition.nested.
+
+    Attributes:
+        shape: of the weight, [rows, columns, ...], or of a vector [rows].
+        count: C, 1 to 256.
+        row_ends, col_ends: n_1..n_C and m_1..m_C, with those of a vector 1.
+        defaults: Zeros().
+        map: None.
+        row, col: of a shard, where in the whole weight its first entry is.
+
+    Raises:
+        ValueError: the ends do not ascend to the shape, or differ in number.
+
+    Example:
+        >>> p = Partition.nested((4, 6), rows=(2, 3, 4), cols=(4, 5, 6))
+        >>> p.sizes(), p.live(2)
+        ([8, 7, 9], (slice(0, 3, None), slice(0, 5, None)))
+    """
+
+    row_ends: tuple[int, ...]
+    col_ends: tuple[int, ...]
+
+    def __init__(self, shape: Sequence[int], rows: Sequence[int], cols: Sequence[int] | None = None) -> None:
+        shape = _checked_shape(shape)
+        cols = (math.prod(shape[1:2]),) * len(rows) if cols is None else cols
+        self._assign(shape, rows, cols, 0, 0)
+
+    def _assign(self, shape, row_ends, col_ends, row: int, col: int) -> NestedPartition:
+        parts = {
+            "shape": tuple(shape),
+            "count": len(row_ends),
+            "map": None,
+            "defaults": Zeros(),
+            "row": row,
+            "col": col,
+        }
+        for name, value in {**parts, "row_ends": tuple(row_ends), "col_ends": tuple(col_ends)}.items():
+            object.__setattr__(self, name, value)
+        self.__post_init__()
+        return self
+
+    def __post_init__(self):
+        object.__setattr__(self, "shape", _checked_shape(self.shape))
+        _check_count(self.count)
+        self._check_defaults()
+        sizes = self.shape[0], math.prod(self.shape[1:2])
+        for name, ends, size in (("rows", self.row_ends, sizes[0]), ("cols", self.col_ends, sizes[1])):
+            whole = all(type(end) is int for end in ends)
+            if not whole or len(ends) != self.count or ends[-1] != size or list(ends) != sorted(ends) or ends[0] < 0:
+                raise ValueError(
+                    f"{name}={ends} of a weight of shape {self.shape}, in {self.count} partitions; pass {self.count}"
+                    f" ints that ascend from 0 or more to {size}."
+                )
+
+    @property
+    def device(self) -> None:
+        """None: it has no tensor, and serves weights on every device."""
+        return None
+
+    def live(self, active: int) -> tuple[slice, ...]:
+        """Where the entries of partitions 1..active are: [:n_active, :m_active]."""
+        block = slice(0, self.row_ends[active - 1]), slice(0, self.col_ends[active - 1])
+        return block[: len(self.shape)]
+
+    def strips(self, partition: int) -> list[tuple[slice, ...]]:
+        """Where the entries of one partition are: its rows, as far as its columns go, and its columns above them.
+
+        Returns:
+            Of those two that are not empty the indices, of dimensions 0 and 1.
+        """
+        above, left = ((0, *ends)[partition - 1] for ends in (self.row_ends, self.col_ends))
+        below, right = self.row_ends[partition - 1], self.col_ends[partition - 1]
+        found = [(slice(above, below), slice(0, right)), (slice(0, above), slice(left, right))]
+        return [each[: len(self.shape)] for each in found if all(one.start < one.stop for one in each)]
+
+    def ids(self) -> Tensor:
+        ids = self._unpacked()
+        return (ids.short() if self.count > 255 else ids) + 1
+
+    def _unpacked(self) -> Tensor:
+        rows, cols = (
+            torch.bucketize(torch.arange(ends[-1], device="cpu"), torch.tensor(ends, device="cpu"), right=True)
+            for ends in (self.row_ends, self.col_ends)
+        )
+        ids = torch.maximum(rows[:, None], cols)[(...,) + (None,) * len(self.shape[2:])].to(torch.uint8)
+        return ids.reshape(self.shape[:2] + ids.shape[2:]).expand(self.shape).contiguous()
+
+    def sizes(self) -> list[int]:
+        areas = [n * m * math.prod(self.shape[2:]) for n, m in zip(self.row_ends, self.col_ends, strict=True)]
+        return [area - before for before, area in zip([0, *areas], areas, strict=False)]
+
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> NestedPartition:
+        return self
+
+    def explicit(self, device: torch.device | str = "cpu") -> Partition:
+        """The same partition by a map: what defines this one."""
+        return Partition.from_ids(self.ids().to(device), count=self.count)
+
+    def rows(self, start: int, stop: int) -> NestedPartition:
+        _check_range("rows", start, stop, self.shape[0])
+        return self._shard(0, start, stop)
+
+    def columns(self, start: int, stop: int) -> NestedPartition:
+        if len(self.shape) < 2:
+            raise ValueError(f"a weight of shape {self.shape} has no columns; cut it by rows(start, stop).")
+        _check_range("columns", start, stop, self.shape[1])
+        return self._shard(1, start, stop)
+
+    def _shard(self, dim: int, start: int, stop: int) -> NestedPartition:
+        shape, ends, place = list(self.shape), [self.row_ends, self.col_ends], [self.row, self.col]
+        shape[dim] = stop - start
+        ends[dim] = [min(max(end - start, 0), stop - start) for end in ends[dim]]
+        place[dim] += start
+        return object.__new__(NestedPartition)._assign(shape, *ends, *place)
+
+    def flat(self) -> tuple:
+        raise TypeError("a nested partition has no map; pass it to the functions of partkernels, or its explicit().")
+
+    def __repr__(self) -> str:
+        place = f", row={self.row}, col={self.col}" if self.row or self.col else ""
+        return f"NestedPartition(shape={self.shape}, rows={self.row_ends}, cols={self.col_ends}{place})"
+
+
+torch.serialization.add_safe_globals([Partition, NestedPartition, Zeros, Uniform, Normal, Stored])

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = {
     "README.md": (2, "history", "History"),
     "docs/hyperparameters.md": (3, "noise", "Noise"),
-    "docs/kernels.md": (1, "y", "Tensor"),
+    "docs/kernels.md": (2, "nested", "NestedPartition"),
     "docs/tutorial.md": (9, "deployed", "GraphModule"),
     "docs/data.md": (5, "history", "History"),
     "docs/training.md": (4, "history", "History"),

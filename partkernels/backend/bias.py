@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -14,3 +15,13 @@ def live_bias(bias: Tensor | None, active: int) -> Tensor | None:
 def row(grad: Tensor, update: int, count: int) -> Tensor:
     """The gradient of rows [count, out_features], given that of the live bias: row `update` has it, others have 0."""
     return F.pad(grad[None], (0, 0, update - 1, count - update))
+
+
+def learning_bias(bias: Tensor, active: int, update: int | None) -> Tensor:
+    """The bias of a subnetwork; of rows, row `update` alone gets a gradient."""
+    if bias.dim() == 1:
+        return bias
+    rows = bias.detach()
+    if update is not None:
+        rows = torch.cat([rows[: update - 1], bias[update - 1 : update], rows[update:]])
+    return live_bias(rows, active)

@@ -166,6 +166,12 @@ def note(operator: str, module: ModuleType, name: str, tensor: torch.Tensor) -> 
         _thread.notes.append(f"{operator}: {backend} ({why})")
 
 
+def note_torch(operator: str, how: str) -> None:
+    """Notes an operator that no backend runs, since PyTorch's own serve."""
+    if _thread.notes is not None:
+        _thread.notes.append(f"{operator}: {how}")
+
+
 def note_plan(plan: str) -> None:
     """Adds to the note of the operator that is running how its backend computes it."""
     if _thread.notes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from partkernels.partition import Partition
+from partkernels.partition import NestedPartition, Partition
 
 
 class InputError(RuntimeError, ValueError):
@@ -32,7 +32,7 @@ def check_weight(weight: Tensor, partition: Partition) -> None:
         )
     if not weight.is_floating_point():
         raise TypeError(f"the weight is {weight.dtype}; pass a floating-point weight.")
-    if weight.device != partition.map.device:
+    if partition.device is not None and weight.device != partition.device:
         raise ValueError(
             f"the weight is on {weight.device} and its partition on {partition.device}; move it with"
             f" partition.to('{weight.device}')."
@@ -43,6 +43,12 @@ def check_weight(weight: Tensor, partition: Partition) -> None:
             f"the stored defaults are {stored.dtype} and the weight is {weight.dtype}; cast them with"
             f" partition.to(dtype={weight.dtype})."
         )
+
+
+def check_narrow(narrow: bool, partition: Partition) -> None:
+    """Raises ValueError unless what is live of a layer lies side by side, where that alone is asked for."""
+    if narrow and not isinstance(partition, NestedPartition):
+        raise ValueError("narrow=True with partitions that are not nested; make them by Partition.nested.")
 
 
 def check_inputs(x: Tensor, bias: Tensor | None, weight: Tensor) -> None:

@@ -20,6 +20,7 @@ def conv2d(
     padding: int | tuple[int, int] | str = 0,
     dilation: int | tuple[int, int] = 1,
     groups: int = 1,
+    narrow: bool = False,
 ) -> Tensor:
     """F.conv2d(x, w_s^(active), bias, ...), without materialising the subnetwork's weight.
 
@@ -35,6 +36,7 @@ def conv2d(
         stride, dilation: an int or a pair of ints, at least 1.
         padding: an int or a pair of ints, at least 0, 'valid' or 'same'.
         groups: divides both numbers of channels.
+        narrow: as in `linear`.
 
     Returns:
         [batch, out_channels, out_height, out_width], or without batch as x; channels_last if x is.
@@ -51,7 +53,7 @@ def conv2d(
         >>> conv2d(torch.ones(1, 3, 8, 8), torch.ones(4, 3, 3, 3), p, active=1, padding="same").shape
         torch.Size([1, 4, 8, 8])
     """
-    return convolve(2, x, weight, partition, active, update, bias, stride, padding, dilation, groups)
+    return convolve(2, x, weight, partition, active, update, bias, stride, padding, dilation, groups, narrow)
 
 
 def conv1d(
@@ -66,6 +68,7 @@ def conv1d(
     padding: int | tuple[int] | str = 0,
     dilation: int | tuple[int] = 1,
     groups: int = 1,
+    narrow: bool = False,
 ) -> Tensor:
     """F.conv1d(x, w_s^(active), bias, ...), without materialising the subnetwork's weight.
 
@@ -84,4 +87,4 @@ def conv1d(
         >>> conv1d(torch.ones(1, 3, 8), torch.ones(4, 3, 5), p, active=1, padding="same").shape
         torch.Size([1, 4, 8])
     """
-    return convolve(1, x, weight, partition, active, update, bias, stride, padding, dilation, groups)
+    return convolve(1, x, weight, partition, active, update, bias, stride, padding, dilation, groups, narrow)

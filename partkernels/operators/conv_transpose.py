@@ -21,6 +21,7 @@ def conv_transpose2d(
     output_padding: int | tuple[int, int] = 0,
     groups: int = 1,
     dilation: int | tuple[int, int] = 1,
+    narrow: bool = False,
 ) -> Tensor:
     """F.conv_transpose2d(x, w_s^(active), bias, ...), without materialising the subnetwork's weight.
 
@@ -37,6 +38,7 @@ def conv_transpose2d(
         padding: an int or a pair of ints, at least 0.
         output_padding: the same; smaller than the stride or the dilation.
         groups: divides both numbers of channels.
+        narrow: as in `linear`.
 
     Returns:
         [batch, out_channels, out_height, out_width], or without batch as x; channels_last if x is.
@@ -51,7 +53,7 @@ def conv_transpose2d(
         torch.Size([1, 4, 17, 17])
     """
     return convolve_transposed(
-        2, x, weight, partition, active, update, bias, stride, padding, output_padding, groups, dilation
+        2, x, weight, partition, active, update, bias, stride, padding, output_padding, groups, dilation, narrow
     )
 
 
@@ -68,6 +70,7 @@ def conv_transpose1d(
     output_padding: int | tuple[int] = 0,
     groups: int = 1,
     dilation: int | tuple[int] = 1,
+    narrow: bool = False,
 ) -> Tensor:
     """F.conv_transpose1d(x, w_s^(active), bias, ...), without materialising the subnetwork's weight.
 
@@ -87,5 +90,5 @@ def conv_transpose1d(
         torch.Size([1, 4, 12])
     """
     return convolve_transposed(
-        1, x, weight, partition, active, update, bias, stride, padding, output_padding, groups, dilation
+        1, x, weight, partition, active, update, bias, stride, padding, output_padding, groups, dilation, narrow
     )

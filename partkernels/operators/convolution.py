@@ -9,12 +9,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from partkernels.backend import dispatch
-from partkernels.backend.bias import live_bias, row
+from partkernels.backend.bias import learning_bias, row
 from partkernels.backend.reference.conv2d import empty_conv2d, empty_conv2d_grad_input, empty_conv2d_grad_weight
-from partkernels.operators.checks import InputError, check_bias, check_inputs, check_live, check_weight
+from partkernels.operators import nested
+from partkernels.operators.checks import (
+    InputError,
+    check_bias,
+    check_inputs,
+    check_live,
+    check_narrow,
+    check_weight,
+)
 from partkernels.operators.registration import OWNERS, PARTITION, autocast, define, differentiate
 from partkernels.operators.subnetwork_weight import select
-from partkernels.partition import Partition
+from partkernels.partition import NestedPartition, Partition
 
 GEOMETRY = "int[2] stride, int[2] padding, int[2] dilation, int groups"
 
@@ -134,12 +142,13 @@ SPATIAL = {1: "length", 2: "height, width"}
 
 def check_images(
     x: Tensor, weight: Tensor, partition: Partition, active: int, update: int | None, bias: Tensor | None,
-    groups: int, is_transposed: bool, dims: int,
+    groups: int, is_transposed: bool, dims: int, narrow: bool,
 ) -> None:  # fmt: skip
     """Raises unless the arguments of a convolution of so many spatial dimensions fit each other."""
     check_weight(weight, partition)
     check_live(partition, active, update)
     check_inputs(x, bias, weight)
+    check_narrow(narrow, partition)
     spatial = SPATIAL[dims]
     if weight.dim() != 2 + dims:
         name, channels = ("conv_transpose", "in, out / groups") if is_transposed else ("conv", "out, in / groups")
@@ -149,7 +158,10 @@ def check_images(
         of = "input" if is_transposed else "output"
         raise ValueError(f"groups={groups} does not divide the weight's {first} {of} channels.")
     taken, made = (first, second * groups) if is_transposed else (second * groups, first)
-    if x.dim() not in (1 + dims, 2 + dims) or x.shape[-1 - dims] != taken:
+    fits = x.dim() in (1 + dims, 2 + dims)
+    if isinstance(partition, NestedPartition) and fits and x.shape[-1 - dims] != taken:
+        taken = nested.inputs(partition, active, groups, is_transposed)
+    if not fits or x.shape[-1 - dims] != taken:
         raise InputError(
             f"x has shape {tuple(x.shape)}; this weight with groups={groups} takes"
             f" [batch, {taken}, {spatial}] or [{taken}, {spatial}]."
@@ -172,10 +184,10 @@ def _flat(partition: Partition, dims: int) -> tuple:
 
 def convolve(
     dims: int, x: Tensor, weight: Tensor, partition: Partition, active: int, update: int | None, bias: Tensor | None,
-    stride, padding, dilation, groups: int,
+    stride, padding, dilation, groups: int, narrow: bool,
 ) -> Tensor:  # fmt: skip
     """conv2d, or conv1d as a conv2d of images of height 1: both weights have one packed map."""
-    check_images(x, weight, partition, active, update, bias, groups, False, dims)
+    check_images(x, weight, partition, active, update, bias, groups, False, dims, narrow)
     stride, dilation = _sizes("stride", stride, dims, least=1), _sizes("dilation", dilation, dims, least=1)
     batched = x if x.dim() == 2 + dims else x.unsqueeze(0)
     batched, padding = _resolve_padding(batched, weight, padding, stride, dilation)
@@ -185,6 +197,13 @@ def convolve(
                 f"the padded input of size {size + 2 * p} is smaller than the kernel, {d * (kernel - 1) + 1} with"
                 f" dilation {d}; pass a larger image or more padding."
             )
+    if isinstance(partition, NestedPartition):
+        bias = None if bias is None else learning_bias(bias, active, update)
+        geometry = stride, padding, dilation
+        y = nested.convolve(
+            batched, weight, bias, geometry, False, (0,) * dims, groups, partition, active, update, narrow
+        )
+        return y if x.dim() == 2 + dims else y.squeeze(0)
     if dims == 1:
         batched, weight = batched.unsqueeze(2), weight.unsqueeze(2)
         stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
@@ -195,22 +214,12 @@ def convolve(
     return _unpadded(y, x, dims)
 
 
-def _learning_bias(bias: Tensor, active: int, update: int | None) -> Tensor:
-    """The bias of a subnetwork; of rows, row `update` alone gets a gradient."""
-    if bias.dim() == 1:
-        return bias
-    rows = bias.detach()
-    if update is not None:
-        rows = torch.cat([rows[: update - 1], bias[update - 1 : update], rows[update:]])
-    return live_bias(rows, active)
-
-
 def convolve_transposed(
     dims: int, x: Tensor, weight: Tensor, partition: Partition, active: int, update: int | None, bias: Tensor | None,
-    stride, padding, output_padding, groups: int, dilation,
+    stride, padding, output_padding, groups: int, dilation, narrow: bool,
 ) -> Tensor:  # fmt: skip
     """conv_transpose2d, which is conv2d's input gradient as a function of grad_output; or conv_transpose1d."""
-    check_images(x, weight, partition, active, update, bias, groups, True, dims)
+    check_images(x, weight, partition, active, update, bias, groups, True, dims, narrow)
     stride, dilation = _sizes("stride", stride, dims, least=1), _sizes("dilation", dilation, dims, least=1)
     padding, output_padding = _sizes("padding", padding, dims, 0), _sizes("output_padding", output_padding, dims, 0)
     if any(o >= max(s, d) for o, s, d in zip(output_padding, stride, dilation, strict=True)):
@@ -229,6 +238,13 @@ def convolve_transposed(
         raise InputError(
             f"x has shape {tuple(x.shape)}, of which this makes an output of size {size}; pass a larger x."
         )
+    if isinstance(partition, NestedPartition):
+        bias = None if bias is None else learning_bias(bias, active, update)
+        geometry = stride, padding, dilation
+        y = nested.convolve(
+            batched, weight, bias, geometry, True, output_padding, groups, partition, active, update, narrow
+        )
+        return y if x.dim() == 2 + dims else y.squeeze(0)
     # A convolution of the output would see more positions than x has, where more is added than a stride.
     beyond = [o // s for o, s in zip(output_padding, stride, strict=True)]
     if any(beyond):
@@ -241,5 +257,5 @@ def convolve_transposed(
         update, *_flat(partition, dims), dispatch.requested(),
     )  # fmt: skip
     if bias is not None:
-        y = y + _learning_bias(bias, active, update).to(y.dtype).view(-1, 1, 1)
+        y = y + learning_bias(bias, active, update).to(y.dtype).view(-1, 1, 1)
     return _unpadded(y, x, dims)

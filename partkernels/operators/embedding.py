@@ -7,10 +7,11 @@ from torch import Tensor
 
 from partkernels.backend import dispatch
 from partkernels.backend.reference.embedding import empty_embedding
+from partkernels.operators import nested
 from partkernels.operators.checks import InputError, check_live, check_weight
 from partkernels.operators.registration import PARTITION, define, differentiate
 from partkernels.operators.subnetwork_weight import select
-from partkernels.partition import Partition
+from partkernels.partition import NestedPartition, Partition
 
 # padding_idx: -1 for none.
 _forward = define(
@@ -91,5 +92,7 @@ def embedding(
         raise ValueError(
             f"padding_idx={padding_idx}, but the weight has {rows} rows; pass an int in [-{rows}, {rows})."
         )
+    if isinstance(partition, NestedPartition):
+        return nested.embedding(ids, weight, padding_idx, partition, active, update)
     padding_idx = -1 if padding_idx is None else padding_idx % rows
     return _forward(weight, ids.long(), padding_idx, active, update, *partition.flat(), dispatch.requested())

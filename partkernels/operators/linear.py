@@ -6,16 +6,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from partkernels.backend import dispatch
+from partkernels.backend.bias import learning_bias
 from partkernels.backend.reference.linear import (
     empty_linear,
     empty_linear_grad_bias,
     empty_linear_grad_input,
     empty_linear_grad_weight,
 )
-from partkernels.operators.checks import InputError, check_bias, check_inputs, check_live, check_weight
+from partkernels.operators import nested
+from partkernels.operators.checks import InputError, check_bias, check_inputs, check_live, check_narrow, check_weight
 from partkernels.operators.registration import OWNERS, PARTITION, autocast, define, differentiate
 from partkernels.operators.subnetwork_weight import select
-from partkernels.partition import Partition
+from partkernels.partition import NestedPartition, Partition
 
 _forward = define(
     "linear", f"Tensor x, Tensor weight, Tensor? bias, int active, int? update, {PARTITION}", empty_linear
@@ -109,6 +111,7 @@ def linear(
     *,
     update: int | None = None,
     bias: Tensor | None = None,
+    narrow: bool = False,
 ) -> Tensor:
     """F.linear(x, w_s^(active), bias), without materialising the subnetwork's weight.
 
@@ -117,16 +120,18 @@ def linear(
     Saved for backward: x, weight and the map.
 
     Args:
-        x: [..., in_features], the weight's dtype; any strides, an empty batch too.
+        x: [..., in_features], the weight's dtype; any strides, an empty batch too. With a nested partition the first
+            m_active features suffice: the others meet zeros.
         weight: [out_features, in_features], floating point; any strides.
         partition: of the weight.
         active: k, 1..C: partitions 1..k are live, the others at their default.
         update: the partition that receives a gradient, 1..active, or None.
         bias: [out_features]; or [C, out_features], b_i for each partition, of which b_1 + ... + b_active is the bias
             and b_update has a gradient (Appendix I.2); or None.
+        narrow: of a nested partition, whether the outputs that are not live, which are their bias alone, are left out.
 
     Returns:
-        [..., out_features], x's dtype.
+        [..., out_features], x's dtype; the first n_active of them if narrow.
 
     Raises:
         ValueError: active or update is out of range, or the partition or another argument does not fit the weight.
@@ -146,7 +151,14 @@ def linear(
     shape, taken = partition.shape, x.shape  # a tuple of the weight's sizes, which cost more to ask a tensor for
     if len(shape) != 2:
         raise ValueError(f"the weight has shape {shape}; linear takes [out_features, in_features].")
+    check_narrow(narrow, partition)
+    check_bias(bias, partition, shape[0])
+    if isinstance(partition, NestedPartition):
+        if not taken or taken[-1] not in (shape[1], nested.inputs(partition, active)):
+            few = nested.inputs(partition, active)
+            raise InputError(f"x has shape {tuple(taken)}; this weight takes [..., {shape[1]}] or [..., {few}].")
+        bias = None if bias is None else learning_bias(bias, active, update)
+        return nested.linear(x, weight, bias, partition, active, update, narrow)
     if not taken or taken[-1] != shape[1]:
         raise InputError(f"x has shape {tuple(taken)}; this weight takes [..., {shape[1]}].")
-    check_bias(bias, partition, shape[0])
     return _forward(x, weight, bias, active, update, *partition.flat(), dispatch.requested())

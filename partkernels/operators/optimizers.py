@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -10,8 +11,10 @@ from torch import Tensor
 from partkernels.backend import dispatch
 from partkernels.operators.checks import check_weight
 from partkernels.operators.registration import define_in_place
-from partkernels.partition import Partition
+from partkernels.partition import NestedPartition, Partition
 
+# Of a tensor all of whose entries are stepped.
+WHOLE = None, 1, 1
 # Which entries are stepped: those of partition `update`, or without a map all.
 _ENTRIES = "Tensor? map, int count, int update"
 _sgd = define_in_place(
@@ -79,7 +82,8 @@ def sgd_step(
         )
     states = {} if momentum_buffer is None else {"momentum_buffer": momentum_buffer}
     _check_written(parameter=parameter, **states)
-    _sgd(parameter, grad, momentum_buffer, *entries, lr, momentum, weight_decay, nesterov, dispatch.requested())
+    for (own, own_grad, own_buffer), which in _blocks(partition, update, entries, parameter, grad, momentum_buffer):
+        _sgd(own, own_grad, own_buffer, *which, lr, momentum, weight_decay, nesterov, dispatch.requested())
 
 
 def adam_step(
@@ -128,7 +132,8 @@ def adam_step(
     _check_like("grad", grad, parameter)
     _check_written(parameter=parameter, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
     numbers = step, lr, *betas, eps, weight_decay, decoupled
-    _adam(parameter, grad, exp_avg, exp_avg_sq, *entries, *numbers, dispatch.requested())
+    for tensors, which in _blocks(partition, update, entries, parameter, grad, exp_avg, exp_avg_sq):
+        _adam(*tensors, *which, *numbers, dispatch.requested())
 
 
 def check_not_negative(**numbers: float) -> None:
@@ -156,12 +161,23 @@ def _entries(parameter: Tensor, partition: Partition | None, update: int | None)
     if partition is None:
         if not parameter.is_floating_point():
             raise TypeError(f"the parameter is {parameter.dtype}; pass a floating-point parameter.")
-        return None, 1, 1
+        return WHOLE
     check_weight(parameter, partition)
     if isinstance(update, bool) or not isinstance(update, int) or not 1 <= update <= partition.count:
         count = partition.count
         raise ValueError(f"update={update!r}, but this partition has {count} parts; pass an int in 1..{count}.")
     return partition.map, partition.count, update
+
+
+def _blocks(
+    partition: Partition | None, update: int | None, entries: tuple, *tensors: Tensor | None
+) -> Iterator[tuple[Sequence[Tensor | None], tuple]]:
+    """The tensors, and which of their entries are stepped; of a nested partition each of its blocks, as a whole."""
+    if not isinstance(partition, NestedPartition):
+        yield tensors, entries
+        return
+    for strip in partition.strips(update):
+        yield [None if tensor is None else tensor.detach()[strip] for tensor in tensors], WHOLE
 
 
 def _check_like(name: str, tensor: Tensor, parameter: Tensor) -> None:

@@ -6,9 +6,10 @@ from torch import Tensor
 
 from partkernels.backend import dispatch
 from partkernels.backend.reference.subnetwork_weight import empty_subnetwork_weight, empty_subnetwork_weight_grad
+from partkernels.operators import nested
 from partkernels.operators.checks import check_live, check_weight
 from partkernels.operators.registration import OWNERS, PARTITION, define, differentiate
-from partkernels.partition import Partition
+from partkernels.partition import NestedPartition, Partition
 
 _forward = define("subnetwork_weight", f"Tensor weight, int active, {PARTITION}", empty_subnetwork_weight)
 # The gradient at the entries of partitions first..last, exactly 0 elsewhere.
@@ -90,6 +91,8 @@ def subnetwork_weight(weight: Tensor, partition: Partition, active: int, *, upda
     """
     check_weight(weight, partition)
     check_live(partition, active, update)
+    if isinstance(partition, NestedPartition):
+        return nested.subnetwork_weight(weight, partition, active, update)
     if update is None:
         return _forward(weight.detach(), active, *partition.flat(), dispatch.requested())
     return _learning(weight, active, update, *partition.flat(), dispatch.requested())

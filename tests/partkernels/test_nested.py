@@ -1,0 +1,278 @@
+"""Nested partitions: what the equal map gives, of nothing but what is live."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import partkernels as pk
+from partkernels.testing import Yardstick, poisoned_memory
+
+ENDS = st.integers(1, 9).flatmap(
+    lambda size: st.lists(st.integers(0, size), max_size=3).map(lambda e: [*sorted(e), size])
+)
+
+
+def nested(shape, rows, cols=None) -> pk.NestedPartition:
+    return pk.Partition.nested(shape, rows, cols)
+
+
+# Of each operator: how it is called, a weight's shape, n and m, and the shape of x; groups of several kinds.
+CASES = {
+    "linear": (pk.linear, (7, 9), (3, 5, 7), (2, 6, 9), (4, 9), {}),
+    "linear, all inputs": (pk.linear, (7, 9), (3, 5, 7), None, (2, 3, 9), {}),
+    "linear of a vector": (pk.linear, (7, 9), (3, 3, 7), (2, 6, 9), (9,), {}),
+    "linear, empty": (pk.linear, (7, 9), (3, 5, 7), (2, 6, 9), (0, 9), {}),
+    "linear, nothing at first": (pk.linear, (7, 9), (0, 5, 7), (0, 6, 9), (4, 9), {}),
+    "conv2d, no output at first": (pk.conv2d, (6, 5, 3, 3), (0, 5, 6), (1, 4, 5), (2, 5, 7, 6), {"padding": 1}),
+    "conv2d, no input at first": (pk.conv2d, (6, 5, 3, 3), (2, 5, 6), (0, 4, 5), (2, 5, 7, 6), {"stride": 2}),
+    "conv_transpose2d, nothing": (pk.conv_transpose2d, (5, 6, 3, 3), (0, 4, 5), (0, 5, 6), (2, 5, 4, 4), {"stride": 2}),
+    "conv2d": (pk.conv2d, (6, 5, 3, 2), (2, 5, 6), (1, 4, 5), (2, 5, 7, 6), {"padding": 1, "stride": (2, 1)}),
+    "conv2d, same": (pk.conv2d, (6, 5, 3, 2), (2, 5, 6), (1, 4, 5), (2, 5, 7, 6), {"padding": "same"}),
+    "conv2d of an image": (pk.conv2d, (6, 5, 3, 3), (2, 5, 6), (1, 4, 5), (5, 7, 6), {"dilation": 2}),
+    "conv2d by depth": (pk.conv2d, (6, 1, 3, 3), (2, 5, 6), None, (2, 6, 5, 5), {"groups": 6}),
+    "conv2d, whole groups": (pk.conv2d, (6, 2, 3, 3), (2, 4, 6), None, (2, 6, 5, 5), {"groups": 3}),
+    "conv2d, parts of groups": (pk.conv2d, (6, 2, 3, 3), (1, 3, 6), (1, 1, 2), (2, 6, 5, 5), {"groups": 3}),
+    "conv1d": (pk.conv1d, (6, 5, 3), (2, 5, 6), (1, 4, 5), (2, 5, 9), {"stride": 2}),
+    "conv_transpose2d": (
+        pk.conv_transpose2d, (5, 6, 3, 3), (1, 4, 5), (2, 5, 6), (2, 5, 4, 4), {"stride": 2, "output_padding": 1}
+    ),
+    "conv_transpose1d": (pk.conv_transpose1d, (5, 6, 3), (1, 4, 5), (2, 5, 6), (2, 5, 4), {"padding": 1}),
+    "conv_transpose2d, groups": (pk.conv_transpose2d, (4, 3, 3, 3), (2, 3, 4), (1, 2, 3), (2, 4, 4, 4), {"groups": 2}),
+}  # fmt: skip
+LIVE = [(1, 1), (2, None), (2, 1), (2, 2), (3, 2), (3, 3)]
+
+
+def inputs(case: str, dtype=torch.float64):
+    operator, shape, rows, cols, x_shape, options = CASES[case]
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(size, generator=generator, dtype=torch.float64).to(dtype) for size in (x_shape, shape))
+    made = shape[1] * options.get("groups", 1) if "transpose" in case else shape[0]
+    rows_of_bias = torch.randn(len(rows), made, generator=generator, dtype=torch.float64).to(dtype)
+    return operator, x, weight, rows_of_bias, nested(shape, rows, cols), options
+
+
+def computed(operator, x, weight, bias, partition, active, update, **options):
+    """The result and the gradients of x, weight and bias; None for those that have none."""
+    leaves = [one.detach().clone().requires_grad_() for one in (x, weight, bias)]
+    y = operator(leaves[0], leaves[1], partition, active, update=update, bias=leaves[2], **options)
+    grad = torch.linspace(-1, 1, y.numel(), dtype=torch.float64).view(y.shape).to(y.dtype)
+    return y.detach(), *torch.autograd.grad(y, leaves, grad, allow_unused=True)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("active, update", LIVE)
+def test_it_computes_what_the_equal_map_does(case, active, update):
+    operator, x, weight, bias, partition, options = inputs(case)
+    for own_bias in (bias, bias[0]):
+        with pk.use_backend("reference"):
+            expected = computed(operator, x, weight, own_bias, partition.explicit(), active, update, **options)
+        for backend in ("auto", "reference"):
+            with pk.use_backend(backend):
+                found = computed(operator, x, weight, own_bias, partition, active, update, **options)
+            for ours, theirs in zip(found, expected, strict=True):
+                assert (ours is None) == (theirs is None)
+                if ours is not None:
+                    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+            if update is not None:
+                assert not found[2][~partition.mask(update)].any()
+
+
+@pytest.mark.parametrize("case", ["linear", "conv2d", "conv2d by depth", "conv2d, parts of groups", "conv_transpose2d"])
+def test_what_is_narrow_is_the_live_part(case):
+    operator, x, weight, bias, partition, options = inputs(case)
+    of_x, of_y = (partition.row_ends, partition.col_ends)[:: 1 if "transpose" in case else -1]
+    if case == "conv2d by depth":
+        of_x = partition.row_ends
+    elif case == "conv2d, parts of groups":
+        of_x = (2, 4, 6)
+    dim = -1 if case == "linear" else 1
+    for active, update in LIVE:
+        whole = operator(x, weight, partition, active, update=update, bias=bias, **options)
+        few = x.narrow(dim, 0, of_x[active - 1])
+        found = operator(few, weight, partition, active, update=update, bias=bias, narrow=True, **options)
+        torch.testing.assert_close(found, whole.narrow(dim, 0, of_y[active - 1]), rtol=1e-12, atol=1e-12)
+        with pk.use_backend("reference"):
+            again = operator(few, weight, partition, active, update=update, bias=bias, narrow=True, **options)
+        torch.testing.assert_close(again, found, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "groups" not in case])
+def test_nothing_is_read_but_what_is_live(case):
+    operator, x, weight, bias, partition, options = inputs(case)
+    weight[partition.ids() > 2] = torch.nan
+    with poisoned_memory():
+        y, grad_x, grad_weight, _ = computed(operator, x, weight, bias, partition, 2, 2, **options)
+    assert all(one.isfinite().all() for one in (y, grad_x, grad_weight))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("case", ["linear", "conv2d", "conv_transpose2d"])
+def test_it_is_as_precise_as_the_dense_operator(case, dtype):
+    operator, x, weight, bias, partition, options = inputs(case, dtype)
+    found = computed(operator, x, weight, bias[0], partition, 2, 2, **options)
+    for i in range(4):
+
+        def dense(dtype, i=i):
+            whole = torch.where(partition.ids() <= 2, weight, 0)
+            function = getattr(nn.functional, operator.__name__)
+            leaves = [one.to(dtype).requires_grad_() for one in (x, whole, bias[0].detach())]
+            y = function(*leaves, **options)
+            grad = torch.linspace(-1, 1, y.numel(), dtype=torch.float64).view(y.shape).to(dtype)
+            each = [y.detach(), *torch.autograd.grad(y, leaves, grad)]
+            return torch.where(partition.mask(2), each[2], 0) if i == 2 else each[i]
+
+        Yardstick(dense, dtype).check(found[i])
+
+
+@pytest.mark.parametrize("case", ["linear", "conv2d", "conv2d by depth", "conv_transpose1d"])
+def test_its_gradients_and_theirs_are_right(case):
+    operator, x, weight, bias, partition, options = inputs(case)
+
+    def function(x, entries, bias):
+        whole = weight.masked_scatter(partition.mask(2), entries)
+        return operator(x, whole, partition, 2, update=2, bias=bias, **options)
+
+    leaves = [one.clone().requires_grad_() for one in (x, weight[partition.mask(2)], bias[0])]
+    assert torch.autograd.gradcheck(function, leaves)
+    assert torch.autograd.gradgradcheck(function, leaves)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # as torch's own compiler does
+def test_transforms_compilers_and_autocast():
+    _, x, weight, bias, partition, _ = inputs("linear", torch.float32)
+
+    def loss(weight, x):
+        return pk.linear(x, weight, partition, 2, update=2, bias=bias, narrow=True).square().sum()
+
+    expected = torch.stack([torch.func.grad(loss)(weight, one) for one in x])
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(loss), (None, 0))(weight, x), expected)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    leaf = weight.clone().requires_grad_()
+    compiled(leaf, x).backward()
+    torch.testing.assert_close(leaf.grad, torch.func.grad(loss)(weight, x))
+    with torch.autocast("cpu", torch.bfloat16):
+        y = pk.linear(x, leaf, partition, 2, update=2)
+    assert y.dtype == torch.bfloat16
+    y.sum().backward()
+    assert leaf.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("update", [1, 2, 3])
+@pytest.mark.parametrize("strided", [False, True])
+def test_steps_change_the_bits_of_one_partition_alone(update, strided):
+    partition = nested((7, 9), (3, 5, 7), (2, 6, 9))
+    tensors = [torch.rand(9, 7).t() if strided else torch.rand(7, 9) for _ in range(4)]
+    outside = ~partition.mask(update)
+    tensors[1][outside] = torch.nan
+    ours, theirs = copy.deepcopy(tensors), copy.deepcopy(tensors)
+    for each, which in ((ours, partition), (theirs, partition.explicit())):
+        parameter = nn.Parameter(each[0])
+        version = parameter._version
+        pk.sgd_step(parameter, each[1], each[2], which, update, lr=0.1, momentum=0.9, weight_decay=0.1)
+        pk.adam_step(parameter, each[1], each[2], each[3], which, update, step=2, lr=0.1)
+        assert parameter._version > version
+    for found, expected, before in zip(ours, theirs, tensors, strict=True):
+        assert torch.equal(found[~outside], expected[~outside])
+        assert torch.equal(found[outside].nan_to_num(), before[outside].nan_to_num())
+
+
+@pytest.mark.parametrize("active, update", LIVE)
+def test_weights_and_rows_of_a_table(active, update):
+    for shape, rows, cols in (((7, 9), (3, 5, 7), (2, 6, 9)), ((7,), (3, 5, 7), None), ((7, 2, 3), (0, 5, 7), None)):
+        partition, weight = nested(shape, rows, cols), torch.randn(shape)
+        found, expected = (
+            pk.subnetwork_weight(weight.requires_grad_(), which, active, update=update)
+            for which in (partition, partition.explicit())
+        )
+        assert torch.equal(found, expected) and found.requires_grad == expected.requires_grad
+        if found.requires_grad:
+            grads = [torch.autograd.grad(one.sin().sum(), weight)[0] for one in (found, expected)]
+            assert torch.equal(*grads)
+    table, ids = torch.randn(7, 9, requires_grad=True), torch.tensor([[0, 6], [3, 3]])
+    partition = nested((7, 9), (7, 7, 7), (2, 6, 9))
+    for which in (partition, partition.explicit()):
+        y = pk.embedding(ids, table, which, active, update=update, padding_idx=3)
+        if update is not None:
+            y.sum().backward()
+    reference = pk.embedding(ids, table, partition.explicit(), active, update=update)
+    assert torch.equal(pk.embedding(ids, table, partition, active, update=update), reference)
+
+
+@given(rows=ENDS, cols=ENDS, kernel=st.sampled_from([(), (2,)]))
+@settings(max_examples=60)
+def test_who_owns_an_entry(rows, cols, kernel):
+    count = max(len(rows), len(cols))
+    rows, cols = ([*ends, *[ends[-1]] * (count - len(ends))] for ends in (rows, cols))
+    partition = nested((rows[-1], cols[-1], *kernel), rows, cols)
+    ids = partition.ids()
+    for r in range(rows[-1]):
+        for c in range(cols[-1]):
+            owner = 1 + max(sum(end <= r for end in rows), sum(end <= c for end in cols))
+            assert (ids[r, c] == owner).all()
+    assert partition.sizes() == [int((ids == k).sum()) for k in range(1, count + 1)]
+    for k in range(1, count + 1):
+        live, found = torch.zeros_like(ids), torch.zeros_like(ids)
+        live[partition.live(k)] = 1
+        for strip in partition.strips(k):
+            found[strip] += 1
+        assert torch.equal(live == 1, ids <= k) and torch.equal(found == 1, ids == k) and found.max() <= 1
+    if rows[-1] > 1:
+        assert torch.equal(partition.rows(1, rows[-1]).ids(), ids[1:])
+    if cols[-1] > 1:
+        assert torch.equal(partition.columns(1, cols[-1]).ids(), ids[:, 1:])
+
+
+def test_copies_and_files():
+    partition = nested((7, 9), (3, 5, 7), (2, 6, 9)).rows(2, 7)
+    file = io.BytesIO()
+    torch.save(partition, file)
+    file.seek(0)
+    copies = copy.deepcopy(partition), pickle.loads(pickle.dumps(partition)), torch.load(file, weights_only=True)
+    for each in (*copies, partition.to("meta", torch.bfloat16)):
+        assert repr(each) == repr(partition) and torch.equal(each.ids(), partition.ids())
+    assert repr(partition) == "NestedPartition(shape=(5, 9), rows=(1, 3, 5), cols=(2, 6, 9), row=2, col=0)"
+
+
+@pytest.mark.parametrize(
+    "rows, cols",
+    [((3, 6), (2, 9)), ((5, 3, 7), (2, 6, 9)), ((3, 7), (9,)), ((-1, 7), (9, 9)), ((3.0, 7), (9, 9)), ((), ())],
+)
+def test_ends_that_do_not_fit_are_refused(rows, cols):
+    with pytest.raises(ValueError, match=r"rows=|cols=|count="):
+        nested((7, 9), rows, cols)
+
+
+def test_bad_input_is_refused():
+    partition = nested((7, 9), (3, 5, 7), (2, 6, 9))
+    x, weight = torch.ones(4, 9), torch.ones(7, 9)
+    with pytest.raises(pk.InputError, match="9] or"):
+        pk.linear(x[:, :5], weight, partition, 2)
+    with pytest.raises(ValueError, match="not nested"):
+        pk.linear(x, weight, partition.explicit(), 2, narrow=True)
+    with pytest.raises(ValueError, match="not nested"):
+        pk.conv2d(
+            torch.ones(1, 9, 3, 3),
+            torch.ones(7, 9, 1, 1),
+            pk.Partition.random((7, 9, 1, 1), (1.0,), seed=0),
+            1,
+            narrow=True,
+        )
+    with pytest.raises(pk.InputError):
+        pk.conv2d(torch.ones(1, 5, 3, 3), torch.ones(7, 9, 1, 1), nested((7, 9, 1, 1), (3, 5, 7), (2, 6, 9)), 2)
+    with pytest.raises(ValueError, match="no columns"):
+        nested((7,), (3, 7)).columns(0, 1)
+    with pytest.raises(TypeError, match="no map"):
+        partition.flat()
+
+
+def test_it_says_what_computes_it():
+    partition = nested((7, 9), (3, 5, 7), (2, 6, 9))
+    assert pk.explain(pk.linear, torch.ones(4, 9), torch.ones(7, 9), partition, 2).startswith("linear: nested")
