@@ -197,16 +197,14 @@ def convolve(
                 f"the padded input of size {size + 2 * p} is smaller than the kernel, {d * (kernel - 1) + 1} with"
                 f" dilation {d}; pass a larger image or more padding."
             )
-    if isinstance(partition, NestedPartition):
-        bias = None if bias is None else learning_bias(bias, active, update)
-        geometry = stride, padding, dilation
-        y = nested.convolve(
-            batched, weight, bias, geometry, False, (0,) * dims, groups, partition, active, update, narrow
-        )
-        return y if x.dim() == 2 + dims else y.squeeze(0)
     if dims == 1:
         batched, weight = batched.unsqueeze(2), weight.unsqueeze(2)
         stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
+    if isinstance(partition, NestedPartition):
+        bias = None if bias is None else learning_bias(bias, active, update)
+        geometry = stride, padding, dilation
+        y = nested.conv2d(batched, weight, bias, geometry, groups, partition, active, update, narrow)
+        return _unpadded(y, x, dims)
     y = _forward(
         batched, weight, bias, stride, padding, dilation, groups, active, update, *_flat(partition, dims),
         dispatch.requested(),
@@ -238,13 +236,6 @@ def convolve_transposed(
         raise InputError(
             f"x has shape {tuple(x.shape)}, of which this makes an output of size {size}; pass a larger x."
         )
-    if isinstance(partition, NestedPartition):
-        bias = None if bias is None else learning_bias(bias, active, update)
-        geometry = stride, padding, dilation
-        y = nested.convolve(
-            batched, weight, bias, geometry, True, output_padding, groups, partition, active, update, narrow
-        )
-        return y if x.dim() == 2 + dims else y.squeeze(0)
     # A convolution of the output would see more positions than x has, where more is added than a stride.
     beyond = [o // s for o, s in zip(output_padding, stride, strict=True)]
     if any(beyond):
@@ -252,6 +243,11 @@ def convolve_transposed(
     if dims == 1:
         batched, weight = batched.unsqueeze(2), weight.unsqueeze(2)
         stride, padding, dilation, size = (1, *stride), (0, *padding), (1, *dilation), [1, *size]
+    if isinstance(partition, NestedPartition):
+        bias = None if bias is None else learning_bias(bias, active, update)
+        geometry = stride, padding, dilation
+        y = nested.conv_transpose2d(batched, weight, bias, size, geometry, groups, partition, active, update, narrow)
+        return _unpadded(y, x, dims)
     y = _grad_input(
         batched, weight, [len(batched), weight.shape[1] * groups, *size], stride, padding, dilation, groups, active,
         update, *_flat(partition, dims), dispatch.requested(),

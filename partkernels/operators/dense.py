@@ -1,7 +1,8 @@
-"""Products with whole weights, without a partition, by the faster of PyTorch and csrc/cpu."""
+"""Products with whole weights, without a partition, by PyTorch or, where it is better on a CPU, by csrc/cpu."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from partkernels.backend import dispatch
 from partkernels.formats import packed_map
 from partkernels.operators.registration import calls
 
+Pair = Sequence[int]
 # MKL leaves AVX-512 of AMD's processors unused. For 256 x 1024 x 1024, one core of an AMD EPYC, time over PyTorch's:
 # float32 0.50, float64 0.64, bfloat16 1.09.
 DTYPES = (torch.float32, torch.float64)
@@ -43,23 +45,63 @@ def linear_grad_weight(grad_output: Tensor, x: Tensor) -> Tensor:
     return calls["linear_grad_weight"](grad_output, x, 1, _map(*shape), 1, dispatch.requested())
 
 
+def conv2d(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int = 1) -> Tensor:
+    """F.conv2d, differentiable; on a CPU not PyTorch's own where that fails, as docs/torch-faults.md has it."""
+    geometry = stride, padding, dilation, groups
+    if not _is_cpus(x, weight):
+        return F.conv2d(x, weight, None, *geometry)
+    return calls["conv2d"](x, weight, None, *geometry, 1, 1, _map_of(weight.shape), *WHOLE, dispatch.requested())
+
+
+def conv2d_grad_input(
+    grad_output: Tensor, weight: Tensor, size: Sequence[int], stride: Pair, padding: Pair, dilation: Pair,
+    groups: int = 1,
+) -> Tensor:  # fmt: skip
+    """The gradient of conv2d's input of this size: the transposed convolution of grad_output."""
+    geometry = stride, padding, dilation, groups
+    if not _is_cpus(grad_output, weight):
+        return torch.nn.grad.conv2d_input(size, weight, grad_output, *geometry)
+    whole = _map_of(weight.shape), *WHOLE
+    return calls["conv2d_grad_input"](grad_output, weight, size, *geometry, 1, 1, *whole, dispatch.requested())
+
+
+def conv2d_grad_weight(
+    grad_output: Tensor, x: Tensor, kernel_size: Pair, stride: Pair, padding: Pair, dilation: Pair, groups: int = 1
+) -> Tensor:
+    """The gradient of conv2d's weight."""
+    geometry, shape = (stride, padding, dilation, groups), (grad_output.shape[1], x.shape[1] // groups, *kernel_size)
+    if not _is_cpus(grad_output, x):
+        return torch.nn.grad.conv2d_weight(x, shape, grad_output, *geometry)
+    map = _map_of(shape)
+    return calls["conv2d_grad_weight"](grad_output, x, kernel_size, *geometry, 1, map, 1, dispatch.requested())
+
+
 def is_ours(x: Tensor, other: Tensor) -> bool:
     """Whether products of these are csrc/cpu's."""
-    if x.device.type != "cpu" or x.dtype not in DTYPES or x.dtype != other.dtype:
+    return x.dtype in DTYPES and _is_cpus(x, other) and _is_faster()
+
+
+def _is_cpus(x: Tensor, other: Tensor) -> bool:
+    """Whether the cpu backend serves both."""
+    if x.device.type != "cpu" or x.dtype != other.dtype or dispatch.requested() not in ("auto", "cpu"):
         return False
     if torch.compiler.is_compiling() or forward_ad._current_level >= 0:  # which our operators don't differentiate
         return False
-    return dispatch.requested() in ("auto", "cpu") and _is_faster()
+    return dispatch.BACKENDS["cpu"].obstacle("cpu", x.dtype) is None
 
 
 @cache
 def _is_faster() -> bool:
     """Whether there is a compiled library, and a processor of which MKL leaves a half unused."""
     facts = Path("/proc/cpuinfo")  # of Linux; of others nothing is known
-    if not (dispatch.BACKENDS["cpu"].is_ready and facts.exists()):
+    if not facts.exists():
         return False
     text = facts.read_text(errors="replace")
     return "AuthenticAMD" in text and "avx512f" in text
+
+
+def _map_of(shape: Sequence[int]) -> Tensor:
+    return _map(*packed_map.matrix_shape(tuple(shape)))
 
 
 def _map(rows: int, cols: int) -> Tensor:

@@ -10,11 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from partkernels.backend import dispatch
+from partkernels.backend.reference.conv2d import memory_format
 from partkernels.operators import dense
 from partkernels.partition import NestedPartition
-
-_convolution = torch.ops.aten.convolution
-_convolution_backward = torch.ops.aten.convolution_backward
 
 
 class _Linear:
@@ -36,46 +34,68 @@ class _Linear:
 
 
 class _Convolution:
-    """A convolution, whose rows are outputs and columns inputs; transposed, the other way round."""
+    """conv2d, whose rows are outputs and columns inputs.
+
+    Args:
+        geometry: stride, padding and dilation.
+        groups: of the whole weight.
+        of_group: rows of one.
+    """
 
     name = "convolution"
 
-    def __init__(self, stride, padding, dilation, transposed: bool, output_padding, groups: int, of_group: int) -> None:
-        self.geometry = [*map(list, (stride, padding, dilation))], transposed, list(output_padding)
-        self.groups, self.of_group = groups, of_group
-        self.kind = groups, transposed
+    def __init__(self, geometry: tuple, groups: int, of_group: int) -> None:
+        self.geometry, self.groups, self.of_group = geometry, groups, of_group
+        self.kind = (groups,)
 
     def takes_blocks(self, partition: NestedPartition, active: int) -> bool:
         """Not if nothing is live; of several groups, if those that are live are whole, with all of their columns."""
         if 0 in (partition.row_ends[active - 1], partition.col_ends[active - 1]):
             return False
-        if self.groups == 1:
-            return True
-        whole = not any(end % self.of_group for end in partition.row_ends)
-        return whole and not self.kind[1] and len({*partition.col_ends}) == 1
+        whole = not any(end % self.of_group for end in partition.row_ends) and len({*partition.col_ends}) == 1
+        return self.groups == 1 or whole
 
-    def _geometry(self, weight: Tensor) -> tuple:
-        (stride, padding, dilation), transposed, output_padding = self.geometry
-        groups = 1 if self.groups == 1 else len(weight) // self.of_group
-        return stride, padding, dilation, transposed, output_padding, groups
+    def _geometry(self, rows: int) -> tuple:
+        return *self.geometry, 1 if self.groups == 1 else rows // self.of_group
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
-        return _convolution(x, weight, None, *self._geometry(weight))
+        return dense.conv2d(x, weight, *self._geometry(len(weight)))
 
-    def grad_input(self, grad: Tensor, weight: Tensor, shape: torch.Size) -> Tensor:
-        like = grad.new_empty(1).expand(shape)
-        return _convolution_backward(grad, like, weight, None, *self._geometry(weight), [True, False, False])[0]
+    def grad_input(self, grad: Tensor, weight: Tensor, size: torch.Size) -> Tensor:
+        return dense.conv2d_grad_input(grad, weight, size, *self._geometry(len(weight)))
 
     def grad_weight(self, grad: Tensor, x: Tensor, weight: Tensor, rows: slice, cols: slice) -> Tensor:
-        if self.geometry[1]:
-            grad, x = grad[:, cols], x[:, rows]
-        elif self.groups == 1:
-            grad, x = grad[:, rows], x[:, cols]
-        else:
+        if self.groups > 1:
             first, last = rows.start // self.of_group, rows.stop // self.of_group
-            grad, x = grad[:, rows], x[:, first * cols.stop : last * cols.stop]
-        part = weight[rows, cols]
-        return _convolution_backward(grad, x, part, None, *self._geometry(part), [False, True, False])[1]
+            cols = slice(first * cols.stop, last * cols.stop)
+        geometry = self._geometry(rows.stop - rows.start)
+        return dense.conv2d_grad_weight(grad[:, rows], x[:, cols], weight.shape[2:], *geometry)
+
+
+class _Transposed(_Convolution):
+    """conv_transpose2d: the input gradient of conv2d as a function of grad_output. Its rows are inputs.
+
+    Args:
+        size: of the output, height and width.
+        geometry, groups, of_group: of that conv2d.
+    """
+
+    def __init__(self, size: Sequence[int], geometry: tuple, groups: int, of_group: int) -> None:
+        super().__init__(geometry, groups, of_group)
+        self.size, self.kind = size, (groups, True)
+
+    def takes_blocks(self, partition: NestedPartition, active: int) -> bool:
+        return self.groups == 1 and super().takes_blocks(partition, active)
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        size = len(x), weight.shape[1] * self.groups, *self.size
+        return dense.conv2d_grad_input(x, weight, size, *self.geometry, self.groups)
+
+    def grad_input(self, grad: Tensor, weight: Tensor, size: torch.Size) -> Tensor:
+        return dense.conv2d(grad, weight, *self.geometry)
+
+    def grad_weight(self, grad: Tensor, x: Tensor, weight: Tensor, rows: slice, cols: slice) -> Tensor:
+        return dense.conv2d_grad_weight(x[:, rows], grad[:, cols], weight.shape[2:], *self.geometry)
 
 
 class _Product(torch.autograd.Function):
@@ -136,12 +156,21 @@ def linear(
     return _multiply(-1, _Linear(), x, weight, bias, partition, active, update, narrow)
 
 
-def convolve(
-    x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Sequence, transposed: bool, output_padding: Sequence[int],
-    groups: int, partition: NestedPartition, active: int, update: int | None, narrow: bool,
+def conv2d(
+    x: Tensor, weight: Tensor, bias: Tensor | None, geometry: tuple, groups: int, partition: NestedPartition,
+    active: int, update: int | None, narrow: bool,
 ) -> Tensor:  # fmt: skip
-    """As partkernels.conv2d or conv_transpose2d, in any number of dimensions, of a batch and with checked arguments."""
-    product = _Convolution(*geometry, transposed, output_padding, groups, partition.shape[0] // groups)
+    """As partkernels.conv2d, of a batch and with checked arguments; geometry is stride, padding and dilation."""
+    product = _Convolution(geometry, groups, partition.shape[0] // groups)
+    return _multiply(1, product, x, weight, bias, partition, active, update, narrow)
+
+
+def conv_transpose2d(
+    x: Tensor, weight: Tensor, bias: Tensor | None, size: Sequence[int], geometry: tuple, groups: int,
+    partition: NestedPartition, active: int, update: int | None, narrow: bool,
+) -> Tensor:  # fmt: skip
+    """As partkernels.conv_transpose2d, with an output of this height and width; see conv2d."""
+    product = _Transposed(size, geometry, groups, partition.shape[0] // groups)
     return _multiply(1, product, x, weight, bias, partition, active, update, narrow)
 
 
@@ -167,11 +196,13 @@ def _multiply(
 ) -> Tensor:  # fmt: skip
     """The live outputs with their bias, and, unless narrow, the others, which are their bias alone."""
     x, weight, bias = _cast(x, weight, bias)
+    images = {"memory_format": memory_format(x)} if dim == 1 else {}  # as which they come and go, few channels too
     count, made = (outputs(partition, each, *product.kind) for each in (active, partition.count))
     if dispatch.requested() != "reference" and product.takes_blocks(partition, active):
         live, strips = partition.live(active), [] if update is None else partition.strips(update)
         dispatch.note_torch(product.name, "nested: a dense product of what is live")
         x = x.narrow(dim, 0, inputs(partition, active, *product.kind))
+        x = x.contiguous(**images) if images else x
         y = _Product.apply(x, weight.detach() if update is None else weight, product, live, strips)
     else:
         dispatch.note_torch(product.name, "nested: a dense product, with zeros where nothing is live")
@@ -180,12 +211,11 @@ def _multiply(
     if bias is not None:
         bias = bias.view(made, *[1] * (y.dim() - 2 if dim == 1 else 0))
         y = y + bias[:count]
-    if narrow or count == made:
-        return y
-    shape = list(y.shape)
-    shape[dim] = made - count
-    rest = y.new_zeros(shape) if bias is None else bias[count:].expand(shape)
-    return torch.cat([y, rest], dim)
+    if not narrow and count < made:
+        shape = list(y.shape)
+        shape[dim] = made - count
+        y = torch.cat([y, y.new_zeros(shape) if bias is None else bias[count:].expand(shape)], dim)
+    return y.contiguous(**images) if images else y
 
 
 def _widened(x: Tensor, dim: int, size: int) -> Tensor:
@@ -198,7 +228,7 @@ def subnetwork_weight(weight: Tensor, partition: NestedPartition, active: int, u
     """As partkernels.subnetwork_weight."""
     strips = [] if update is None else partition.strips(update)
     if dispatch.requested() == "reference":  # by the definition of its partitions
-        ids = partition.ids().to(weight.device)
+        ids = partition.ids().to(weight.device).view(weight.shape)  # a convolution's, which may have got a height of 1
         learning = weight.detach() if update is None else torch.where(ids == update, weight, weight.detach())
         return torch.where(ids <= active, learning, 0).contiguous()
     return _Kept.apply(weight.detach() if update is None else weight, [partition.live(active)], strips)

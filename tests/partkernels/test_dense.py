@@ -52,3 +52,24 @@ def test_another_backend_is_obeyed(ours):
 def test_second_derivatives(ours):
     inputs = [torch.randn(3, 4, dtype=torch.float64, requires_grad=True) for _ in range(2)]
     torch.autograd.gradgradcheck(dense.linear, inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_convolutions_of_whole_weights(dtype, groups):
+    """Those of which PyTorch's own fails in bfloat16 as well: dilated ones (docs/torch-faults.md)."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(size, generator=generator) for size in ((2, 6, 9, 8), (4, 6 // groups, 3, 2)))
+    geometry = (1, 2), (2, 1), (2, 1), groups
+    exact = [one.to(dtype).double().requires_grad_() for one in (x, weight)]
+    expected = F.conv2d(*exact, None, *geometry)
+    grad = torch.randn(expected.shape, generator=generator).to(dtype)
+    grads = torch.autograd.grad(expected, exact, grad.double())
+    x, weight = (one.detach().to(dtype).requires_grad_() for one in exact)
+    y = dense.conv2d(x, weight, *geometry)
+    ours = [dense.conv2d_grad_input(grad, weight, x.shape, *geometry)]
+    ours.append(dense.conv2d_grad_weight(grad, x, weight.shape[2:], *geometry))
+    through = torch.autograd.grad(y, (x, weight), grad)
+    tolerance = {"rtol": 20 * torch.finfo(dtype).eps, "atol": 20 * torch.finfo(dtype).eps}
+    for found, truth in zip((y, *ours, *through), (expected, *grads, *grads), strict=True):
+        torch.testing.assert_close(found.double(), truth, **tolerance)
