@@ -15,6 +15,7 @@ from partkernels.operators.checks import InputError
 from partkernels.operators.conv import conv1d, conv2d
 from partkernels.operators.conv_transpose import conv_transpose1d, conv_transpose2d
 from partkernels.operators.embedding import embedding
+from partkernels.operators.entries import gather_entries, scatter_entries
 from partkernels.operators.linear import linear
 from partkernels.operators.optimizers import adam_step, sgd_step
 from partkernels.operators.subnetwork_weight import subnetwork_weight
@@ -38,7 +39,9 @@ __all__ = [
     "conv_transpose2d",
     "embedding",
     "explain",
+    "gather_entries",
     "linear",
+    "scatter_entries",
     "sgd_step",
     "subnetwork_weight",
     "use_backend",

@@ -130,6 +130,18 @@ void embedding(const int64_t* ids, int64_t count, const Subnetwork<T>& w, T* out
 }
 
 template <class T>
+void gather_entries(Weight<const T> w, const Owners& owners, int partition, const int64_t* starts, T* out,
+                    const ParallelFor& parallel_for) {
+  operators<T>().gather_entries(w, owners, partition, starts, out, parallel_for);
+}
+
+template <class T>
+void scatter_entries(const T* values, const int64_t* starts, const Owners& owners, int partition, Weight<T> w,
+                     const ParallelFor& parallel_for) {
+  operators<T>().scatter_entries(values, starts, owners, partition, w, parallel_for);
+}
+
+template <class T>
 void sgd_step(Weight<T> parameter, Weight<const T> grad, Weight<T> momentum_buffer, const Owners& owners, int update,
               const Sgd& sgd, const ParallelFor& parallel_for) {
   operators<T>().sgd_step(parameter, grad, momentum_buffer, owners, update, sgd, parallel_for);
@@ -139,6 +151,11 @@ template <class T>
 void adam_step(Weight<T> parameter, Weight<const T> grad, Weight<T> exp_avg, Weight<T> exp_avg_sq, const Owners& owners,
                int update, const Adam& adam, const ParallelFor& parallel_for) {
   operators<T>().adam_step(parameter, grad, exp_avg, exp_avg_sq, owners, update, adam, parallel_for);
+}
+
+void count_entries(int64_t rows, int64_t cols, const Owners& owners, int partition, int64_t* starts,
+                   const ParallelFor& parallel_for) {
+  chosen().operators().count_entries(rows, cols, owners, partition, starts, parallel_for);
 }
 
 void random_map(int64_t rows, int64_t cols, const std::vector<int64_t>& sizes, uint64_t seed, uint8_t* map,

@@ -19,6 +19,8 @@
   use(subnetwork_weight)           \
   use(subnetwork_weight_grad)      \
   use(embedding)                   \
+  use(gather_entries)              \
+  use(scatter_entries)             \
   use(sgd_step)                    \
   use(adam_step)
 // clang-format on
@@ -42,6 +44,7 @@ struct Operators {
   OperatorsOn<double> on_double;
   OperatorsOn<bfloat16> on_bfloat16;
   decltype(&cpu::random_map) random_map;
+  decltype(&cpu::count_entries) count_entries;
 };
 
 const Operators& portable_operators();
@@ -60,6 +63,7 @@ const Operators& avx512_bf16_operators();
 #include "conv2d.h"
 #include "conv2d_few_channels.h"
 #include "embedding.h"
+#include "entries.h"
 #include "linear.h"
 #include "optimizers.h"
 #include "random_map.h"
@@ -74,7 +78,8 @@ constexpr OperatorsOn<T> kOperatorsOn = {
 #undef PARTKERNELS_KERNEL_OF
 };
 
-constexpr Operators kOperators = {kOperatorsOn<float>, kOperatorsOn<double>, kOperatorsOn<bfloat16>, random_map};
+constexpr Operators kOperators = {kOperatorsOn<float>, kOperatorsOn<double>, kOperatorsOn<bfloat16>, random_map,
+                                  count_entries};
 
 }  // namespace partkernels::cpu::PARTKERNELS_ISA
 

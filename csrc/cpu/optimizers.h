@@ -5,6 +5,7 @@
 #include "accumulator.h"
 #include "isa.h"
 #include "mask.h"
+#include "taps_together.h"
 #include "weight_tile.h"
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
@@ -165,9 +166,6 @@ enum class Order {
   scattered,  // neither
 };
 
-// The most taps for Order::taps.
-constexpr int64_t kMaxTaps = 64;
-
 // The tensors of a step.
 template <class T, size_t N>
 struct Tensors {
@@ -188,51 +186,6 @@ struct Tensors {
     for (size_t i = 0; i < N; ++i) slice.written[i] = written[i].data + row * written[i].row_stride;
     return slice;
   }
-};
-
-// Puts the bits of a row in another order: from that of the map's columns to Order::taps.
-class TapsTogether {
- public:
-  TapsTogether(int64_t in, int64_t taps) : in_(in), taps_(taps) {
-    while (some_ < 8 && 2 * some_ * taps <= 64) some_ *= 2;
-    for (uint64_t channels = 0; channels < uint64_t{1} << some_; ++channels) {
-      spread_[channels] = 0;
-      for (int64_t i = 0; i < some_; ++i) spread_[channels] |= (channels >> i & 1) << i * taps;
-    }
-  }
-
-  // A word of `columns` beyond the last is read.
-  void operator()(const uint64_t* columns, uint64_t* out) const {
-    const uint64_t low = (uint64_t{1} << some_) - 1;
-    uint64_t pending = 0;
-    int64_t filled = 0;
-    for (int64_t first = 0; first < in_; first += 64) {
-      const int64_t n = std::min<int64_t>(64, in_ - first);
-      uint64_t channels[kMaxTaps];
-      for (int64_t tap = 0; tap < taps_; ++tap) {
-        const int64_t col = tap * in_ + first, shift = col % 64;
-        const uint64_t* const word = columns + col / 64;
-        channels[tap] = (word[0] >> shift | word[1] << 1 << (63 - shift)) & ~uint64_t{0} >> (64 - n);
-      }
-      for (int64_t i = 0; i < n; i += some_) {
-        uint64_t bits = 0;
-        for (int64_t tap = 0; tap < taps_; ++tap) bits |= spread_[channels[tap] >> i & low] << tap;
-        const int64_t count = std::min(some_, n - i) * taps_;
-        pending |= bits << filled;
-        filled += count;
-        if (filled < 64) continue;
-        *out++ = pending;
-        filled -= 64;
-        pending = filled == 0 ? 0 : bits >> (count - filled);
-      }
-    }
-    if (filled > 0) *out = pending;
-  }
-
- private:
-  int64_t in_, taps_;
-  int64_t some_ = 1;      // channels that are moved at once: 1, 2, 4 or 8, of which all taps fit into a word
-  uint64_t spread_[256];  // of a bit for each of them: the bits a channel's taps apart
 };
 
 // Steps n entries of a row, at most kPiece, that lie anywhere: through buffers.

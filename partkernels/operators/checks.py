@@ -23,8 +23,8 @@ def check_live(partition: Partition, active: int, update: int | None) -> None:
         )
 
 
-def check_weight(weight: Tensor, partition: Partition) -> None:
-    """Raises unless the partition was made for a weight like this one."""
+def check_weight(weight: Tensor, partition: Partition, with_defaults: bool = True) -> None:
+    """Raises unless the partition was made for a weight like this one; its defaults too, where they are used."""
     if weight.shape != partition.shape:
         raise ValueError(
             f"the weight has shape {tuple(weight.shape)} and its partition {partition.shape}; make the partition with"
@@ -38,7 +38,7 @@ def check_weight(weight: Tensor, partition: Partition) -> None:
             f" partition.to('{weight.device}')."
         )
     stored = partition.defaults.stored
-    if stored is not None and stored.dtype != weight.dtype:
+    if with_defaults and stored is not None and stored.dtype != weight.dtype:
         raise TypeError(
             f"the stored defaults are {stored.dtype} and the weight is {weight.dtype}; cast them with"
             f" partition.to(dtype={weight.dtype})."

@@ -1,4 +1,5 @@
-// Optimisers' steps on a weight of any strides, entry by entry against the formulas.
+// Optimisers' steps on a weight of any strides, entry by entry against the formulas; and the entries of a partition as
+// a vector and back.
 #include <cmath>
 #include <cstdint>
 #include <thread>
@@ -90,13 +91,55 @@ void steps_follow_their_formulas(const Layout& layout, int count, bool has_map, 
   CHECK(adam_p == p && adam_m == m && adam_v == v && sgd_p == p && sgd_buffer == m);
 }
 
+void entries_go_and_come_back(const Layout& layout, int count, const cpu::ParallelFor& parallel_for) {
+  const int64_t cols = layout.cols(), taps = layout.height * layout.width;
+  const int bits = bits_for(count);
+  std::vector<uint8_t> map(layout.rows * row_bytes(cols, bits));
+  std::vector<int64_t> sizes(count, layout.rows * cols / count);
+  sizes[0] += layout.rows * cols % count;
+  cpu::random_map(layout.rows, cols, sizes, 3, map.data(), parallel_for);
+  const Owners owners{map.data(), row_bytes(cols, bits), bits};
+  std::vector<float> w(layout.size());
+  for (size_t i = 0; i < w.size(); ++i) w[i] = static_cast<float>(i);
+
+  std::vector<float> expected;
+  std::vector<size_t> places;
+  for (int64_t row = 0; row < layout.rows; ++row) {
+    for (int64_t j = 0; j < cols; ++j) {
+      const int64_t col = j % taps * layout.in + j / taps;  // the taps of a channel together
+      if (id_at(owners.row(row), col, bits) != count - 1) continue;
+      places.push_back(layout.at(row, col));
+      expected.push_back(w[places.back()]);
+    }
+  }
+  std::vector<int64_t> starts(layout.rows + 1);
+  cpu::count_entries(layout.rows, cols, owners, count, starts.data(), parallel_for);
+  CHECK(starts.back() == static_cast<int64_t>(expected.size()));
+  std::vector<float> found(expected.size());
+  cpu::gather_entries<float>(layout.of(static_cast<const float*>(w.data())), owners, count, starts.data(), found.data(),
+                             parallel_for);
+  CHECK(found == expected);
+
+  for (float& value : found) value = -value;
+  std::vector<float> changed = w;
+  cpu::scatter_entries<float>(found.data(), starts.data(), owners, count, layout.of(changed.data()), parallel_for);
+  for (const size_t place : places) {
+    CHECK(changed[place] == -w[place]);
+    changed[place] = w[place];
+  }
+  CHECK(changed == w);
+}
+
 }  // namespace
 
 int main() {
   unless_another_processor_is_needed();
   for (const cpu::ParallelFor& parallel_for : {cpu::ParallelFor(in_turn), cpu::ParallelFor(on_three_threads)}) {
     for (const Layout& layout : kLayouts) {
-      for (const int count : {1, 2, 3, 5, 40}) steps_follow_their_formulas(layout, count, true, parallel_for);
+      for (const int count : {1, 2, 3, 5, 40}) {
+        steps_follow_their_formulas(layout, count, true, parallel_for);
+        entries_go_and_come_back(layout, count, parallel_for);
+      }
       steps_follow_their_formulas(layout, 1, false, parallel_for);
     }
   }

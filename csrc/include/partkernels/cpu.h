@@ -80,6 +80,20 @@ void subnetwork_weight_grad(Weight<const T> grad, Owners owners, int first, int 
 template <class T>
 void embedding(const int64_t* ids, int64_t count, const Subnetwork<T>& w, T* out, const ParallelFor& parallel_for);
 
+// starts [rows + 1]: how many entries of a partition the rows before each have, and all of them.
+void count_entries(int64_t rows, int64_t cols, const Owners& owners, int partition, int64_t* starts,
+                   const ParallelFor& parallel_for);
+
+// out: the entries of a partition in the order of a contiguous weight, one after another. starts: of count_entries.
+template <class T>
+void gather_entries(Weight<const T> w, const Owners& owners, int partition, const int64_t* starts, T* out,
+                    const ParallelFor& parallel_for);
+
+// The inverse: the other entries of w keep their bits.
+template <class T>
+void scatter_entries(const T* values, const int64_t* starts, const Owners& owners, int partition, Weight<T> w,
+                     const ParallelFor& parallel_for);
+
 // Steps the entries of partition update, and all if owners.map is null; the others keep their bits. momentum_buffer is
 // not used if momentum is 0.
 template <class T>

@@ -17,6 +17,7 @@ from torch import Tensor
 from partkernels.backend import dispatch, plan, rebuilt
 from partkernels.backend.bias import live_bias
 from partkernels.backend.reference.conv2d import memory_format
+from partkernels.backend.reference.entries import gather_entries, scatter_entries
 from partkernels.backend.reference.linear import (
     empty_linear,
     empty_linear_grad_input,
@@ -25,8 +26,8 @@ from partkernels.backend.reference.linear import (
 )
 
 __all__ = [
-    "conv2d", "conv2d_grad_input", "conv2d_grad_weight", "linear", "linear_grad_bias", "linear_grad_input",
-    "linear_grad_weight",
+    "conv2d", "conv2d_grad_input", "conv2d_grad_weight", "gather_entries", "linear", "linear_grad_bias",
+    "linear_grad_input", "linear_grad_weight", "scatter_entries",
 ]  # fmt: skip
 
 _cuda = torch.ops.partkernels_cuda

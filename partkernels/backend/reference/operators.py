@@ -3,6 +3,7 @@
 from partkernels.backend.reference.conv2d import conv2d, conv2d_grad_input, conv2d_grad_weight
 from partkernels.backend.reference.defaults import drawn
 from partkernels.backend.reference.embedding import embedding
+from partkernels.backend.reference.entries import gather_entries, scatter_entries
 from partkernels.backend.reference.linear import linear, linear_grad_bias, linear_grad_input, linear_grad_weight
 from partkernels.backend.reference.optimizers import adam_step, sgd_step
 from partkernels.backend.reference.random_map import random_map
@@ -15,11 +16,13 @@ __all__ = [
     "conv2d_grad_weight",
     "drawn",
     "embedding",
+    "gather_entries",
     "linear",
     "linear_grad_bias",
     "linear_grad_input",
     "linear_grad_weight",
     "random_map",
+    "scatter_entries",
     "sgd_step",
     "subnetwork_weight",
     "subnetwork_weight_grad",

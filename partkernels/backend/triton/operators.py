@@ -5,7 +5,7 @@ says which.
 """
 
 from partkernels.backend.plan import use_plan
-from partkernels.backend.reference.operators import linear_grad_bias
+from partkernels.backend.reference.operators import gather_entries, linear_grad_bias, scatter_entries
 from partkernels.backend.triton.conv2d import conv2d, conv2d_grad_input, conv2d_grad_weight
 from partkernels.backend.triton.embedding import embedding
 from partkernels.backend.triton.linear import linear, linear_grad_input, linear_grad_weight
@@ -20,10 +20,12 @@ __all__ = [
     "conv2d_grad_input",
     "conv2d_grad_weight",
     "embedding",
+    "gather_entries",
     "linear",
     "linear_grad_bias",
     "linear_grad_input",
     "linear_grad_weight",
+    "scatter_entries",
     "sgd_step",
     "subnetwork_weight",
     "subnetwork_weight_grad",

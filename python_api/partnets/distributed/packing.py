@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 
+from partkernels import Partition, gather_entries, scatter_entries
 from partnets.nn.partitioned import partitioned_layers
 
 
@@ -32,7 +33,7 @@ class Packing:
         >>> packing = Packing(model)
         >>> with partnets.subnetwork(model, active=2, update=2):
         ...     packing.expect()
-        >>> [int(mask.sum()) for _, mask in packing.travelling(model.weight, torch.ones(3, 4))]
+        >>> [partition.sizes()[k - 1] for _, partition, k in packing.travelling(model.weight, torch.ones(3, 4))]
         [3]
     """
 
@@ -58,14 +59,14 @@ class Packing:
             if parameter.requires_grad and update is not None:
                 self._learning.setdefault(parameter, set()).add(update)
 
-    def travelling(self, parameter: nn.Parameter, grad: Tensor) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Views of a parameter's gradient and the masks of their entries that travel; None if all of them do."""
+    def travelling(self, parameter: nn.Parameter, grad: Tensor) -> Iterator[tuple[Tensor, Partition | None, int]]:
+        """Views of a parameter's gradient, and whose entries travel; None as Partition if all do."""
         for update in sorted(self._learning.get(parameter, ())):
             layer, name = self._owners.get(parameter, (None, ""))
             found = ([grad], None) if layer is None else layer.entries(name, [grad], update)
             if found is not None:
                 (view,), partition = found
-                yield view, None if partition is None else partition.mask(update)
+                yield view, partition, update
 
 
 def _in_place(grad: Tensor, parameter: nn.Parameter) -> Tensor:
@@ -88,18 +89,20 @@ def all_reduce_packed(packing: Packing, bucket: dist.GradBucket) -> Future[Tenso
         done: Future[Tensor] = Future()
         done.set_result(buffer)
         return done
-    pieces = [view.flatten() if mask is None else view[mask] for view, mask in parts]
+    pieces = [
+        view.flatten() if partition is None else gather_entries(view, partition, k) for view, partition, k in parts
+    ]
     packed = torch.cat(pieces).div_(dist.get_world_size(packing.group))
     packing.bytes += packed.nbytes
     lengths = [len(piece) for piece in pieces]
 
     def unpack(future: Future) -> Tensor:
         (reduced,) = future.value()
-        for (view, mask), values in zip(parts, reduced.split(lengths), strict=True):
-            if mask is None:
+        for (view, partition, k), values in zip(parts, reduced.split(lengths), strict=True):
+            if partition is None:
                 view.copy_(values.view_as(view))
             else:
-                view.masked_scatter_(mask, values)
+                scatter_entries(view, partition, k, values)
         return buffer
 
     return dist.all_reduce(packed, group=packing.group, async_op=True).get_future().then(unpack)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from partkernels import Partition, gather_entries, scatter_entries
 from partnets.hyper.hyperparameter import find_hyper
 from partnets.nn.batch_norm import running_norms
 from partnets.nn.layer import LEARNED_FROM
@@ -66,6 +67,9 @@ class Vectors:
                     self._parts.setdefault(f"w{k}.{_kind(parameter)}", []).append((parameter, k))
         for parameter in self.hyper:
             self._parts.setdefault(f"{HYPER}.{_kind(parameter)}", []).append((parameter, 0))
+        views = (view for name in self._parts for view in self._views(name, lambda parameter: parameter))
+        # Of each partition how many entries it has, which is counted once.
+        self._owned = {(one, k): len(gather_entries(view, one, k)) for view, one, k in views if one is not None}
         self._learning = {parameter for parameter in model.parameters() if parameter.requires_grad}
         self.lengths = {name: len(vector) for name, vector in self.read().items()}
         self.dtypes = {name: parts[0][0].dtype for name, parts in self._parts.items()}
@@ -137,32 +141,35 @@ class Vectors:
                 " what travels is of those: freeze first, and construct it anew after any change, on both sides alike."
             )
 
-    def _views(self, name: str, tensor_of) -> Iterable[tuple[Tensor, Tensor | None]]:
-        """Of each parameter in a vector a tensor, and the mask of the entries that are meant; None for all."""
+    def _views(self, name: str, tensor_of) -> Iterable[tuple[Tensor, Partition | None, int]]:
+        """Of each parameter in a vector a tensor, and whose entries are meant; None as Partition for all."""
         for parameter, k in self._parts[name]:
             tensor = tensor_of(parameter).detach()
             if not k:
-                yield tensor, None
+                yield tensor, None, 0
                 continue
             layer, own = self.owners[parameter]
             (view,), partition = layer.entries(own, [tensor], k)
             divided = partition is not None and partition.count > 1
-            yield view, partition.mask(k) if divided else None
+            yield view, partition if divided else None, k
 
     def _joined(self, name: str, tensor_of) -> Tensor:
-        pieces = [view.flatten() if mask is None else view[mask] for view, mask in self._views(name, tensor_of)]
+        pieces = [
+            view.flatten() if partition is None else gather_entries(view, partition, k)
+            for view, partition, k in self._views(name, tensor_of)
+        ]
         return torch.cat(pieces).cpu()
 
     def _scatter(self, name: str, vector: Tensor, tensor_of) -> None:
         start = 0
-        for view, mask in self._views(name, tensor_of):
-            length = view.numel() if mask is None else int(mask.sum())
+        for view, partition, k in self._views(name, tensor_of):
+            length = view.numel() if partition is None else self._owned[partition, k]
             values = vector[start : start + length].to(view.device)
             start += length
-            if mask is None:
+            if partition is None:
                 view.copy_(values.view_as(view))
             else:
-                view[mask] = values
+                scatter_entries(view, partition, k, values)
 
     def _fingerprint(self) -> str:
         travelling = {*self.owners, *self.hyper}

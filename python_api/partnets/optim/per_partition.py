@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from partkernels import gather_entries, scatter_entries
 from partnets.optim import entrywise
 from partnets.optim.base import PartitionedOptimizer, check_shapes
 
@@ -74,11 +75,9 @@ class PerPartition(PartitionedOptimizer):
             parameter, grad = tensors
             state[update] = entrywise.step(self.optimizer, parameter.detach(), grad, state.get(update), settings)
             return
-        mask = partition.mask(update)
-        index = mask.flatten().nonzero().squeeze(1)  # once; masked_select would look for it in each tensor
-        entries, grad = (tensor.take(index) for tensor in tensors)
+        entries, grad = (gather_entries(tensor, partition, update) for tensor in tensors)
         state[update] = entrywise.step(self.optimizer, entries, grad, state.get(update), settings)
-        tensors[0].masked_scatter_(mask, entries)
+        scatter_entries(tensors[0], partition, update, entries)
 
     def check_states(self, states, group):
         like_entries = self._state(group)

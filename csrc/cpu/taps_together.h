@@ -1,0 +1,57 @@
+// The bits of a mask of a convolution's weight in the order in which a contiguous one lies in memory.
+#pragma once
+
+#include "isa.h"
+
+namespace partkernels::cpu::PARTKERNELS_ISA {
+
+// The most taps that are put together.
+constexpr int64_t kMaxTaps = 64;
+
+// Puts the bits of a row in another order: from that of the map's columns, input channels innermost,
+// to that of a contiguous weight, the taps of a channel together.
+class TapsTogether {
+ public:
+  TapsTogether(int64_t in, int64_t taps) : in_(in), taps_(taps) {
+    while (some_ < 8 && 2 * some_ * taps <= 64) some_ *= 2;
+    for (uint64_t channels = 0; channels < uint64_t{1} << some_; ++channels) {
+      spread_[channels] = 0;
+      for (int64_t i = 0; i < some_; ++i) spread_[channels] |= (channels >> i & 1) << i * taps;
+    }
+  }
+
+  // A word of `columns` beyond the last is read.
+  void operator()(const uint64_t* columns, uint64_t* out) const {
+    const uint64_t low = (uint64_t{1} << some_) - 1;
+    uint64_t pending = 0;
+    int64_t filled = 0;
+    for (int64_t first = 0; first < in_; first += 64) {
+      const int64_t n = std::min<int64_t>(64, in_ - first);
+      uint64_t channels[kMaxTaps];
+      for (int64_t tap = 0; tap < taps_; ++tap) {
+        const int64_t col = tap * in_ + first, shift = col % 64;
+        const uint64_t* const word = columns + col / 64;
+        channels[tap] = (word[0] >> shift | word[1] << 1 << (63 - shift)) & ~uint64_t{0} >> (64 - n);
+      }
+      for (int64_t i = 0; i < n; i += some_) {
+        uint64_t bits = 0;
+        for (int64_t tap = 0; tap < taps_; ++tap) bits |= spread_[channels[tap] >> i & low] << tap;
+        const int64_t count = std::min(some_, n - i) * taps_;
+        pending |= bits << filled;
+        filled += count;
+        if (filled < 64) continue;
+        *out++ = pending;
+        filled -= 64;
+        pending = filled == 0 ? 0 : bits >> (count - filled);
+      }
+    }
+    if (filled > 0) *out = pending;
+  }
+
+ private:
+  int64_t in_, taps_;
+  int64_t some_ = 1;      // channels that are moved at once: 1, 2, 4 or 8, of which all taps fit into a word
+  uint64_t spread_[256];  // of a bit for each of them: the bits a channel's taps apart
+};
+
+}  // namespace partkernels::cpu::PARTKERNELS_ISA

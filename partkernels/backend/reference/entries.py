@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from partkernels.formats.packed_map import bits_for, unpack_weight
+
+
+def gather_entries(tensor: Tensor, partition: int, map: Tensor, count: int) -> Tensor:
+    """The entries of one partition, row by row."""
+    return tensor[unpack_weight(map, tuple(tensor.shape), bits_for(count)) == partition - 1]
+
+
+def scatter_entries(tensor: Tensor, values: Tensor, partition: int, map: Tensor, count: int) -> None:
+    """The inverse, in place."""
+    mask = unpack_weight(map, tuple(tensor.shape), bits_for(count)) == partition - 1
+    if values.shape != (int(mask.sum()),):
+        raise ValueError(f"values have shape {list(values.shape)}; expected [{int(mask.sum())}].")
+    tensor[mask] = values
+
+
+def empty_entries(tensor: Tensor, *_) -> Tensor:
+    """As many as the partition has, which only its map tells."""
+    return tensor.new_empty(torch.library.get_ctx().new_dynamic_size())

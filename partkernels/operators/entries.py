@@ -1,0 +1,100 @@
+"""gather_entries and scatter_entries: the entries of one partition as a vector, and back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from partkernels.backend import dispatch
+from partkernels.backend.reference.entries import empty_entries
+from partkernels.operators.checks import check_weight
+from partkernels.operators.registration import OWNERS, define, define_in_place
+from partkernels.partition import NestedPartition, Partition
+
+_gather = define("gather_entries", f"Tensor tensor, int partition, {OWNERS}", empty_entries)
+_scatter = define_in_place("scatter_entries", f"Tensor(a!) tensor, Tensor values, int partition, {OWNERS}")
+
+
+@torch.no_grad()
+def gather_entries(tensor: Tensor, partition: Partition, number: int) -> Tensor:
+    """tensor[partition.mask(number)]: the entries of one partition, row by row. No gradient passes through it.
+
+    Args:
+        tensor: floating point, of the partition's shape, as a weight, its gradient or a moment; any strides.
+        partition: which entries belong to which partition.
+        number: of the partition whose entries are asked for, 1..C.
+
+    Returns:
+        A new vector of partition.sizes()[number - 1] entries.
+
+    Raises:
+        ValueError: number is out of range, or the partition does not fit the tensor.
+        TypeError: the tensor is not floating point.
+
+    Example:
+        >>> p = Partition.from_ids(torch.tensor([[1, 2], [2, 1]], dtype=torch.uint8))
+        >>> gather_entries(torch.tensor([[3.0, 4.0], [5.0, 6.0]]), p, 2)
+        tensor([4., 5.])
+    """
+    _check(tensor, partition, number)
+    dtype, tensor = tensor.dtype, _moving(tensor)
+    if isinstance(partition, NestedPartition):
+        pieces = [tensor.new_empty(0), *(tensor[strip].flatten() for strip in _in_order(partition, number))]
+        return torch.cat(pieces).view(dtype)
+    return _gather(tensor, number, partition.map, partition.count, dispatch.requested()).view(dtype)
+
+
+@torch.no_grad()
+def scatter_entries(tensor: Tensor, partition: Partition, number: int, values: Tensor) -> None:
+    """tensor[partition.mask(number)] = values, in place: the inverse of gather_entries.
+
+    All other entries keep their bits.
+
+    Args:
+        tensor, partition, number: as of gather_entries.
+        values: [partition.sizes()[number - 1]], the tensor's dtype and device.
+
+    Raises:
+        ValueError, RuntimeError: as gather_entries; or the values do not fit. Nothing has changed then.
+
+    Example:
+        >>> p = Partition.from_ids(torch.tensor([[1, 2], [2, 1]], dtype=torch.uint8))
+        >>> weight = torch.zeros(2, 2)
+        >>> scatter_entries(weight, p, 2, torch.tensor([4.0, 5.0]))
+        >>> weight
+        tensor([[0., 4.],
+                [5., 0.]])
+    """
+    _check(tensor, partition, number)
+    if values.dim() != 1 or values.dtype != tensor.dtype or values.device != tensor.device:
+        raise ValueError(
+            f"values are {list(values.shape)} of {values.dtype} on {values.device}; pass a vector of {tensor.dtype} on"
+            f" {tensor.device}, as gather_entries gives it."
+        )
+    tensor, values = _moving(tensor), _moving(values)
+    if not isinstance(partition, NestedPartition):
+        _scatter(tensor, values, number, partition.map, partition.count, dispatch.requested())
+        return
+    blocks = [tensor[strip] for strip in _in_order(partition, number)]
+    lengths = [block.numel() for block in blocks]
+    if len(values) != sum(lengths):
+        raise ValueError(f"there are {len(values)} values; partition {number} has {sum(lengths)} entries.")
+    for block, part in zip(blocks, values.split(lengths), strict=True):
+        block.copy_(part.view(block.shape))
+
+
+def _moving(tensor: Tensor) -> Tensor:
+    """A tensor whose bits alone count: float16, which not all backends serve, is as good as bfloat16."""
+    tensor = tensor.detach()
+    return tensor.view(torch.bfloat16) if tensor.dtype == torch.float16 else tensor
+
+
+def _check(tensor: Tensor, partition: Partition, number: int) -> None:
+    check_weight(tensor, partition, with_defaults=False)
+    if type(number) is not int or not 1 <= number <= partition.count:
+        raise ValueError(f"number={number!r}, but there are {partition.count} partitions; pass an int in 1..C.")
+
+
+def _in_order(partition: NestedPartition, number: int) -> list[tuple[slice, ...]]:
+    """The strips of a partition, the upper one first."""
+    return partition.strips(number)[::-1]

@@ -1,0 +1,113 @@
+"""gather_entries and scatter_entries: what a mask selects, in its order, on any strides, dtype and backend."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import partkernels as pk
+from partkernels.testing import poisoned_memory
+
+SHAPES = [(1,), (130,), (5, 7), (3, 200), (9, 5, 3), (4, 70, 3, 3), (2, 3, 9, 8), (2, 3, 2, 3, 2), (300, 128)]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+
+
+def tensor_of(shape, layout: str, dtype) -> torch.Tensor:
+    tensor = torch.arange(1, torch.Size(shape).numel() + 1).view(shape).to(dtype)
+    if layout == "transposed" and len(shape) > 1:
+        return tensor.transpose(0, 1).contiguous().transpose(0, 1)
+    if layout == "channels last" and len(shape) == 4:
+        return tensor.contiguous(memory_format=torch.channels_last)
+    if layout == "with gaps":
+        return torch.stack([tensor, tensor], -1)[..., 0]
+    return tensor
+
+
+def check(tensor: torch.Tensor, partition: pk.Partition) -> None:
+    masks = [partition.ids() == k for k in range(1, partition.count + 1)]
+    found = []
+    for k, mask in enumerate(masks, 1):
+        with poisoned_memory():
+            found.append(pk.gather_entries(tensor, partition, k))
+        assert torch.equal(found[-1], tensor[mask])
+    empty = torch.full_like(tensor, torch.nan)
+    for k, values in enumerate(found, 1):
+        others = empty[~masks[k - 1]].clone()
+        version = empty._version
+        pk.scatter_entries(empty, partition, k, values)
+        assert empty._version > version or not len(values)
+        torch.testing.assert_close(empty[~masks[k - 1]], others, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(empty, tensor)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "channels last", "with gaps"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_they_are_what_a_mask_selects(shape, layout, dtype):
+    tensor = tensor_of(shape, layout, dtype)
+    for count in (1, 2, 3, 7, 40):
+        check(tensor, pk.Partition.random(shape, (1 / count,) * count, seed=0))
+    ends = [max(1, n // 2) for n in shape[:2]]
+    cols = None if len(shape) == 1 else (ends[1], ends[1], shape[1])
+    check(tensor, pk.Partition.nested(shape, (0, ends[0], shape[0]), cols))
+
+
+@given(
+    shape=st.lists(st.integers(1, 7), min_size=1, max_size=5),
+    count=st.sampled_from([1, 2, 3, 5, 17]),
+    layout=st.sampled_from(["contiguous", "transposed", "channels last", "with gaps"]),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=150)
+def test_any_partition(shape, count, layout, seed):
+    ids = torch.randint(1, count + 1, shape, generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
+    partition = pk.Partition.from_ids(ids, count=count)
+    for backend in ("auto", "reference"):
+        with pk.use_backend(backend):
+            check(tensor_of(shape, layout, torch.float32), partition)
+
+
+def test_shards_and_threads():
+    partition = pk.Partition.random((512, 256), (0.8, 0.1, 0.1), seed=0)
+    tensor = torch.randn(512, 256)
+    check(tensor[100:400], partition.rows(100, 400))
+    check(tensor[:, 64:192], partition.columns(64, 192))
+
+
+def test_gradients_stay_behind():
+    partition = pk.Partition.random((4, 6), (0.5, 0.5), seed=0)
+    weight = torch.nn.Parameter(torch.ones(4, 6))
+    assert not pk.gather_entries(weight, partition, 1).requires_grad
+    pk.scatter_entries(weight, partition, 1, torch.zeros(12))
+    assert weight.is_leaf and weight.sum() == 12
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_does_not_fit_is_refused_before_anything_changes(nested):
+    partition = pk.Partition.nested((4, 6), (2, 4), (3, 6))
+    partition = partition if nested else partition.explicit()
+    tensor = torch.zeros(4, 6)
+    length = partition.sizes()[1]
+    for number in (0, 3, True, 1.0):
+        with pytest.raises(ValueError, match="number="):
+            pk.gather_entries(tensor, partition, number)
+    with pytest.raises(ValueError, match="shape"):
+        pk.gather_entries(torch.zeros(4, 5), partition, 1)
+    with pytest.raises(TypeError, match="floating"):
+        pk.gather_entries(torch.zeros(4, 6, dtype=torch.int64), partition, 1)
+    for values in (torch.ones(length, dtype=torch.float64), torch.ones(length, 1), torch.ones(length, device="meta")):
+        with pytest.raises(ValueError, match="values are"):
+            pk.scatter_entries(tensor, partition, 2, values)
+    for backend in ("auto", "reference"):
+        with pk.use_backend(backend), pytest.raises((ValueError, RuntimeError), match=r"values|entries"):
+            pk.scatter_entries(tensor, partition, 2, torch.ones(length + 1))
+    assert not tensor.any()
+
+
+def test_values_that_share_memory_are_refused():
+    partition = pk.Partition.random((4, 6), (0.5, 0.5), seed=0)
+    tensor = torch.zeros(4, 6)
+    with pytest.raises(ValueError, match="share memory"):
+        pk.scatter_entries(tensor, partition, 1, tensor.view(-1)[:12])
