@@ -140,6 +140,45 @@ MUTANTS = [
         ("saved row", '"row": partition.row,', '"row": 0,', "a shard's saved partition has another place"),
         ("saved count", 'if plain["count"] != count:', "if False:", "a file of another number of partitions loads"),
     ),
+    *_of(
+        "partkernels/operators/nested.py",
+        f"{KERNELS}/test_nested.py",
+        (
+            "nested gradient",
+            "for strip in ctx.strips:",
+            "for strip in ctx.strips[:1]:",
+            "w_k learns from a part of its gradient",
+        ),
+        ("nested read", "weight[live])", "weight)", "products meet entries that are not live"),
+        (
+            "nested rest",
+            "y.new_zeros(shape) if bias is None else bias[count:].expand(shape)",
+            "y.new_zeros(shape)",
+            "outputs that are not live lose their bias",
+        ),
+    ),
+    *_of(
+        "csrc/cpu/entries.h",
+        f"{KERNELS}/test_entries.py",
+        (
+            "entries' order",
+            "if (taps_ == 1) return",
+            "if (true) return",
+            "a convolution's entries come in the map's order",
+        ),
+        (
+            "entries' rows",
+            "T* const to = out + starts[row];",
+            "T* const to = out;",
+            "rows are written over one another",
+        ),
+        (
+            "entries' end",
+            "columns_[words_ - 1] &= ~uint64_t{0} >> (words_ * 64 - cols);",
+            "",
+            "padding counts as entries",
+        ),
+    ),
     # --- kernels: reference ---
     *_of(
         "partkernels/backend/reference/subnetwork_weight.py",
@@ -914,8 +953,8 @@ MUTANTS = [
         ),
         (
             "packed order",
-            "view.masked_scatter_(mask, values)",
-            "view.masked_scatter_(mask, values.flip(0))",
+            "scatter_entries(view, partition, k, values)",
+            "scatter_entries(view, partition, k, values.flip(0))",
             "a gradient's entries change places",
         ),
     ),
