@@ -9,7 +9,7 @@ import dataclasses
 
 import torch
 
-from partkernels import Normal, Partition, Stored, Uniform, Zeros
+from partkernels import NestedPartition, Normal, Partition, Stored, Uniform, Zeros
 
 FORMAT = 2
 FIELDS = {1: {"format", "count", "map", "defaults"}}
@@ -22,10 +22,15 @@ def to_plain(partition: Partition) -> dict:
 
     'defaults' has their 'kind', a str, and their arguments.
 
+    Raises:
+        TypeError: the partition is nested, which no format has yet.
+
     Example:
         >>> to_plain(Partition.random((2, 2), (0.5, 0.5), seed=0, defaults=Uniform(0.5, seed=3)))["defaults"]
         {'kind': 'uniform', 'scale': 0.5, 'seed': 3, 'stream': 0}
     """
+    if isinstance(partition, NestedPartition):
+        raise TypeError("a nested partition cannot be saved yet; give the layer its explicit() one.")
     defaults = partition.defaults
     arguments = {field.name: getattr(defaults, field.name) for field in dataclasses.fields(defaults)}
     kind = {"kind": type(defaults).__name__.lower()}

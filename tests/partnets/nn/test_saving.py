@@ -128,6 +128,13 @@ def test_a_shard_is_restored_where_it_was():
     assert torch.equal(loaded.weight, whole.weight[1:4])
 
 
+def test_a_nested_partition_is_not_saved_by_halves():
+    layer = partnets.Linear(4, 3, proportions=(0.5, 0.5), seed=0)
+    layer.partition = partkernels.Partition.nested((3, 4), (2, 3), (2, 4))
+    with pytest.raises(TypeError, match=r"explicit\(\)"):
+        layer.state_dict()
+
+
 def test_format_1_had_no_shards_and_is_read_as_a_whole():
     state = layer(seed=0).state_dict()
     state["partition"] = {name: value for name, value in state["partition"].items() if name not in ("row", "col")}
