@@ -67,11 +67,10 @@ class Vectors:
                     self._parts.setdefault(f"w{k}.{_kind(parameter)}", []).append((parameter, k))
         for parameter in self.hyper:
             self._parts.setdefault(f"{HYPER}.{_kind(parameter)}", []).append((parameter, 0))
-        views = (view for name in self._parts for view in self._views(name, lambda parameter: parameter))
-        # Of each partition how many entries it has, which is counted once.
-        self._owned = {(one, k): len(gather_entries(view, one, k)) for view, one, k in views if one is not None}
         self._learning = {parameter for parameter in model.parameters() if parameter.requires_grad}
-        self.lengths = {name: len(vector) for name, vector in self.read().items()}
+        # Of each vector the lengths of its parameters' pieces.
+        self._pieces = {name: [*map(len, self._gathered(name, lambda parameter: parameter))] for name in self._parts}
+        self.lengths = {name: sum(pieces) for name, pieces in self._pieces.items()}
         self.dtypes = {name: parts[0][0].dtype for name, parts in self._parts.items()}
         self.fingerprint = self._fingerprint()
 
@@ -153,19 +152,20 @@ class Vectors:
             divided = partition is not None and partition.count > 1
             yield view, partition if divided else None, k
 
-    def _joined(self, name: str, tensor_of) -> Tensor:
-        pieces = [
+    @torch.no_grad()
+    def _gathered(self, name: str, tensor_of) -> list[Tensor]:
+        return [
             view.flatten() if partition is None else gather_entries(view, partition, k)
             for view, partition, k in self._views(name, tensor_of)
         ]
-        return torch.cat(pieces).cpu()
+
+    def _joined(self, name: str, tensor_of) -> Tensor:
+        return torch.cat(self._gathered(name, tensor_of)).cpu()
 
     def _scatter(self, name: str, vector: Tensor, tensor_of) -> None:
-        start = 0
-        for view, partition, k in self._views(name, tensor_of):
-            length = view.numel() if partition is None else self._owned[partition, k]
-            values = vector[start : start + length].to(view.device)
-            start += length
+        pieces = vector.split(self._pieces[name])
+        for (view, partition, k), piece in zip(self._views(name, tensor_of), pieces, strict=True):
+            values = piece.to(view.device)
             if partition is None:
                 view.copy_(values.view_as(view))
             else:

@@ -119,3 +119,14 @@ def test_an_undivided_network_is_one_partition():
     model, _ = make_undivided()
     vectors = federated.Vectors(model)
     assert vectors.lengths == {"w1.float32": sum(parameter.numel() for parameter in model.parameters())}
+
+
+def test_a_model_that_was_moved_or_loaded_keeps_its_vectors():
+    """Both replace the layers' partitions by others, as equal."""
+    model = partnets.partition(nn.Linear(4, 3), (0.5, 0.5), seed=0)
+    vectors = federated.Vectors(model)
+    model.load_state_dict(model.state_dict())
+    model.to("cpu")
+    values = {name: torch.full_like(vector, 2.0) for name, vector in vectors.read().items()}
+    vectors.write(values)
+    assert all((vector == 2).all() for vector in vectors.read().values())
