@@ -419,17 +419,18 @@ class NestedPartition(Partition):
         found = [(slice(above, below), slice(0, right)), (slice(0, above), slice(left, right))]
         return [each[: len(self.shape)] for each in found if all(one.start < one.stop for one in each)]
 
-    def ids(self) -> Tensor:
-        ids = self._unpacked()
-        return (ids.short() if self.count > 255 else ids) + 1
-
-    def _unpacked(self) -> Tensor:
+    def owners(self, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+        """The partition of each row, and of each column, 1..C: int64."""
         rows, cols = (
-            torch.bucketize(torch.arange(ends[-1], device="cpu"), torch.tensor(ends, device="cpu"), right=True)
+            torch.bucketize(torch.arange(ends[-1], device=device), torch.tensor(ends, device=device), right=True) + 1
             for ends in (self.row_ends, self.col_ends)
         )
-        ids = torch.maximum(rows[:, None], cols)[(...,) + (None,) * len(self.shape[2:])].to(torch.uint8)
-        return ids.reshape(self.shape[:2] + ids.shape[2:]).expand(self.shape).contiguous()
+        return rows, cols
+
+    def _unpacked(self) -> Tensor:
+        rows, cols = self.owners()
+        ids = (torch.maximum(rows[:, None], cols) - 1).to(torch.uint8)
+        return ids.view(*self.shape[:2], *[1] * len(self.shape[2:])).expand(self.shape).contiguous()
 
     def sizes(self) -> list[int]:
         areas = [n * m * math.prod(self.shape[2:]) for n, m in zip(self.row_ends, self.col_ends, strict=True)]

@@ -237,8 +237,12 @@ def subnetwork_weight(weight: Tensor, partition: NestedPartition, active: int, u
 def embedding(
     ids: Tensor, weight: Tensor, padding_idx: int | None, partition: NestedPartition, active: int, update: int | None
 ) -> Tensor:
-    """As partkernels.embedding."""
-    return F.embedding(ids, subnetwork_weight(weight, partition, active, update), padding_idx)
+    """As partkernels.embedding, of the rows that are asked for alone."""
+    rows, cols = partition.owners(weight.device)
+    owners = torch.maximum(rows[ids].unsqueeze(-1), cols)
+    entries = F.embedding(ids, weight.detach() if update is None else weight, padding_idx)
+    learning = entries if update is None else torch.where(owners == update, entries, entries.detach())
+    return torch.where(owners <= active, learning, 0)
 
 
 def _cast(*tensors: Tensor | None) -> list[Tensor | None]:
