@@ -111,3 +111,12 @@ def test_values_that_share_memory_are_refused():
     tensor = torch.zeros(4, 6)
     with pytest.raises(ValueError, match="share memory"):
         pk.scatter_entries(tensor, partition, 1, tensor.view(-1)[:12])
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_operators_are_registered_as_torch_wants_them(backend):
+    partition = pk.Partition.random((4, 6), (0.5, 0.5), seed=0)
+    library = torch.ops.partkernels
+    arguments = 1, partition.map, 2, backend
+    torch.library.opcheck(library.gather_entries.default, (torch.ones(4, 6), *arguments))
+    torch.library.opcheck(library.scatter_entries.default, (torch.ones(4, 6), torch.zeros(12), *arguments))
