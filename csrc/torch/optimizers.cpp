@@ -21,13 +21,6 @@ class Stepped {
                     : of_4_dimensions(tensor);
   }
 
-  // Where no view in 4 dimensions has a tensor's strides, it was a copy.
-  static void write_back(Tensor tensor, const Tensor& view) {
-    if (view.data_ptr() != tensor.data_ptr()) {
-      torch::stable::copy_(tensor, torch::stable::reshape(view, tensor.sizes()));
-    }
-  }
-
  private:
   Owners owners_;
   bool one_row_;
@@ -47,8 +40,8 @@ void sgd_step(Tensor parameter, Tensor grad, OptionalTensor momentum_buffer, Opt
               buffer ? weight_of<T>(*buffer) : Weight<T>{}, stepped.owners(), static_cast<int>(update),
               Sgd{lr, momentum, weight_decay, nesterov});
   });
-  Stepped::write_back(parameter, w);
-  if (buffer) Stepped::write_back(*momentum_buffer, *buffer);
+  write_back(parameter, w);
+  if (buffer) write_back(*momentum_buffer, *buffer);
 }
 
 void adam_step(Tensor parameter, Tensor grad, Tensor exp_avg, Tensor exp_avg_sq, OptionalTensor map, int64_t count,
@@ -65,9 +58,9 @@ void adam_step(Tensor parameter, Tensor grad, Tensor exp_avg, Tensor exp_avg_sq,
               weight_of<T>(v), stepped.owners(), static_cast<int>(update),
               Adam{lr, beta1, beta2, eps, weight_decay, decoupled, step});
   });
-  Stepped::write_back(parameter, w);
-  Stepped::write_back(exp_avg, m);
-  Stepped::write_back(exp_avg_sq, v);
+  write_back(parameter, w);
+  write_back(exp_avg, m);
+  write_back(exp_avg_sq, v);
 }
 
 PARTKERNELS_KERNELS(m) {

@@ -176,6 +176,13 @@ inline Tensor of_4_dimensions(const Tensor& w) {
   return torch::stable::reshape(w, Sizes{w.size(0), w.size(1), height, w.size(w.dim() - 1)});
 }
 
+// What was written into a view of a tensor, of 4 dimensions: where none has the tensor's strides, it was a copy.
+inline void write_back(Tensor tensor, const Tensor& view) {
+  if (view.data_ptr() != tensor.data_ptr()) {
+    torch::stable::copy_(tensor, torch::stable::reshape(view, tensor.sizes()));
+  }
+}
+
 // At most 4 dimensions; a vector has a column.
 template <class T>
 Weight<T> weight_of(const Tensor& w) {

@@ -45,13 +45,20 @@ constexpr Layout kLayouts[] = {
     {200, 1, 1, 1, 1, 1, 0, 0},        // and one column
 };
 
-void steps_follow_their_formulas(const Layout& layout, int count, bool has_map, const cpu::ParallelFor& parallel_for) {
+// Of about as many entries for each partition.
+std::vector<uint8_t> random_map(const Layout& layout, int count, const cpu::ParallelFor& parallel_for) {
   const int64_t cols = layout.cols();
-  const int bits = bits_for(count);
-  std::vector<uint8_t> map(layout.rows * row_bytes(cols, bits));
+  std::vector<uint8_t> map(layout.rows * row_bytes(cols, bits_for(count)));
   std::vector<int64_t> sizes(count, layout.rows * cols / count);
   sizes[0] += layout.rows * cols % count;
   cpu::random_map(layout.rows, cols, sizes, 3, map.data(), parallel_for);
+  return map;
+}
+
+void steps_follow_their_formulas(const Layout& layout, int count, bool has_map, const cpu::ParallelFor& parallel_for) {
+  const int64_t cols = layout.cols();
+  const std::vector<uint8_t> map = random_map(layout, count, parallel_for);
+  const int bits = bits_for(count);
   const Owners owners{map.data(), row_bytes(cols, bits), bits};
 
   std::vector<double> p(layout.size()), g(p.size()), m(p.size()), v(p.size());
@@ -93,11 +100,8 @@ void steps_follow_their_formulas(const Layout& layout, int count, bool has_map, 
 
 void entries_go_and_come_back(const Layout& layout, int count, const cpu::ParallelFor& parallel_for) {
   const int64_t cols = layout.cols(), taps = layout.height * layout.width;
+  const std::vector<uint8_t> map = random_map(layout, count, parallel_for);
   const int bits = bits_for(count);
-  std::vector<uint8_t> map(layout.rows * row_bytes(cols, bits));
-  std::vector<int64_t> sizes(count, layout.rows * cols / count);
-  sizes[0] += layout.rows * cols % count;
-  cpu::random_map(layout.rows, cols, sizes, 3, map.data(), parallel_for);
   const Owners owners{map.data(), row_bytes(cols, bits), bits};
   std::vector<float> w(layout.size());
   for (size_t i = 0; i < w.size(); ++i) w[i] = static_cast<float>(i);

@@ -45,8 +45,7 @@ void scatter_entries(Tensor weight, Tensor values, int64_t partition, Tensor map
     cpu::scatter_entries(data<const T>(from), owned.starts.data(), owned.owners, owned.partition, weight_of<T>(to),
                          threads_for_entries(weight.numel()));
   });
-  // Where no view in 4 dimensions has a tensor's strides, it was a copy.
-  if (to.data_ptr() != weight.data_ptr()) torch::stable::copy_(weight, torch::stable::reshape(to, weight.sizes()));
+  write_back(weight, to);
 }
 
 PARTKERNELS_KERNELS(m) {
