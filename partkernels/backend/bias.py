@@ -17,9 +17,9 @@ def row(grad: Tensor, update: int, count: int) -> Tensor:
     return F.pad(grad[None], (0, 0, update - 1, count - update))
 
 
-def learning_bias(bias: Tensor, active: int, update: int | None) -> Tensor:
+def learning_bias(bias: Tensor | None, active: int, update: int | None) -> Tensor | None:
     """The bias of a subnetwork; of rows, row `update` alone gets a gradient."""
-    if bias.dim() == 1:
+    if bias is None or bias.dim() == 1:
         return bias
     rows = bias.detach()
     if update is not None:

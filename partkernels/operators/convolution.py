@@ -201,7 +201,6 @@ def convolve(
         batched, weight = batched.unsqueeze(2), weight.unsqueeze(2)
         stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
     if isinstance(partition, NestedPartition):
-        bias = None if bias is None else learning_bias(bias, active, update)
         geometry = stride, padding, dilation
         y = nested.conv2d(batched, weight, bias, geometry, groups, partition, active, update, narrow)
         return _unpadded(y, x, dims)
@@ -244,7 +243,6 @@ def convolve_transposed(
         batched, weight = batched.unsqueeze(2), weight.unsqueeze(2)
         stride, padding, dilation, size = (1, *stride), (0, *padding), (1, *dilation), [1, *size]
     if isinstance(partition, NestedPartition):
-        bias = None if bias is None else learning_bias(bias, active, update)
         geometry = stride, padding, dilation
         y = nested.conv_transpose2d(batched, weight, bias, size, geometry, groups, partition, active, update, narrow)
         return _unpadded(y, x, dims)

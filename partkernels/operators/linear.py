@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from partkernels.backend import dispatch
-from partkernels.backend.bias import learning_bias
 from partkernels.backend.reference.linear import (
     empty_linear,
     empty_linear_grad_bias,
@@ -157,7 +156,6 @@ def linear(
         if not taken or taken[-1] not in (shape[1], nested.inputs(partition, active)):
             few = nested.inputs(partition, active)
             raise InputError(f"x has shape {tuple(taken)}; this weight takes [..., {shape[1]}] or [..., {few}].")
-        bias = None if bias is None else learning_bias(bias, active, update)
         return nested.linear(x, weight, bias, partition, active, update, narrow)
     if not taken or taken[-1] != shape[1]:
         raise InputError(f"x has shape {tuple(taken)}; this weight takes [..., {shape[1]}].")

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from partkernels.backend import dispatch
+from partkernels.backend.bias import learning_bias
 from partkernels.backend.reference.conv2d import memory_format
 from partkernels.operators import dense
 from partkernels.partition import NestedPartition
@@ -195,7 +196,7 @@ def _multiply(
     partition: NestedPartition, active: int, update: int | None, narrow: bool,
 ) -> Tensor:  # fmt: skip
     """The live outputs with their bias, and, unless narrow, the others, which are their bias alone."""
-    x, weight, bias = _cast(x, weight, bias)
+    x, weight, bias = _cast(x, weight, learning_bias(bias, active, update))
     images = {"memory_format": memory_format(x)} if dim == 1 else {}  # as which they come and go, few channels too
     count, made = (outputs(partition, each, *product.kind) for each in (active, partition.count))
     if dispatch.requested() != "reference" and product.takes_blocks(partition, active):
