@@ -20,6 +20,7 @@ from partkernels.operators.linear import linear
 from partkernels.operators.optimizers import adam_step, sgd_step
 from partkernels.operators.subnetwork_weight import subnetwork_weight
 from partkernels.partition import NestedPartition, Partition
+from partkernels.units import Units
 
 __all__ = [
     "Defaults",
@@ -29,6 +30,7 @@ __all__ = [
     "Partition",
     "Stored",
     "Uniform",
+    "Units",
     "Zeros",
     "__version__",
     "adam_step",

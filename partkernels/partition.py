@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from partkernels.backend import dispatch
 from partkernels.defaults import Defaults, Normal, Stored, Uniform, Zeros, check_seed
 from partkernels.formats import packed_map
 from partkernels.formats.philox import GROUP
+from partkernels.units import Units
 
 # Map bytes read at once when a map is checked.
 CHUNK_BYTES = 1 << 18
@@ -162,13 +164,14 @@ class Partition:
         return cls(shape, count, packed, defaults or Zeros())
 
     @staticmethod
-    def nested(shape: Sequence[int], rows: Sequence[int], cols: Sequence[int] | None = None) -> NestedPartition:
+    def nested(shape: Sequence[int], rows: Units | Sequence, cols: Units | Sequence | None = None) -> NestedPartition:
         """The partition in which subnetwork k is weight[:rows[k-1], :cols[k-1]], at no memory: see NestedPartition.
 
         Args:
             shape: of the weight, [rows, columns, ...].
-            rows, cols: n_1..n_C and m_1..m_C, ascending; the last ones are shape[0] and shape[1]. All columns belong to
-                partition 1 if cols is None, as those of a weight that has none.
+            rows, cols: n_1..n_C and m_1..m_C, ascending; the last ones are shape[0] and shape[1]. Or such of each of
+                several segments, or Units. All columns belong to partition 1 if cols is None, as those of a weight that
+                has none.
 
         Example:
             >>> Partition.nested((3, 4), rows=(2, 3), cols=(2, 4)).ids().tolist()
@@ -249,6 +252,11 @@ class Partition:
     def device(self) -> torch.device:
         """Where the map is."""
         return self.map.device
+
+    @property
+    def is_meta(self) -> bool:
+        """Whether the map is on the meta device, and says nothing."""
+        return self.map.is_meta
 
     def ids(self) -> Tensor:
         """The partition of each entry, 1..C: uint8, the weight's shape, contiguous (int16 if C is 256)."""
@@ -343,44 +351,37 @@ class NestedPartition(Partition):
     """C disjoint partitions of a weight whose subnetwork k is its upper left block, [:n_k, :m_k], and 0 elsewhere.
 
     Entry (r, c), with c along dimension 1, belongs to the partition of its row or to that of its column, whichever
-    comes later. There is no map: products are PyTorch's own, on views of what is live, on every device. Make one with
-    Partition.nested.
+    comes later. There is no map: products are PyTorch's own, on views of what is live, on every device. Rows or columns
+    in several segments, each in order, make several blocks. Make one with Partition.nested.
 
     Attributes:
         shape: of the weight, [rows, columns, ...], or of a vector [rows].
         count: C, 1 to 256.
-        row_ends, col_ends: n_1..n_C and m_1..m_C, with those of a vector 1.
+        row_units, col_units: Units, whose partitions those of rows and columns are; of a vector one column.
         defaults: Zeros().
         map: None.
         row, col: of a shard, where in the whole weight its first entry is.
 
     Raises:
-        ValueError: the ends do not ascend to the shape, or differ in number.
+        ValueError: the units are not as many as rows and columns, or differ in their number of partitions.
 
     Example:
         >>> p = Partition.nested((4, 6), rows=(2, 3, 4), cols=(4, 5, 6))
         >>> p.sizes(), p.live(2)
-        ([8, 7, 9], (slice(0, 3, None), slice(0, 5, None)))
+        ([8, 7, 9], [(slice(0, 3, None), slice(0, 5, None))])
     """
 
-    row_ends: tuple[int, ...]
-    col_ends: tuple[int, ...]
+    row_units: Units
+    col_units: Units
 
-    def __init__(self, shape: Sequence[int], rows: Sequence[int], cols: Sequence[int] | None = None) -> None:
-        shape = _checked_shape(shape)
-        cols = (math.prod(shape[1:2]),) * len(rows) if cols is None else cols
+    def __init__(self, shape: Sequence[int], rows: Units | Sequence, cols: Units | Sequence | None = None) -> None:
+        shape, rows = _checked_shape(shape), Units.given(rows)
+        cols = Units.whole(math.prod(shape[1:2]), rows.count) if cols is None else Units.given(cols)
         self._assign(shape, rows, cols, 0, 0)
 
-    def _assign(self, shape, row_ends, col_ends, row: int, col: int) -> NestedPartition:
-        parts = {
-            "shape": tuple(shape),
-            "count": len(row_ends),
-            "map": None,
-            "defaults": Zeros(),
-            "row": row,
-            "col": col,
-        }
-        for name, value in {**parts, "row_ends": tuple(row_ends), "col_ends": tuple(col_ends)}.items():
+    def _assign(self, shape, row_units: Units, col_units: Units, row: int, col: int) -> NestedPartition:
+        parts = {"shape": tuple(shape), "count": row_units.count, "map": None, "defaults": Zeros(), "row": row}
+        for name, value in {**parts, "col": col, "row_units": row_units, "col_units": col_units}.items():
             object.__setattr__(self, name, value)
         self.__post_init__()
         return self
@@ -390,12 +391,11 @@ class NestedPartition(Partition):
         _check_count(self.count)
         self._check_defaults()
         sizes = self.shape[0], math.prod(self.shape[1:2])
-        for name, ends, size in (("rows", self.row_ends, sizes[0]), ("cols", self.col_ends, sizes[1])):
-            whole = all(type(end) is int for end in ends)
-            if not whole or len(ends) != self.count or ends[-1] != size or list(ends) != sorted(ends) or ends[0] < 0:
+        for name, units, size in (("rows", self.row_units, sizes[0]), ("cols", self.col_units, sizes[1])):
+            if units.count != self.count or units.size != size:
                 raise ValueError(
-                    f"{name}={ends} of a weight of shape {self.shape}, in {self.count} partitions; pass {self.count}"
-                    f" ints that ascend from 0 or more to {size}."
+                    f"{name}={_ends(units)} of a weight of shape {self.shape}, in {self.count} partitions; pass"
+                    f" {self.count} ints that ascend from 0 or more to {size}."
                 )
 
     @property
@@ -403,29 +403,30 @@ class NestedPartition(Partition):
         """None: it has no tensor, and serves weights on every device."""
         return None
 
-    def live(self, active: int) -> tuple[slice, ...]:
-        """Where the entries of partitions 1..active are: [:n_active, :m_active]."""
-        block = slice(0, self.row_ends[active - 1]), slice(0, self.col_ends[active - 1])
-        return block[: len(self.shape)]
+    @property
+    def is_meta(self) -> bool:
+        return False
+
+    def live(self, active: int) -> list[tuple[slice, ...]]:
+        """Where the entries of partitions 1..active are: [:n_active, :m_active], or several such blocks."""
+        return self._products(self.row_units.live(active), self.col_units.live(active))
 
     def strips(self, partition: int) -> list[tuple[slice, ...]]:
         """Where the entries of one partition are: its rows, as far as its columns go, and its columns above them.
 
         Returns:
-            Of those two that are not empty the indices, of dimensions 0 and 1.
+            Of those blocks that are not empty the indices, of dimensions 0 and 1.
         """
-        above, left = ((0, *ends)[partition - 1] for ends in (self.row_ends, self.col_ends))
-        below, right = self.row_ends[partition - 1], self.col_ends[partition - 1]
-        found = [(slice(above, below), slice(0, right)), (slice(0, above), slice(left, right))]
-        return [each[: len(self.shape)] for each in found if all(one.start < one.stop for one in each)]
+        rows, cols = self.row_units, self.col_units
+        beside = self._products(rows.of(partition), cols.live(partition))
+        return beside + self._products(rows.live(partition - 1) if partition > 1 else (), cols.of(partition))
+
+    def _products(self, rows: Sequence[slice], cols: Sequence[slice]) -> list[tuple[slice, ...]]:
+        return [block[: len(self.shape)] for block in itertools.product(rows, cols)]
 
     def owners(self, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
         """The partition of each row, and of each column, 1..C: int64."""
-        rows, cols = (
-            torch.bucketize(torch.arange(ends[-1], device=device), torch.tensor(ends, device=device), right=True) + 1
-            for ends in (self.row_ends, self.col_ends)
-        )
-        return rows, cols
+        return self.row_units.owners(device), self.col_units.owners(device)
 
     def _unpacked(self) -> Tensor:
         rows, cols = self.owners()
@@ -433,8 +434,9 @@ class NestedPartition(Partition):
         return ids.view(*self.shape[:2], *[1] * len(self.shape[2:])).expand(self.shape).contiguous()
 
     def sizes(self) -> list[int]:
-        areas = [n * m * math.prod(self.shape[2:]) for n, m in zip(self.row_ends, self.col_ends, strict=True)]
-        return [area - before for before, area in zip([0, *areas], areas, strict=False)]
+        numbers = [(self.row_units.number(k), self.col_units.number(k)) for k in range(self.count + 1)]
+        areas = [n * m * math.prod(self.shape[2:]) for n, m in numbers]
+        return [area - before for before, area in itertools.pairwise(areas)]
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> NestedPartition:
         return self
@@ -445,27 +447,30 @@ class NestedPartition(Partition):
 
     def rows(self, start: int, stop: int) -> NestedPartition:
         _check_range("rows", start, stop, self.shape[0])
-        return self._shard(0, start, stop)
+        shape = stop - start, *self.shape[1:]
+        return self._part(shape, self.row_units.shard(start, stop), self.col_units, self.row + start, self.col)
 
     def columns(self, start: int, stop: int) -> NestedPartition:
         if len(self.shape) < 2:
             raise ValueError(f"a weight of shape {self.shape} has no columns; cut it by rows(start, stop).")
         _check_range("columns", start, stop, self.shape[1])
-        return self._shard(1, start, stop)
+        shape = self.shape[0], stop - start, *self.shape[2:]
+        return self._part(shape, self.row_units, self.col_units.shard(start, stop), self.row, self.col + start)
 
-    def _shard(self, dim: int, start: int, stop: int) -> NestedPartition:
-        shape, ends, place = list(self.shape), [self.row_ends, self.col_ends], [self.row, self.col]
-        shape[dim] = stop - start
-        ends[dim] = [min(max(end - start, 0), stop - start) for end in ends[dim]]
-        place[dim] += start
-        return object.__new__(NestedPartition)._assign(shape, *ends, *place)
+    def _part(self, *parts) -> NestedPartition:
+        return object.__new__(NestedPartition)._assign(*parts)
 
     def flat(self) -> tuple:
         raise TypeError("a nested partition has no map; pass it to the functions of partkernels, or its explicit().")
 
     def __repr__(self) -> str:
         place = f", row={self.row}, col={self.col}" if self.row or self.col else ""
-        return f"NestedPartition(shape={self.shape}, rows={self.row_ends}, cols={self.col_ends}{place})"
+        return f"NestedPartition(shape={self.shape}, rows={_ends(self.row_units)}, cols={_ends(self.col_units)}{place})"
 
 
-torch.serialization.add_safe_globals([Partition, NestedPartition, Zeros, Uniform, Normal, Stored])
+def _ends(units: Units) -> tuple:
+    """Those of the only segment, or of all."""
+    return units.segments[0] if len(units.segments) == 1 else units.segments
+
+
+torch.serialization.add_safe_globals([Partition, NestedPartition, Units, Zeros, Uniform, Normal, Stored])

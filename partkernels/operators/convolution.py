@@ -160,7 +160,7 @@ def check_images(
     taken, made = (first, second * groups) if is_transposed else (second * groups, first)
     fits = x.dim() in (1 + dims, 2 + dims)
     if isinstance(partition, NestedPartition) and fits and x.shape[-1 - dims] != taken:
-        taken = nested.inputs(partition, active, groups, is_transposed)
+        taken = nested.inputs(partition, groups, is_transposed).number(active)
     if not fits or x.shape[-1 - dims] != taken:
         raise InputError(
             f"x has shape {tuple(x.shape)}; this weight with groups={groups} takes"

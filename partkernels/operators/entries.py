@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import torch
 from torch import Tensor
 
@@ -39,8 +41,8 @@ def gather_entries(tensor: Tensor, partition: Partition, number: int) -> Tensor:
     _check(tensor, partition, number)
     dtype, tensor = tensor.dtype, _moving(tensor)
     if isinstance(partition, NestedPartition):
-        pieces = [tensor.new_empty(0), *(tensor[strip].flatten() for strip in _in_order(partition, number))]
-        return torch.cat(pieces).view(dtype)
+        bands = [torch.cat(band, 1) if len(band) > 1 else band[0] for band in _bands(tensor, partition, number)]
+        return torch.cat([tensor.new_empty(0), *(band.flatten() for band in bands)]).view(dtype)
     return _gather(tensor, number, partition.map, partition.count, dispatch.requested()).view(dtype)
 
 
@@ -75,12 +77,15 @@ def scatter_entries(tensor: Tensor, partition: Partition, number: int, values: T
     if not isinstance(partition, NestedPartition):
         _scatter(tensor, values, number, partition.map, partition.count, dispatch.requested())
         return
-    blocks = [tensor[strip] for strip in _in_order(partition, number)]
-    lengths = [block.numel() for block in blocks]
+    bands = _bands(tensor, partition, number)
+    lengths = [sum(block.numel() for block in band) for band in bands]
     if len(values) != sum(lengths):
         raise ValueError(f"there are {len(values)} values; partition {number} has {sum(lengths)} entries.")
-    for block, part in zip(blocks, values.split(lengths), strict=True):
-        block.copy_(part.view(block.shape))
+    for band, part in zip(bands, values.split(lengths), strict=True):
+        widths = [block.shape[1] if block.dim() > 1 else 1 for block in band]
+        pieces = part.view(len(band[0]), sum(widths), *tensor.shape[2:]).split(widths, 1)
+        for block, piece in zip(band, pieces, strict=True):
+            block.copy_(piece.view(block.shape))
 
 
 def _moving(tensor: Tensor) -> Tensor:
@@ -95,6 +100,10 @@ def _check(tensor: Tensor, partition: Partition, number: int) -> None:
         raise ValueError(f"number={number!r}, but there are {partition.count} partitions; pass an int in 1..C.")
 
 
-def _in_order(partition: NestedPartition, number: int) -> list[tuple[slice, ...]]:
-    """The strips of a partition, the upper one first."""
-    return partition.strips(number)[::-1]
+def _bands(tensor: Tensor, partition: NestedPartition, number: int) -> list[list[Tensor]]:
+    """The blocks of a partition, those of the same rows together, from top to bottom and from left to right."""
+    bands = defaultdict(list)
+    for strip in partition.strips(number):
+        bands[strip[0].start].append((strip[1:], tensor[strip]))
+    columns = [sorted(bands[top], key=lambda block: [cols.start for cols in block[0]]) for top in sorted(bands)]
+    return [[block for _, block in band] for band in columns]

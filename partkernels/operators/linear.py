@@ -153,8 +153,8 @@ def linear(
     check_narrow(narrow, partition)
     check_bias(bias, partition, shape[0])
     if isinstance(partition, NestedPartition):
-        if not taken or taken[-1] not in (shape[1], nested.inputs(partition, active)):
-            few = nested.inputs(partition, active)
+        few = partition.col_units.number(active)
+        if not taken or taken[-1] not in (shape[1], few):
             raise InputError(f"x has shape {tuple(taken)}; this weight takes [..., {shape[1]}] or [..., {few}].")
         return nested.linear(x, weight, bias, partition, active, update, narrow)
     if not taken or taken[-1] != shape[1]:

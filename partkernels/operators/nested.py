@@ -14,6 +14,7 @@ from partkernels.backend.bias import learning_bias
 from partkernels.backend.reference.conv2d import memory_format
 from partkernels.operators import dense
 from partkernels.partition import NestedPartition
+from partkernels.units import Units
 
 
 class _Linear:
@@ -51,9 +52,10 @@ class _Convolution:
 
     def takes_blocks(self, partition: NestedPartition, active: int) -> bool:
         """Not if nothing is live; of several groups, if those that are live are whole, with all of their columns."""
-        if 0 in (partition.row_ends[active - 1], partition.col_ends[active - 1]):
+        rows, cols = partition.row_units, partition.col_units
+        if 0 in (rows.number(active), cols.number(active)):
             return False
-        whole = not any(end % self.of_group for end in partition.row_ends) and len({*partition.col_ends}) == 1
+        whole = len(rows.segments) == 1 and not any(end % self.of_group for end in rows.segments[0]) and cols.is_whole
         return self.groups == 1 or whole
 
     def _geometry(self, rows: int) -> tuple:
@@ -100,17 +102,23 @@ class _Transposed(_Convolution):
 
 
 class _Product(torch.autograd.Function):
-    """A product with the live block of a weight; of its gradient only the strips of one partition are computed."""
+    """A product with what is live of a weight; of its gradient only the strips of one partition are computed.
+
+    Of each strip there is where it is in the weight, and where among what is live.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, product: _Linear | _Convolution, live: tuple, strips: list) -> Tensor:
-        return product.forward(x, weight[live])
+    def forward(
+        x: Tensor, weight: Tensor, product: _Linear | _Convolution, partition: NestedPartition, active: int,
+        strips: list,
+    ) -> Tensor:  # fmt: skip
+        return product.forward(x, _live(weight, partition, active))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        x, weight, ctx.product, ctx.live, ctx.strips = inputs
+        x, weight, ctx.product, *ctx.live, ctx.strips = inputs
         ctx.x_shape = x.shape
         needs_x = ctx.needs_input_grad[1] and bool(ctx.strips)
         ctx.save_for_backward(x if needs_x else None, weight)
@@ -120,16 +128,30 @@ class _Product(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
-            grad_x = ctx.product.grad_input(grad, weight[ctx.live], ctx.x_shape)
+            grad_x = ctx.product.grad_input(grad, _live(weight, *ctx.live), ctx.x_shape)
         if ctx.needs_input_grad[1]:
             grad_weight = grad.new_zeros(weight.shape)
-            for strip in ctx.strips:
-                grad_weight[strip] = ctx.product.grad_weight(grad, x, weight, *strip)
-        return grad_x, grad_weight, None, None, None
+            for strip, among in ctx.strips:
+                grad_weight[strip] = ctx.product.grad_weight(grad, x, weight, *among)
+        return grad_x, grad_weight, None, None, None, None
+
+
+def _live(weight: Tensor, partition: NestedPartition, active: int) -> Tensor:
+    """The rows and columns of a weight that are live, one after another; a view if they are one block."""
+    return partition.col_units.take(partition.row_units.take(weight, 0, active), 1, active)
+
+
+def _strips(partition: NestedPartition, active: int, update: int) -> list[tuple[tuple, tuple]]:
+    """partition.strips(update), each with where it is among what is live."""
+    units = partition.row_units, partition.col_units
+    return [
+        (strip, tuple(part.among(block, active) for part, block in zip(units, strip, strict=True)))
+        for strip in partition.strips(update)
+    ]
 
 
 class _Kept(torch.autograd.Function):
-    """A tensor's block, 0 elsewhere, whose gradient is kept in other blocks."""
+    """Blocks of a tensor, 0 elsewhere, whose gradient is kept in other blocks."""
 
     generate_vmap_rule = True
 
@@ -175,20 +197,23 @@ def conv_transpose2d(
     return _multiply(1, product, x, weight, bias, partition, active, update, narrow)
 
 
-def inputs(partition: NestedPartition, active: int, groups: int = 1, transposed: bool = False) -> int:
-    """How many inputs a product with subnetwork `active` needs; those after them meet zeros."""
+def inputs(partition: NestedPartition, groups: int = 1, transposed: bool = False) -> Units:
+    """The inputs of a product: subnetwork k needs those that are live, and the others meet zeros."""
     if transposed:
-        return partition.row_ends[active - 1]
+        return partition.row_units
     if groups == 1:
-        return partition.col_ends[active - 1]
-    return -(-partition.row_ends[active - 1] // (partition.shape[0] // groups)) * partition.shape[1]
+        return partition.col_units
+    of_group, (ends, *more) = partition.shape[0] // groups, partition.row_units.segments
+    if more:
+        return Units.whole(groups * partition.shape[1], partition.count)
+    return Units((tuple(-(-end // of_group) * partition.shape[1] for end in ends),))
 
 
-def outputs(partition: NestedPartition, active: int, groups: int = 1, transposed: bool = False) -> int:
-    """How many outputs of a product with subnetwork `active` are not 0 for all inputs; those after them are."""
+def outputs(partition: NestedPartition, groups: int = 1, transposed: bool = False) -> Units:
+    """The outputs of a product: those that are not live are 0 for all inputs."""
     if not transposed:
-        return partition.row_ends[active - 1]
-    return partition.col_ends[active - 1] if groups == 1 else partition.shape[1] * groups
+        return partition.row_units
+    return partition.col_units if groups == 1 else Units.whole(partition.shape[1] * groups, partition.count)
 
 
 def _multiply(
@@ -198,31 +223,31 @@ def _multiply(
     """The live outputs with their bias, and, unless narrow, the others, which are their bias alone."""
     x, weight, bias = _cast(x, weight, learning_bias(bias, active, update))
     images = {"memory_format": memory_format(x)} if dim == 1 else {}  # as which they come and go, few channels too
-    count, made = (outputs(partition, each, *product.kind) for each in (active, partition.count))
+    taken, made = inputs(partition, *product.kind), outputs(partition, *product.kind)
     if dispatch.requested() != "reference" and product.takes_blocks(partition, active):
-        live, strips = partition.live(active), [] if update is None else partition.strips(update)
         dispatch.note_torch(product.name, "nested: a dense product of what is live")
-        x = x.narrow(dim, 0, inputs(partition, active, *product.kind))
+        strips = [] if update is None else _strips(partition, active, update)
+        x = x if x.shape[dim] == taken.number(active) else taken.take(x, dim, active)
         x = x.contiguous(**images) if images else x
-        y = _Product.apply(x, weight.detach() if update is None else weight, product, live, strips)
+        y = _Product.apply(x, weight.detach() if update is None else weight, product, partition, active, strips)
     else:
         dispatch.note_torch(product.name, "nested: a dense product, with zeros where nothing is live")
-        x = _widened(x, dim, inputs(partition, partition.count, *product.kind))
-        y = product.forward(x, subnetwork_weight(weight, partition, active, update)).narrow(dim, 0, count)
+        x = taken.spread(x, dim, active)
+        y = product.forward(x, subnetwork_weight(weight, partition, active, update))
+        y = made.take(y, dim, active)
     if bias is not None:
-        bias = bias.view(made, *[1] * (y.dim() - 2 if dim == 1 else 0))
-        y = y + bias[:count]
-    if not narrow and count < made:
-        shape = list(y.shape)
-        shape[dim] = made - count
-        y = torch.cat([y, y.new_zeros(shape) if bias is None else bias[count:].expand(shape)], dim)
+        y = y + _beside(made.take(bias, 0, active), y, dim)
+    if not narrow and made.number(active) < made.size:
+        y = made.spread(y, dim, active)
+        if bias is not None:
+            dead = made.owners(y.device) > active
+            y = y + _beside(torch.where(dead, bias, 0), y, dim)
     return y.contiguous(**images) if images else y
 
 
-def _widened(x: Tensor, dim: int, size: int) -> Tensor:
-    shape = list(x.shape)
-    shape[dim] = size - x.shape[dim]
-    return torch.cat([x, x.new_zeros(shape)], dim) if shape[dim] else x
+def _beside(bias: Tensor, y: Tensor, dim: int) -> Tensor:
+    """A bias in the shape in which it is added to outputs along a dimension."""
+    return bias.view(-1, *[1] * (y.dim() - 2 if dim == 1 else 0))
 
 
 def subnetwork_weight(weight: Tensor, partition: NestedPartition, active: int, update: int | None) -> Tensor:
@@ -232,7 +257,7 @@ def subnetwork_weight(weight: Tensor, partition: NestedPartition, active: int, u
         ids = partition.ids().to(weight.device).view(weight.shape)  # a convolution's, which may have got a height of 1
         learning = weight.detach() if update is None else torch.where(ids == update, weight, weight.detach())
         return torch.where(ids <= active, learning, 0).contiguous()
-    return _Kept.apply(weight.detach() if update is None else weight, [partition.live(active)], strips)
+    return _Kept.apply(weight.detach() if update is None else weight, partition.live(active), strips)
 
 
 def embedding(

@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 import partkernels as pk
+from partkernels.operators import nested as products
 from partkernels.testing import Yardstick, poisoned_memory
 
 ENDS = st.integers(1, 9).flatmap(
     lambda size: st.lists(st.integers(0, size), max_size=3).map(lambda e: [*sorted(e), size])
 )
+SEGMENTS = st.lists(ENDS, min_size=1, max_size=3)
 
 
 def nested(shape, rows, cols=None) -> pk.NestedPartition:
@@ -27,6 +29,7 @@ def nested(shape, rows, cols=None) -> pk.NestedPartition:
 # Of each operator: how it is called, a weight's shape, n and m, and the shape of x; groups of several kinds.
 CASES = {
     "linear": (pk.linear, (7, 9), (3, 5, 7), (2, 6, 9), (4, 9), {}),
+    "linear, segments": (pk.linear, (7, 9), ((1, 1, 2), (2, 4, 5)), ((1, 3, 4), (1, 1, 3), (0, 1, 2)), (4, 9), {}),
     "linear, all inputs": (pk.linear, (7, 9), (3, 5, 7), None, (2, 3, 9), {}),
     "linear of a vector": (pk.linear, (7, 9), (3, 3, 7), (2, 6, 9), (9,), {}),
     "linear, empty": (pk.linear, (7, 9), (3, 5, 7), (2, 6, 9), (0, 9), {}),
@@ -35,14 +38,21 @@ CASES = {
     "conv2d, no input at first": (pk.conv2d, (6, 5, 3, 3), (2, 5, 6), (0, 4, 5), (2, 5, 7, 6), {"stride": 2}),
     "conv_transpose2d, nothing": (pk.conv_transpose2d, (5, 6, 3, 3), (0, 4, 5), (0, 5, 6), (2, 5, 4, 4), {"stride": 2}),
     "conv2d": (pk.conv2d, (6, 5, 3, 2), (2, 5, 6), (1, 4, 5), (2, 5, 7, 6), {"padding": 1, "stride": (2, 1)}),
+    "conv2d, segments": (pk.conv2d, (6, 5, 3, 3), ((2, 3, 4), (0, 1, 2)), ((1, 2, 2), (2, 2, 3)), (2, 5, 5, 6), {}),
     "conv2d, same": (pk.conv2d, (6, 5, 3, 2), (2, 5, 6), (1, 4, 5), (2, 5, 7, 6), {"padding": "same"}),
     "conv2d of an image": (pk.conv2d, (6, 5, 3, 3), (2, 5, 6), (1, 4, 5), (5, 7, 6), {"dilation": 2}),
     "conv2d by depth": (pk.conv2d, (6, 1, 3, 3), (2, 5, 6), None, (2, 6, 5, 5), {"groups": 6}),
     "conv2d, whole groups": (pk.conv2d, (6, 2, 3, 3), (2, 4, 6), None, (2, 6, 5, 5), {"groups": 3}),
     "conv2d, parts of groups": (pk.conv2d, (6, 2, 3, 3), (1, 3, 6), (1, 1, 2), (2, 6, 5, 5), {"groups": 3}),
+    "conv2d, segments of groups": (
+        pk.conv2d, (6, 2, 3, 3), ((1, 2, 4), (0, 1, 2)), None, (2, 6, 5, 5), {"groups": 3}
+    ),
     "conv1d": (pk.conv1d, (6, 5, 3), (2, 5, 6), (1, 4, 5), (2, 5, 9), {"stride": 2}),
     "conv_transpose2d": (
         pk.conv_transpose2d, (5, 6, 3, 3), (1, 4, 5), (2, 5, 6), (2, 5, 4, 4), {"stride": 2, "output_padding": 1}
+    ),
+    "conv_transpose2d, segments": (
+        pk.conv_transpose2d, (5, 6, 3, 3), ((1, 2, 2), (1, 2, 3)), ((2, 3, 4), (0, 1, 2)), (2, 5, 4, 4), {}
     ),
     "conv_transpose1d": (pk.conv_transpose1d, (5, 6, 3), (1, 4, 5), (2, 5, 6), (2, 5, 4), {"padding": 1}),
     "conv_transpose2d, groups": (pk.conv_transpose2d, (4, 3, 3, 3), (2, 3, 4), (1, 2, 3), (2, 4, 4, 4), {"groups": 2}),
@@ -55,7 +65,7 @@ def inputs(case: str, dtype=torch.float64):
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(size, generator=generator, dtype=torch.float64).to(dtype) for size in (x_shape, shape))
     made = shape[1] * options.get("groups", 1) if "transpose" in case else shape[0]
-    rows_of_bias = torch.randn(len(rows), made, generator=generator, dtype=torch.float64).to(dtype)
+    rows_of_bias = torch.randn(3, made, generator=generator, dtype=torch.float64).to(dtype)
     return operator, x, weight, rows_of_bias, nested(shape, rows, cols), options
 
 
@@ -85,20 +95,17 @@ def test_it_computes_what_the_equal_map_does(case, active, update):
                 assert not found[2][~partition.mask(update)].any()
 
 
-@pytest.mark.parametrize("case", ["linear", "conv2d", "conv2d by depth", "conv2d, parts of groups", "conv_transpose2d"])
+@pytest.mark.parametrize("case", CASES)
 def test_what_is_narrow_is_the_live_part(case):
     operator, x, weight, bias, partition, options = inputs(case)
-    of_x, of_y = (partition.row_ends, partition.col_ends)[:: 1 if "transpose" in case else -1]
-    if case == "conv2d by depth":
-        of_x = partition.row_ends
-    elif case == "conv2d, parts of groups":
-        of_x = (2, 4, 6)
-    dim = -1 if case == "linear" else 1
+    kind = options.get("groups", 1), "transpose" in case
+    taken, made = products.inputs(partition, *kind), products.outputs(partition, *kind)
+    dim = {"linear": -1, "conv1d": -2}.get(operator.__name__, -2 if "1d" in case else -3)
     for active, update in LIVE:
         whole = operator(x, weight, partition, active, update=update, bias=bias, **options)
-        few = x.narrow(dim, 0, of_x[active - 1])
+        few = taken.take(x, dim, active)
         found = operator(few, weight, partition, active, update=update, bias=bias, narrow=True, **options)
-        torch.testing.assert_close(found, whole.narrow(dim, 0, of_y[active - 1]), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(found, made.take(whole, dim, active), rtol=1e-12, atol=1e-12)
         with pk.use_backend("reference"):
             again = operator(few, weight, partition, active, update=update, bias=bias, narrow=True, **options)
         torch.testing.assert_close(again, found, rtol=1e-12, atol=1e-12)
@@ -206,28 +213,38 @@ def test_weights_and_rows_of_a_table(active, update):
     assert torch.equal(pk.embedding(ids, table, partition, active, update=update), reference)
 
 
-@given(rows=ENDS, cols=ENDS, kernel=st.sampled_from([(), (2,)]))
-@settings(max_examples=60)
+@given(rows=SEGMENTS, cols=SEGMENTS, kernel=st.sampled_from([(), (2,)]))
+@settings(max_examples=80)
 def test_who_owns_an_entry(rows, cols, kernel):
-    count = max(len(rows), len(cols))
-    rows, cols = ([*ends, *[ends[-1]] * (count - len(ends))] for ends in (rows, cols))
-    partition = nested((rows[-1], cols[-1], *kernel), rows, cols)
+    count = max(len(ends) for ends in (*rows, *cols))
+    rows, cols = ([[*ends, *[ends[-1]] * (count - len(ends))] for ends in segments] for segments in (rows, cols))
+    partition = nested((*(sum(ends[-1] for ends in segments) for segments in (rows, cols)), *kernel), rows, cols)
+    owners = [
+        [1 + sum(end <= i for end in ends) for ends in segments for i in range(ends[-1])] for segments in (rows, cols)
+    ]
+    expected = torch.maximum(*(torch.tensor(own).unsqueeze(d) for own, d in zip(owners, (1, 0), strict=True)))
     ids = partition.ids()
-    for r in range(rows[-1]):
-        for c in range(cols[-1]):
-            owner = 1 + max(sum(end <= r for end in rows), sum(end <= c for end in cols))
-            assert (ids[r, c] == owner).all()
+    assert torch.equal(ids, expected.view(*expected.shape, *[1] * len(kernel)).expand(ids.shape).byte())
     assert partition.sizes() == [int((ids == k).sum()) for k in range(1, count + 1)]
+    assert pk.Units.of_owners(owners[0], count).owners().tolist() == owners[0]
+    weight = torch.arange(1.0, 1 + ids.numel()).view(ids.shape)
     for k in range(1, count + 1):
-        live, found = torch.zeros_like(ids), torch.zeros_like(ids)
-        live[partition.live(k)] = 1
+        live, found, tensor = torch.zeros_like(ids), torch.zeros_like(ids), torch.zeros_like(weight)
+        for block in partition.live(k):
+            live[block] += 1
         for strip in partition.strips(k):
             found[strip] += 1
-        assert torch.equal(live == 1, ids <= k) and torch.equal(found == 1, ids == k) and found.max() <= 1
-    if rows[-1] > 1:
-        assert torch.equal(partition.rows(1, rows[-1]).ids(), ids[1:])
-    if cols[-1] > 1:
-        assert torch.equal(partition.columns(1, cols[-1]).ids(), ids[:, 1:])
+        assert torch.equal(live, (ids <= k).byte()) and torch.equal(found, (ids == k).byte())
+        entries = pk.gather_entries(weight, partition, k)
+        assert torch.equal(entries, weight[ids == k])
+        pk.scatter_entries(tensor, partition, k, entries)
+        assert torch.equal(tensor, weight * (ids == k))
+        spread = partition.row_units.spread(partition.row_units.take(weight, 0, k), 0, k)
+        assert torch.equal(spread, weight * (torch.tensor(owners[0]) <= k).view(-1, *[1] * (weight.dim() - 1)))
+    if len(ids) > 1:
+        assert torch.equal(partition.rows(1, len(ids)).ids(), ids[1:])
+    if ids.shape[1] > 1:
+        assert torch.equal(partition.columns(1, ids.shape[1]).ids(), ids[:, 1:])
 
 
 def test_copies_and_files():
@@ -246,7 +263,7 @@ def test_copies_and_files():
     [((3, 6), (2, 9)), ((5, 3, 7), (2, 6, 9)), ((3, 7), (9,)), ((-1, 7), (9, 9)), ((3.0, 7), (9, 9)), ((), ())],
 )
 def test_ends_that_do_not_fit_are_refused(rows, cols):
-    with pytest.raises(ValueError, match=r"rows=|cols=|count="):
+    with pytest.raises((ValueError, TypeError), match=r"rows=|cols=|units of"):
         nested((7, 9), rows, cols)
 
 
