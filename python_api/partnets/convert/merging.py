@@ -49,6 +49,8 @@ def merge(model: nn.Module, active: int | None = None) -> nn.Module:
     merged: dict[nn.Parameter, nn.Parameter] = {}
     for layer, ordinary in new.items():  # what layers shared they go on sharing
         for name, parameter in layer.named_parameters(recurse=False):
+            if name not in ordinary._parameters:  # it is inside, of live units, which no other layer has
+                continue
             ordinary._parameters[name] = merged.setdefault(parameter, ordinary._parameters[name])
     return without_partitions(model, new)
 

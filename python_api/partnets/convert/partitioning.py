@@ -6,6 +6,7 @@ import inspect
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -17,10 +18,14 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 import partkernels
 from partkernels.defaults import check_seed
 from partkernels.partition import sizes
+from partnets.convert.narrowing import narrow
 from partnets.convert.reads import read_by, written_by
+from partnets.convert.units import Plan
+from partnets.convert.units import plan as plan_units
 from partnets.hyper import Hyperparameter
 from partnets.nn import state_dict
-from partnets.nn.layer import PartitionedLayer
+from partnets.nn.layer import SCHEMES, PartitionedLayer
+from partnets.nn.nesting import MEASURES, no_defaults
 from partnets.nn.own_parameters import OwnParameters, is_broadcast, own_parameters_class
 from partnets.nn.own_state import OwnState, own_state_class, sharing
 from partnets.nn.partitioned import EXISTING, REPLACED, Partitioned, bind_methods
@@ -47,6 +52,8 @@ def partition(
     skip: Iterable[str | nn.Module] = (),
     stateful: Iterable[str | nn.Module] = (),
     scheme: str = "weight",
+    example: Any = None,
+    proportions_of: str = "units",
     frozen: bool = False,
 ) -> nn.Module:
     """Replaces the layers of a model by partitioned ones, a fixed proportion of each at random (Appendix C).
@@ -83,7 +90,15 @@ def partition(
             rules: buffers, frozen parameters, and attributes that are numbers, tensors, containers or objects of one's
             own. Copies start as it is now; what is assigned later, outside of any subnetwork, is assigned to all.
         scheme: 'weight' gives each entry of a weight to a partition at random; 'node' each output of a layer, with all
-            weights that it depends on (Appendix C).
+            weights that it depends on (Appendix C). 'nested' gives the first outputs of each layer to partition 1, the
+            next ones to partition 2, and so on, so that subnetwork k is the first units of each layer and computes with
+            nothing else. Defaults are 0 then, biases, norms and scales go with their unit, norms are over live units
+            alone, and the model's inputs and outputs are live in all subnetworks. See explain_partition.
+        example: for 'nested', what the model is called with to see which layer computes with whose outputs: a tensor, a
+            tuple of its arguments, or a dict of them by name. Of its values nothing is kept.
+        proportions_of: for 'nested', of what the proportions are: the 'units' of each layer, or its 'weights', so that
+            subnetwork k has the square root of its share of the units. Numbers of units are rounded to multiples of 16,
+            8, 4 or 2 where they are many.
         frozen: partitions parameters that require no gradient as well, for a model that is to be unfrozen later.
 
     A layer can say how it starts when it is drawn from a seed: with an attribute `seed_defaults` on the ordinary layer,
@@ -115,11 +130,23 @@ def partition(
     """
     check_seed("seed", seed)
     sizes(0, proportions)
+    _check_scheme(scheme, example, proportions_of)
     stateful = named(model, stateful, "stateful")
     found = _found(model, named(model, skip, "skip"), stateful, frozen)
-    options = {"defaults": "seed" if defaults is None else defaults, "scheme": scheme}
+    is_nested = scheme == "nested" and len(proportions) > 1
+    plan = Plan()
+    if is_nested:
+        defaults = no_defaults(defaults)
+        with _learning(found.layers.values() if frozen else ()):
+            own = [module for module in found.owning.values() if module not in found.kept]
+            plan = plan_units(model, found.layers.values(), own, proportions, example, proportions_of)
+
+    def options(module: nn.Module) -> dict[str, Any]:
+        own = plan.nestings.get(module, plan.own.get(module, "weight"))
+        return {"defaults": "seed" if defaults is None else defaults, "scheme": own if is_nested else scheme}
+
     new = {
-        layer: _divided(rule_of(type(layer)), layer, frozen, proportions, seeds.derived(seed, path), options)
+        layer: _divided(rule_of(type(layer)), layer, frozen, proportions, seeds.derived(seed, path), options(layer))
         for path, layer in found.layers.items()
     }
     if defaults is None:
@@ -131,12 +158,12 @@ def partition(
     with sharing():
         own = {
             module: _divided(
-                _class_for(module, found.kept.get(module)).from_ordinary,
+                plan.norms.get(module, _class_for(module, found.kept.get(module))).from_ordinary,
                 module,
                 frozen,
                 proportions,
                 seeds.derived(seed, path),
-                options,
+                options(module),
             )
             for path, module in found.owning.items()
         }
@@ -157,7 +184,38 @@ def partition(
     REPLACED.update(dict.fromkeys(before.difference(model.parameters())))
     if not isinstance(model, PartitionedLayer):  # which look after themselves
         state_dict.guard(model)
+    if is_nested:
+        narrow(model, [{new.get(maker, maker) for maker in makers} for makers in plan.together], example)
+        for layer, why in plan.why.items():
+            new[layer].whole_because = why
     return model
+
+
+def _check_scheme(scheme: str, example: Any, proportions_of: str) -> None:
+    if scheme not in SCHEMES:
+        raise ValueError(f"scheme={scheme!r}; pass 'weight', 'node' or 'nested'.")
+    if proportions_of not in MEASURES:
+        raise ValueError(f"proportions_of={proportions_of!r}; pass 'units' or 'weights'.")
+    if scheme == "nested" and example is None:
+        raise ValueError(
+            "scheme='nested' without example; pass what the model takes, a tensor, a tuple of its arguments or a dict"
+            " of them by name: a call shows which layer computes with whose outputs."
+        )
+    if scheme != "nested" and (example is not None or proportions_of != "units"):
+        raise ValueError(f"example and proportions_of are for scheme='nested'; leave them out with {scheme!r}.")
+
+
+@contextmanager
+def _learning(layers: Iterable[nn.Module]) -> Iterator[None]:
+    """Inside, all parameters of layers require a gradient."""
+    still = [p for layer in layers for p in layer.parameters() if not p.requires_grad]
+    try:
+        for parameter in still:
+            parameter.requires_grad_(True)
+        yield
+    finally:
+        for parameter in still:
+            parameter.requires_grad_(False)
 
 
 def _change_classes(new: dict[nn.Module, nn.Module]) -> None:

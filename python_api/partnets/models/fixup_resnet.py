@@ -121,7 +121,7 @@ class FixupResNet(nn.Module):
 class _FixupBlock(nn.Module):
     def __init__(self, in_channels: int, channels: int, stride: int, blocks: int) -> None:
         super().__init__()
-        self.channels, self.stride = channels, stride
+        self.stride = stride
         self.bias1a = Bias()
         self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
         self.bias1b = Bias()
@@ -136,9 +136,9 @@ class _FixupBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         biased = self.bias1a(x)
-        identity = x if self.stride == 1 else shortcut(biased, self.channels, self.stride)
         branch = F.relu(self.bias1b(self.conv1(biased)))
         branch = self.bias2b(self.scale(self.conv2(self.bias2a(branch))))
+        identity = x if self.stride == 1 else shortcut(biased, branch.shape[1], self.stride)
         return F.relu(branch + identity)
 
 

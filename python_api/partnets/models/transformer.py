@@ -52,9 +52,7 @@ class Block(nn.Module):
         return x + self.contract(F.gelu(self.expand(self.norm2(x))))
 
     def _attention(self, x: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        qkv = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        query, key, value = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
         return self.out(mixed.transpose(1, 2).flatten(2))
 

@@ -92,7 +92,7 @@ class ThinResNet50(WideResNet):
 class _PreActivationBlock(nn.Module):
     def __init__(self, in_channels: int, channels: int, stride: int, norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
-        self.channels, self.stride = channels, stride
+        self.stride = stride
         self.norm1 = norm(in_channels)
         self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
         self.norm2 = norm(channels)
@@ -101,7 +101,7 @@ class _PreActivationBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         branch = self.conv1(F.relu(self.norm1(x)))
         branch = self.conv2(F.relu(self.norm2(branch)))
-        return shortcut(x, self.channels, self.stride) + branch
+        return shortcut(x, branch.shape[1], self.stride) + branch
 
 
 def _stage(n: int, in_channels: int, channels: int, stride: int, norm: Callable[[int], nn.Module]) -> nn.Sequential:

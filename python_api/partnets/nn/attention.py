@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import partkernels
-from partkernels import Uniform
+from partkernels import Partition, Uniform, Units
 from partnets.nn.layer import PartitionedLayer
 from partnets.nn.linear import Linear
+from partnets.nn.nesting import Nesting
 from partnets.utils import seeds
 
 
@@ -125,9 +126,34 @@ class MultiheadAttention(Attention, PartitionedLayer, nn.MultiheadAttention):
     weights = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
     shifts = ("in_proj_bias", "bias_k", "bias_v")
 
+    unit_dim = -1
+    unit_inputs = 3
+    can_be_narrow = False  # heads have one size
+    unit_names = ("embed_dim",)
+
+    @classmethod
+    def nests(cls, layer):
+        return layer.bias_k is None and super().nests(layer)
+
+    @classmethod
+    def inner_units(cls, layer):
+        return layer.embed_dim
+
+    def nested(self, name, shape, nesting):
+        rows = Units(nesting.inner.segments * (shape[0] // nesting.inner.size))
+        return Partition.nested(shape, rows, self._units_or_all(nesting.inputs, shape[1], nesting))
+
+    def units_of(self, name, nesting):
+        return Units(nesting.inner.segments * 3)
+
+    def shrunk(self, name, value, partition, active):
+        return value
+
     def divide(self, proportions, *, seed, defaults, scheme="weight"):
         seed = seeds.random() if seed is None else seed
         super().divide(proportions, seed=seed, defaults=defaults, scheme=scheme)
+        if self.nesting is not None:
+            scheme = Nesting(self.nesting.outputs, self.nesting.inner)
         # torch.nn.TransformerEncoderLayer asks this before it reads our parameters as if they were torch's.
         self._qkv_same_embed_dim = False
         self.out_proj = Linear.from_ordinary(

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from partnets.nn.activation_checkpoint import same_subnetwork
 from partnets.nn.layer import PartitionedLayer
+from partnets.nn.nesting import LiveUnits
 from partnets.nn.own_parameters import OwnParameters
 from partnets.nn.own_state import OwnState, states_of
 from partnets.nn.partitioned import partitioned_layers
@@ -50,6 +50,9 @@ class _BatchNorm(PartitionedLayer):
 
     shifts = ("bias",)
     scales = ("weight",)
+    unit_dim = 1
+    unit_names = ("num_features",)
+    keeps_units = True
     notes: ClassVar[Mapping[str, type]] = {**PartitionedLayer.notes, ESTIMATED_AT: int}
     # The batches of all subnetworks when the statistics were estimated; None where nobody knows.
     _estimated_at: int | None = None
@@ -79,8 +82,12 @@ class _BatchNorm(PartitionedLayer):
 
     def to_ordinary(self, active):
         new = super().to_ordinary(active)
+        layer = new.layer if isinstance(new, LiveUnits) else new
         for name, buffer in self._statistics():
-            new._buffers[name] = (buffer[active - 1] if self.count > 1 else buffer).clone()
+            value = buffer[active - 1] if self.count > 1 else buffer
+            if value.dim() and self.nesting is not None:
+                value = value[: self.nesting.outputs.number(active)]
+            layer._buffers[name] = value.clone()
         return new
 
     def _statistics(self) -> list[tuple[str, Tensor]]:
@@ -111,8 +118,13 @@ class _BatchNorm(PartitionedLayer):
             if learns:
                 batches.add_(1)
                 factor = 1.0 / float(batches) if self.momentum is None else self.momentum
-        y = F.batch_norm(input, mean, var, self.live("weight"), self.live("bias"), of_batch, factor, self.eps)
-        return same_subnetwork(self, y)
+
+        def norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+            # Those of the live units come first, one after another: views, which follow what the batch is like.
+            live = (None if one is None else one[: x.shape[1]] for one in (mean, var))
+            return F.batch_norm(x, *live, weight, bias, of_batch, factor, self.eps)
+
+        return self.compute_live(norm, input, "weight", "bias")
 
 
 class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):

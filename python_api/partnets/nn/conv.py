@@ -17,7 +17,26 @@ class _Convolution(PartitionedLayer):
 
     weights = ("weight",)
     shifts = ("bias",)
+    unit_names = ("in_channels", "out_channels")
     kernel: Callable[..., Tensor]
+
+    @property
+    def can_be_narrow(self):
+        rows = self.out_channels // self.groups
+        whole_groups = [end % rows == 0 for ends in self.nesting.outputs.segments for end in ends]
+        by_group = (
+            self.in_channels == self.out_channels and all(whole_groups) and len(self.nesting.outputs.segments) == 1
+        )
+        return super().can_be_narrow and (self.groups == 1 or by_group)
+
+    @property
+    def by_unit(self):
+        return self.groups > 1
+
+    def resize(self, layer, size):
+        super().resize(layer, size)
+        if self.groups > 1:
+            layer.groups, layer.in_channels = self.groups * size // self.out_channels, size
 
     def forward(self, input: Tensor) -> Tensor:
         return self._conv_forward(input, None, None)
@@ -63,6 +82,7 @@ class Conv2d(_Convolution, nn.Conv2d):
     """
 
     ordinary = nn.Conv2d
+    unit_dim = -3
     kernel = partkernels.conv2d
 
 
@@ -76,6 +96,7 @@ class Conv1d(_Convolution, nn.Conv1d):
     """
 
     ordinary = nn.Conv1d
+    unit_dim = -2
     kernel = partkernels.conv1d
 
 
@@ -93,6 +114,8 @@ class Conv3d(PartitionedLayer, nn.Conv3d):
     ordinary = nn.Conv3d
     weights = ("weight",)
     shifts = ("bias",)
+    unit_dim = -4
+    unit_names = ("in_channels", "out_channels")
 
     def forward(self, input: Tensor) -> Tensor:
         return self._conv_forward(input, None, None)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import partkernels
+from partkernels import Partition
 from partnets.nn.activation_checkpoint import same_subnetwork
 from partnets.nn.layer import PartitionedLayer
 
@@ -16,7 +17,22 @@ from partnets.nn.layer import PartitionedLayer
 class _Transposed(PartitionedLayer):
     weights = ("weight",)
     shifts = ("bias",)
+    unit_names = ("in_channels", "out_channels")
     kernel: Callable[..., Tensor]
+
+    @classmethod
+    def nests(cls, layer):
+        return layer.groups == 1 and super().nests(layer)
+
+    def nested(self, name, shape, nesting):
+        return Partition.nested(shape, self._units_or_all(nesting.inputs, shape[0], nesting), nesting.outputs)
+
+    def shrunk(self, name, value, partition, active):
+        if value.dim() == 1:
+            return super().shrunk(name, value, partition, active)
+        if self.takes_narrow:
+            value = partition.row_units.take(value, 0, active)
+        return partition.col_units.take(value, 1, active) if self.narrow else value
 
     def nodes(self, name, shape):
         # [in, out / groups, ...]
@@ -67,6 +83,7 @@ class ConvTranspose2d(_Transposed, nn.ConvTranspose2d):
     """
 
     ordinary = nn.ConvTranspose2d
+    unit_dim = -3
     kernel = partkernels.conv_transpose2d
 
 
@@ -80,6 +97,7 @@ class ConvTranspose1d(_Transposed, nn.ConvTranspose1d):
     """
 
     ordinary = nn.ConvTranspose1d
+    unit_dim = -2
     kernel = partkernels.conv_transpose1d
 
 
@@ -95,6 +113,7 @@ class ConvTranspose3d(_Transposed, nn.ConvTranspose3d):
     """
 
     ordinary = nn.ConvTranspose3d
+    unit_dim = -4
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         geometry = self.geometry(input, output_size)

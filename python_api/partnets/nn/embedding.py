@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import partkernels
-from partkernels import Normal, Partition
+from partkernels import Normal, Partition, Units
 from partnets.nn.activation_checkpoint import same_subnetwork
 from partnets.nn.layer import PartitionedLayer
 
@@ -18,6 +18,9 @@ class Table(PartitionedLayer):
     """What a table of rows has of its own: the padding's row, which no partition learns."""
 
     weights = ("weight",)
+    unit_dim = -1
+    unit_inputs = 0
+    unit_names = ("embedding_dim",)
 
     def divide(self, proportions, **options):
         asked = [name for name in ("max_norm", "scale_grad_by_freq", "sparse") if getattr(self, name)]
@@ -36,6 +39,12 @@ class Table(PartitionedLayer):
         ids = partition.ids()
         ids[self.padding_idx] = 1
         return Partition.from_ids(ids, count=partition.count)
+
+    def nested(self, name, shape, nesting):
+        return Partition.nested(shape, Units.whole(shape[0], nesting.outputs.count), nesting.outputs)
+
+    def shrunk(self, name, value, partition, active):
+        return partition.col_units.take(value, 1, active) if self.narrow else value
 
     def _started(self, weight, defaults):
         started = super()._started(weight, defaults)
@@ -76,6 +85,8 @@ class Table(PartitionedLayer):
         y = partkernels.embedding(
             ids, weight, self.partition, self.active, update=self.update, padding_idx=self.padding_idx
         )
+        if self.narrow:
+            y = self.partition.col_units.take(y, -1, self.active)
         return same_subnetwork(self, y)
 
 

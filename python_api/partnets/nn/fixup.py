@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from partnets import models
-from partnets.nn.activation_checkpoint import same_subnetwork
 from partnets.nn.layer import PartitionedLayer
 
 
-class Bias(PartitionedLayer, models.Bias):
+class _OfAll(PartitionedLayer):
+    """One number for all units: those that are not live stay 0."""
+
+    unit_dim = 1
+    keeps_units = True
+
+    def units_of(self, name, nesting):
+        return None
+
+
+class Bias(_OfAll, models.Bias):
     """models.Bias that adds b_1 + ... + b_k in subnetwork k; partnets.partition makes it.
 
     Attributes:
@@ -25,10 +35,10 @@ class Bias(PartitionedLayer, models.Bias):
     shifts = ("bias",)
 
     def forward(self, x: Tensor) -> Tensor:
-        return same_subnetwork(self, x + self.live("bias"))
+        return self.compute_live(torch.add, x, "bias")
 
 
-class Scale(PartitionedLayer, models.Scale):
+class Scale(_OfAll, models.Scale):
     """models.Scale that multiplies by s_1 * ... * s_k in subnetwork k; partnets.partition makes it.
 
     Attributes:
@@ -44,4 +54,4 @@ class Scale(PartitionedLayer, models.Scale):
     scales = ("scale",)
 
     def forward(self, x: Tensor) -> Tensor:
-        return same_subnetwork(self, x * self.live("scale"))
+        return self.compute_live(torch.mul, x, "scale")

@@ -31,6 +31,8 @@ class Conv1D(PartitionedLayer, _Conv1D):
     ordinary = _Conv1D
     weights = ("weight",)
     shifts = ("bias",)
+    unit_dim = -1
+    unit_names = ("nx", "nf")
 
     def oriented(self, weight: Tensor) -> Tensor:
         return weight.t()

@@ -13,12 +13,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from partkernels import Defaults, Normal, Partition, Stored, Uniform, Zeros, subnetwork_weight
+from partkernels import Defaults, NestedPartition, Normal, Partition, Stored, Uniform, Units, Zeros, subnetwork_weight
 from partkernels.partition import sizes
 from partnets.nn import partition_format
 from partnets.nn.activation_checkpoint import same_subnetwork
 from partnets.nn.cumulative import live_product, live_sum, with_rows
 from partnets.nn.initial_values import Distribution, declared, distribution_of, fill
+from partnets.nn.nesting import LiveUnits, Nesting, no_defaults, of_live, widths
 from partnets.nn.partitioned import Partitioned, as_class, check_parameters
 from partnets.nn.registry import register, rule_of
 from partnets.nn.state_dict import refuse_unfit, unfit_tensors
@@ -27,7 +28,7 @@ from partnets.utils import seeds
 # The default's stream 0 fills a weight; a shift draws from another, so that the two are independent.
 SHIFT_STREAM = 1
 
-SCHEMES = ("weight", "node")
+SCHEMES = ("weight", "node", "nested")
 
 # What a state_dict calls the fingerprint of the chunks.
 LEARNED_FROM = "learned_from"
@@ -65,12 +66,17 @@ class PartitionedLayer(Partitioned):
         proportions: C numbers that sum to 1, the share of each weight's entries in each partition.
         seed: an int in [0, 2**63) that decides the partitions and, with 'seed', the initial values; None draws one from
             torch's global generator.
-        defaults: of entries that are not live; see partnets.partition.
-        scheme: 'weight' or 'node'; see partnets.partition.
+        defaults: of entries that are not live; see partnets.partition. None is 'seed', or 'zero' for nested partitions.
+        scheme: 'weight', 'node' or 'nested', which makes all inputs live; see partnets.partition.
 
     Attributes:
-        partitions: of each weight, by its name.
+        partitions: of each weight, by its name. Of nested ones also of each shift and scale, which has an entry for
+            each unit then, and no rows.
         partition: that of the parameter `weight`.
+        nesting: which inputs and outputs are live, if partitions are nested; else None.
+        narrow, takes_narrow: whether the outputs, and the inputs, are the live ones alone, of nested partitions; else
+            they are all, the others 0.
+        whole_because: why it is not nested, or less than it could be, in a model whose partitions are; else None.
         seed_defaults: how a layer starts that is drawn from a seed, if not as it is now; see partnets.partition.
         count, active, update: see Partitioned.
     """
@@ -83,6 +89,18 @@ class PartitionedLayer(Partitioned):
     notes: ClassVar[Mapping[str, type]] = {LEARNED_FROM: str}
     seed_defaults: Defaults | Callable[..., Defaults] | None = None
     partitions: dict[str, Partition]
+    # Which dimension of inputs and outputs has the units that nested partitions divide; None of what they can't.
+    unit_dim: ClassVar[int | None] = None
+    # What torch's layer calls the numbers of its inputs, if it has some, and of its outputs.
+    unit_names: ClassVar[Sequence[str]] = ()
+    # How many of the inputs have units: queries, keys and values do.
+    unit_inputs: ClassVar[int] = 1
+    # Whether a unit of the outputs comes of the same unit of the inputs alone, as norms have it.
+    keeps_units: ClassVar[bool] = False
+    nesting: Nesting | None = None
+    narrow: bool = False
+    takes_narrow: bool = False
+    whole_because: str | None = None
 
     def __init_subclass__(cls, **kwargs) -> None:
         super().__init_subclass__(**kwargs)
@@ -99,8 +117,8 @@ class PartitionedLayer(Partitioned):
         *args,
         proportions: Sequence[float] = (1.0,),
         seed: int | None = None,
-        defaults: str | Defaults = "seed",
-        scheme: str = "weight",
+        defaults: str | Defaults | None = None,
+        scheme: str | Nesting = "weight",
         **kwargs,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -118,7 +136,12 @@ class PartitionedLayer(Partitioned):
         self.partitions["weight"] = partition
 
     def divide(
-        self, proportions: Sequence[float], *, seed: int | None, defaults: str | Defaults, scheme: str = "weight"
+        self,
+        proportions: Sequence[float],
+        *,
+        seed: int | None,
+        defaults: str | Defaults | None,
+        scheme: str | Nesting = "weight",
     ) -> None:
         """Partitions this layer, which is still an ordinary one inside (Appendix C).
 
@@ -131,8 +154,14 @@ class PartitionedLayer(Partitioned):
         for name, weight in self._present(self.weights):
             if not weight.is_floating_point():
                 raise TypeError(f"the {name} is {weight.dtype}; pass a dtype of real numbers, such as torch.float32.")
-        if scheme not in SCHEMES:
-            raise ValueError(f"scheme={scheme!r}; pass 'weight' or 'node'.")
+        if not (isinstance(scheme, Nesting) or scheme in SCHEMES):
+            raise ValueError(f"scheme={scheme!r}; pass 'weight', 'node' or 'nested'.")
+        if scheme == "nested":
+            scheme = self.nested_alone(proportions) or "weight"
+        if is_nested := isinstance(scheme, Nesting):
+            defaults = no_defaults(defaults)
+            self.nesting = scheme
+        defaults = "seed" if defaults is None else defaults
         count, seed = len(proportions), seeds.random() if seed is None else seed
         changed, partitions = {}, {}
         for name, parameter in self._present(self.weights):
@@ -140,21 +169,86 @@ class PartitionedLayer(Partitioned):
                 whole = self.divided(name, parameter, (1.0,) + (0.0,) * (count - 1), seed, "weight")
                 partitions[name] = whole.to(parameter.device)
                 continue
+            if is_nested:
+                partitions[name] = self.nested(name, self.oriented(parameter).shape, scheme)
+                continue
             partition = self.divided(name, parameter, proportions, seed, scheme).to(parameter.device)
             resolved = self._resolve(name, parameter, defaults, self.seed_of(name, seed))
             partitions[name] = dataclasses.replace(partition, defaults=resolved.map_tensors(self.oriented))
             if defaults == "seed" or not (isinstance(resolved, Zeros) or defaults == "stored"):
                 changed[name] = self._started(parameter, partitions[name].defaults)
-        for name, parameter in self._present(self.shifts):
-            drawn = defaults == "seed" and parameter.requires_grad
-            value = self._redrawn(name, parameter, seed) if drawn else parameter
-            changed[name] = with_rows(value, count, neutral=0.0)
-        for name, parameter in self._present(self.scales):
-            changed[name] = with_rows(parameter, count, neutral=1.0)
+        for names, neutral in ((self.shifts, 0.0), (self.scales, 1.0)):
+            for name, parameter in self._present(names):
+                units = self.units_of(name, scheme) if is_nested else None
+                if units is not None and not units.is_whole:
+                    partitions[name] = Partition.nested(self.seen(name, parameter).shape, units)
+                    continue
+                drawn = defaults == "seed" and parameter.requires_grad and not neutral
+                value = self._redrawn(name, parameter, seed) if drawn else parameter
+                changed[name] = with_rows(value, count, neutral=neutral)
         for name, parameter in changed.items():
             self._parameters[name] = parameter
         self.partitions = partitions
         self.count = self.active = self.update = count
+
+    def nested_alone(self, proportions: Sequence[float]) -> Nesting | None:
+        """How a layer of which nobody knows what is around it nests: its outputs in order, with all inputs live.
+
+        None if it can't, or not without units that are divided before it.
+        """
+        if self.keeps_units or not self.nests(self):
+            return None
+        size = self.made_units(self)
+        return Nesting(widths(size, proportions), None, widths(self.inner_units(self) or size, proportions))
+
+    @classmethod
+    def nests(cls, layer: nn.Module) -> bool:
+        """Whether the units of a layer of torch's, of which this class is made, can be divided."""
+        return cls.unit_dim is not None and all(parameter.requires_grad for parameter in layer.parameters())
+
+    @property
+    def by_unit(self) -> bool:
+        """Whether a unit of the outputs is computed of the same unit, or group, of the inputs alone."""
+        return self.keeps_units
+
+    @property
+    def can_be_narrow(self) -> bool:
+        """Whether the outputs can be the live ones alone."""
+        return not self.nesting.outputs.is_whole
+
+    @classmethod
+    def takes(cls, layer: nn.Module, units: Units) -> bool:
+        """Whether such a layer can leave out those of its inputs that are not live."""
+        return True
+
+    @classmethod
+    def made_units(cls, layer: nn.Module) -> int:
+        """How many units such a layer makes."""
+        return getattr(layer, cls.unit_names[-1])
+
+    @classmethod
+    def inner_units(cls, layer: nn.Module) -> int | None:
+        """How many units such a layer has inside; None if it has none."""
+        return None
+
+    def nested(self, name: str, shape: torch.Size, nesting: Nesting) -> NestedPartition:
+        """The partition of a weight, of this shape as its partition sees it."""
+        return Partition.nested(shape, nesting.outputs, self._units_or_all(nesting.inputs, shape[1], nesting))
+
+    def _units_or_all(self, units: Units | None, size: int, nesting: Nesting) -> Units:
+        return units if units is not None and units.size == size else Units.whole(size, nesting.outputs.count)
+
+    def units_of(self, name: str, nesting: Nesting) -> Units | None:
+        """To which units the entries of a shift or a scale belong; None if it is of all of them alike."""
+        return nesting.outputs
+
+    def seen(self, name: str, tensor: Tensor) -> Tensor:
+        """A parameter, or what has its shape, as its partition sees it: a view."""
+        return self.oriented(tensor) if name in self.weights else tensor
+
+    def unseen(self, name: str, tensor: Tensor) -> Tensor:
+        """The inverse of seen."""
+        return self.seen(name, tensor)
 
     def _present(self, names: Sequence[str]) -> Iterator[tuple[str, nn.Parameter]]:
         for name in names:
@@ -238,8 +332,8 @@ class PartitionedLayer(Partitioned):
         proportions: Sequence[float],
         *,
         seed: int | None = None,
-        defaults: str | Defaults = "seed",
-        scheme: str = "weight",
+        defaults: str | Defaults | None = None,
+        scheme: str | Nesting = "weight",
     ) -> PartitionedLayer:
         """A partitioned layer made of an ordinary one, which stays as it is; parameters that need no change are shared.
 
@@ -263,7 +357,7 @@ class PartitionedLayer(Partitioned):
 
     def entries(self, name, tensors, update):
         if name in self.partitions:
-            return [self.oriented(tensor) for tensor in tensors], self.partitions[name]
+            return [self.seen(name, tensor) for tensor in tensors], self.partitions[name]
         return super().entries(name, tensors, update)
 
     def to_ordinary(self, active: int) -> nn.Module:
@@ -273,9 +367,34 @@ class PartitionedLayer(Partitioned):
         new = as_class(self, self.ordinary)
         for name, parameter in self.named_parameters(recurse=False):
             value = self._value(name, parameter.detach(), active, None)
+            if isinstance(partition := self.partitions.get(name), NestedPartition):
+                value = self.unseen(name, self.shrunk(name, self.seen(name, value), partition, active))
             value = value.contiguous() if name in self.partitions else value.clone()
             new._parameters[name] = nn.Parameter(value, requires_grad=parameter.requires_grad)
+        if self.nesting is None or (few := self.nesting.outputs.number(active)) == self.nesting.outputs.size:
+            return new
+        if self._makes_few():
+            self.resize(new, few)
+        if self.takes_narrow and len(self.unit_names) > 1 and not self.by_unit:
+            setattr(new, self.unit_names[0], self.nesting.inputs.number(active))
+        if self.by_unit and self._makes_few() and not (self.narrow and self.takes_narrow):
+            return LiveUnits(new, self.nesting.outputs, self.unit_dim, active, self.narrow)
         return new
+
+    def _makes_few(self) -> bool:
+        """Whether an ordinary layer in place of this one computes the live units alone."""
+        return self.narrow or self.keeps_units or (self.by_unit and self.takes_narrow)
+
+    def resize(self, layer: nn.Module, size: int) -> None:
+        """Tells an ordinary layer, whose parameters are for so many units, that it makes so many."""
+        for name in self.unit_names[-1:]:
+            setattr(layer, name, size)
+
+    def shrunk(self, name: str, value: Tensor, partition: NestedPartition, active: int) -> Tensor:
+        """What of a parameter's value an ordinary layer needs whose inputs or outputs are the live ones alone."""
+        if self._makes_few():
+            value = partition.row_units.take(value, 0, active)
+        return partition.col_units.take(value, 1, active) if self.takes_narrow and value.dim() > 1 else value
 
     def to_fresh(self) -> nn.Module:
         """torch's layer with initial values anew; its weights are drawn as this layer's were, from another seed.
@@ -306,7 +425,24 @@ class PartitionedLayer(Partitioned):
         if update is None:  # where nothing learns, what is detached has no gradient computed for its sake
             weight, bias = weight.detach(), None if bias is None else bias.detach()
         weight = self.oriented(weight)
+        if "bias" in self.partitions:
+            bias = self._value("bias", bias, active, update)
+        if self.narrow:
+            geometry["narrow"] = True
         y = kernel(x, weight, self.partitions["weight"], active, update=update, bias=bias, **geometry)
+        return same_subnetwork(self, y)
+
+    def compute_live(self, function: Callable[..., Tensor], x: Tensor, *names: str) -> Tensor:
+        """function(x, values of the parameters of these names), of live units alone where partitions are nested."""
+        values = [self.live(name) for name in names]
+        if self.nesting is None:
+            return same_subnetwork(self, function(x, *values))
+        units, active = self.nesting.outputs, self.active
+        few = [
+            units.take(one, 0, active) if name in self.partitions else one
+            for name, one in zip(names, values, strict=True)
+        ]
+        y = of_live(lambda x: function(x, *few), units, self.unit_dim, active, self.narrow, x)
         return same_subnetwork(self, y)
 
     def live(self, name: str) -> Tensor | None:
@@ -338,8 +474,8 @@ class PartitionedLayer(Partitioned):
 
     def _value(self, name: str, parameter: Tensor, active: int, update: int | None) -> Tensor:
         if name in self.partitions:
-            weight = self.oriented(parameter)
-            return self.oriented(subnetwork_weight(weight, self.partitions[name], active, update=update))
+            weight = self.seen(name, parameter)
+            return self.unseen(name, subnetwork_weight(weight, self.partitions[name], active, update=update))
         combine = live_product if name in self.scales else live_sum
         return combine(parameter, self.count, active, update)
 
@@ -362,21 +498,21 @@ class PartitionedLayer(Partitioned):
                     place = {"row": partition.row, "col": partition.col}
                     weight.copy_(partition.defaults.values(weight.shape, device=weight.device, **place))
             for names, neutral in ((self.shifts, 0.0), (self.scales, 1.0)):
-                for _, parameter in self._present(names):
-                    if self.count > 1:
+                for name, parameter in self._present(names):
+                    if self.count > 1 and name not in self.partitions:
                         parameter[1:] = neutral
 
     def extra_repr(self) -> str:
         if "count" not in self.__dict__:
             return super().extra_repr()
-        maps = list(self.partitions.values())
-        is_one = len(maps) == 1 and not maps[0].map.is_meta
+        maps = [partition for name, partition in self.partitions.items() if name in self.weights]
+        is_one = len(maps) == 1 and not maps[0].is_meta
         partitions = maps[0].sizes() if is_one else self.count
         return ", ".join(filter(None, (super().extra_repr(), f"partitions={partitions}")))
 
     def _apply(self, fn, recurse=True):
         partitions = {name: partition.map_tensors(fn) for name, partition in self.partitions.items()}
-        if any(self.partitions[name].map.is_meta and not new.map.is_meta for name, new in partitions.items()):
+        if any(self.partitions[name].is_meta and not new.is_meta for name, new in partitions.items()):
             raise RuntimeError(
                 f"this {type(self).__name__} is on the meta device, and its partition cannot be made of empty memory;"
                 " use load_state_dict(..., assign=True), or construct the layer on its real device."

@@ -26,7 +26,7 @@ class Linear(PartitionedLayer, nn.Linear):
             initial weight; the weight starts there. 'zero': 0, with torch's initial weight. 'stored': a copy of torch's
             initial weight. Or one of partkernels' Zeros, Uniform, Normal, Stored, where the weight then starts (Zeros:
             with torch's initial weight).
-        scheme: 'weight' or 'node'; see partnets.partition.
+        scheme: 'weight', 'node', or 'nested' with all inputs live; see partnets.partition.
 
     Attributes:
         weight: [out_features, in_features].
@@ -50,6 +50,8 @@ class Linear(PartitionedLayer, nn.Linear):
     ordinary = nn.Linear
     weights = ("weight",)
     shifts = ("bias",)
+    unit_dim = -1
+    unit_names = ("in_features", "out_features")
 
     def forward(self, input: Tensor) -> Tensor:
         return self.compute(partkernels.linear, input)

@@ -2,14 +2,70 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from partnets.nn.activation_checkpoint import same_subnetwork
 from partnets.nn.layer import PartitionedLayer
 
 
-class GroupNorm(PartitionedLayer, nn.GroupNorm):
+def group_norm(x: Tensor, size: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """F.group_norm in groups of so many channels, the last of which may have fewer.
+
+    Example:
+        >>> x = torch.randn(2, 6, 4)
+        >>> y = group_norm(x, 4, None, None, 1e-5)
+        >>> torch.allclose(y[:, 4:], F.group_norm(x[:, 4:], 1))
+        True
+    """
+    groups, rest = divmod(x.shape[1], size)
+    if not rest:
+        return F.group_norm(x, groups, weight, bias, eps)
+    if not groups:
+        return F.group_norm(x, 1, weight, bias, eps)
+    cuts = slice(0, groups * size), slice(groups * size, None)
+    parts = []
+    for cut, number in zip(cuts, (groups, 1), strict=True):
+        affine = (None if one is None else one[cut] for one in (weight, bias))
+        parts.append(F.group_norm(x[:, cut], number, *affine, eps))
+    return torch.cat(parts, 1)
+
+
+class _Norm(PartitionedLayer):
+    """Norms over several units, of which those that are not live stay 0, and are not counted."""
+
+    scales = ("weight",)
+    shifts = ("bias",)
+    keeps_units = True
+
+
+class _LastDim(_Norm):
+    unit_dim = -1
+
+    @classmethod
+    def nests(cls, layer):
+        return len(layer.normalized_shape) == 1 and super().nests(layer)
+
+    @classmethod
+    def made_units(cls, layer):
+        return layer.normalized_shape[0]
+
+    def resize(self, norm, size):
+        norm.normalized_shape = (size,)
+
+
+class UnevenGroupNorm(nn.GroupNorm):
+    """torch.nn.GroupNorm whose last group has fewer channels, as partnets.merge makes it of a nested subnetwork."""
+
+    def __init__(self, group_size: int, num_channels: int, eps: float = 1e-5, affine: bool = True) -> None:
+        super().__init__(1, num_channels, eps, affine)
+        self.group_size = group_size
+
+    def forward(self, input: Tensor) -> Tensor:
+        return group_norm(input, self.group_size, self.weight, self.bias, self.eps)
+
+
+class GroupNorm(_Norm, nn.GroupNorm):
     """torch.nn.GroupNorm with the scale s_1 * ... * s_k and the shift b_1 + ... + b_k of subnetwork k (Appendix I.2).
 
     Args:
@@ -36,15 +92,25 @@ class GroupNorm(PartitionedLayer, nn.GroupNorm):
     """
 
     ordinary = nn.GroupNorm
-    scales = ("weight",)
-    shifts = ("bias",)
+    unit_dim = 1
+    unit_names = ("num_channels",)
 
     def forward(self, input: Tensor) -> Tensor:
-        y = F.group_norm(input, self.num_groups, self.live("weight"), self.live("bias"), self.eps)
-        return same_subnetwork(self, y)
+        size = self.num_channels // self.num_groups
+        return self.compute_live(lambda x, *affine: group_norm(x, size, *affine, self.eps), input, "weight", "bias")
+
+    @classmethod
+    def takes(cls, layer, units):
+        return len(units.segments) == 1  # else groups would be other ones in each subnetwork
+
+    def resize(self, norm, size):
+        group, norm.num_channels = self.num_channels // self.num_groups, size
+        norm.num_groups = max(size // group, 1)
+        if size > group and size % group:
+            norm.__class__, norm.group_size = UnevenGroupNorm, group
 
 
-class LayerNorm(PartitionedLayer, nn.LayerNorm):
+class LayerNorm(_LastDim, nn.LayerNorm):
     """torch.nn.LayerNorm with the scale s_1 * ... * s_k and the shift b_1 + ... + b_k of subnetwork k (Appendix I.2).
 
     Args:
@@ -71,15 +137,15 @@ class LayerNorm(PartitionedLayer, nn.LayerNorm):
     """
 
     ordinary = nn.LayerNorm
-    scales = ("weight",)
-    shifts = ("bias",)
 
     def forward(self, input: Tensor) -> Tensor:
-        y = F.layer_norm(input, self.normalized_shape, self.live("weight"), self.live("bias"), self.eps)
-        return same_subnetwork(self, y)
+        def norm(x: Tensor, *affine: Tensor) -> Tensor:
+            return F.layer_norm(x, x.shape[-len(self.normalized_shape) :], *affine, self.eps)
+
+        return self.compute_live(norm, input, "weight", "bias")
 
 
-class RMSNorm(PartitionedLayer, nn.RMSNorm):
+class RMSNorm(_LastDim, nn.RMSNorm):
     """torch.nn.RMSNorm with the scale s_1 * ... * s_k of subnetwork k (Appendix I.2).
 
     Args:
@@ -105,7 +171,10 @@ class RMSNorm(PartitionedLayer, nn.RMSNorm):
     """
 
     ordinary = nn.RMSNorm
-    scales = ("weight",)
+    shifts = ()
 
     def forward(self, x: Tensor) -> Tensor:
-        return same_subnetwork(self, F.rms_norm(x, self.normalized_shape, self.live("weight"), self.eps))
+        def norm(x: Tensor, *affine: Tensor) -> Tensor:
+            return F.rms_norm(x, x.shape[-len(self.normalized_shape) :], *affine, self.eps)
+
+        return self.compute_live(norm, x, "weight")

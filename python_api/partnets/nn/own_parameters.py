@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from partkernels import Stored, Zeros
+from partkernels import NestedPartition, Partition, Stored, Units, Zeros
 from partnets.nn.initial_values import declared
 from partnets.nn.layer import PartitionedLayer
 from partnets.nn.state_dict import loads_as_torch
@@ -28,6 +30,18 @@ def is_broadcast(parameter: Tensor) -> bool:
     return parameter.dim() == 0 or parameter.shape[0] == 1 or sum(n > 1 for n in parameter.shape) <= 1
 
 
+class OwnUnits(NamedTuple):
+    """How the own parameters of a module nest.
+
+    Attributes:
+        along: of those that meet units, along which dimension they have some, and these.
+        nested: the names of those whose entries belong to the partition of their unit.
+    """
+
+    along: Mapping[str, tuple[int, Units]]
+    nested: Collection[str]
+
+
 class OwnParameters(PartitionedLayer):
     """A module of any class, whose code reads its own parameters as attributes: it gets those of the live subnetwork.
 
@@ -44,11 +58,46 @@ class OwnParameters(PartitionedLayer):
         """Nothing: such classes are made one by one, and are no rule for others."""
 
     is_read = True
+
+    @property
+    def can_be_narrow(self):
+        return bool(self.units_along) if self.nesting is None else super().can_be_narrow
+
     caches: Sequence[str] = ()
 
-    def divide(self, proportions, **options):
-        super().divide(proportions, **options)
+    # Of parameters that meet units of a nested subnetwork, along which dimension they have some, and these.
+    units_along: Mapping[str, tuple[int, Units]] = MappingProxyType({})
+
+    def divide(self, proportions, *, scheme="weight", **options):
+        """As PartitionedLayer.divide. With a scheme of OwnUnits, partitions of some parameters are nested."""
+        own = scheme if isinstance(scheme, OwnUnits) else OwnUnits({}, ())
+        nested = {name: self._parameters[name] for name in own.nested}
+        super().divide(proportions, scheme="weight" if isinstance(scheme, OwnUnits) else scheme, **options)
+        self.units_along = own.along
+        for name, parameter in nested.items():
+            dim, units = own.along[name]
+            self._parameters[name] = parameter
+            self.partitions[name] = Partition.nested(parameter.movedim(dim, 0).shape, units)
         self.__dict__.update({name: PerSubnetwork() for name in self.caches})
+
+    def seen(self, name, tensor):
+        return tensor.movedim(self.units_along[name][0], 0) if self._nests(name) else super().seen(name, tensor)
+
+    def unseen(self, name, tensor):
+        return tensor.movedim(0, self.units_along[name][0]) if self._nests(name) else super().unseen(name, tensor)
+
+    def _nests(self, name: str) -> bool:
+        return name in self.units_along and isinstance(self.partitions.get(name), NestedPartition)
+
+    def _value(self, name, parameter, active, update):
+        value = super()._value(name, parameter, active, update)
+        if self.narrow and name in self.units_along:
+            dim, units = self.units_along[name]
+            value = units.take(value, dim, active)
+        return value
+
+    def shrunk(self, name, value, partition, active):
+        return value  # which is narrow already
 
     def to_ordinary(self, active):
         new = super().to_ordinary(active)
@@ -103,7 +152,7 @@ class OwnParameters(PartitionedLayer):
         with torch.no_grad():
             for name, parameter in self.named_parameters(recurse=False):
                 value = fresh._parameters[name]
-                if name in self.shifts and self.count > 1:
+                if name in self.shifts and self.count > 1 and name not in self.partitions:
                     parameter[0], parameter[1:] = value, 0
                 elif name in self.partitions and not isinstance(defaults := self.partitions[name].defaults, Zeros):
                     parameter.copy_(defaults.values(parameter.shape, parameter.dtype, parameter.device))

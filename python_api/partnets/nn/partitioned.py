@@ -231,7 +231,18 @@ def as_class(layer: nn.Module, cls: type[nn.Module]) -> nn.Module:
     for own in ("_parameters", "_buffers", "_modules"):
         new.__dict__[own] = copy.copy(layer.__dict__[own])
     if not issubclass(cls, Partitioned):
-        for name in ("partitions", "count", "learned_from", "_live", "_outside"):
+        for name in (
+            "partitions",
+            "count",
+            "learned_from",
+            "_live",
+            "_outside",
+            "nesting",
+            "narrow",
+            "takes_narrow",
+            "whole_because",
+            "units_along",
+        ):
             new.__dict__.pop(name, None)
     return new
 

@@ -22,6 +22,8 @@ class Linear(PartitionedLayer, _Linear):
     ordinary = _Linear
     weights = ("weight",)
     shifts = ("bias",)
+    unit_dim = -1
+    unit_names = ("in_features", "out_features")
 
     def forward(self, input: Tensor) -> Tensor:
         return self.compute(partkernels.linear, input)
@@ -33,6 +35,8 @@ class Conv2dSame(PartitionedLayer, _Conv2dSame):
     ordinary = _Conv2dSame
     weights = ("weight",)
     shifts = ("bias",)
+    unit_dim = -3
+    unit_names = ("in_channels", "out_channels")
 
     def forward(self, x: Tensor) -> Tensor:
         x = pad_same(x, self.kernel_size, self.stride, self.dilation)

@@ -211,7 +211,7 @@ def warn_of_proportions(model: nn.Module, proportions: Sequence[float]) -> None:
         partition.sizes()
         for _, layer in partitioned_layers(model)
         for name, partition in getattr(layer, "partitions", {}).items()
-        if layer._parameters[name].requires_grad and not partition.map.is_meta
+        if layer._parameters[name].requires_grad and not partition.is_meta
     ]
     owned = [sum(sizes) for sizes in zip(*learning, strict=True)]
     if not sum(owned):

@@ -1,0 +1,242 @@
+"""Runs of a model in which marks take the place of what layers compute: they show where it goes, and what of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from partnets.nn.layer import PartitionedLayer
+
+
+def called(model: nn.Module, example: Any) -> Any:
+    """What a model makes of an example: of its argument, a tuple of its arguments, or a mapping of them by name."""
+    if isinstance(example, Mapping):
+        return model(**example)
+    return model(*example) if isinstance(example, tuple) else model(example)
+
+
+def results(output: Any) -> list[Tensor]:
+    """The tensors of real numbers in what a model has computed."""
+    leaves = tree_leaves(dict(output) if isinstance(output, Mapping) else output)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+@dataclass
+class Seen:
+    """What a run has shown.
+
+    Attributes:
+        nonzero: of each layer that was called, which units of its inputs were not 0; None if nobody can tell.
+        makers: of each, the layers whose outputs it was given, and the modules whose own parameters.
+        whole: the layers whose outputs are the model's.
+        results: where the model's outputs are not 0.
+    """
+
+    nonzero: dict[nn.Module, Tensor | None] = field(default_factory=dict)
+    makers: dict[nn.Module, set[nn.Module]] = field(default_factory=dict)
+    whole: set[nn.Module] = field(default_factory=set)
+    results: list[Tensor] = field(default_factory=list)
+
+    def visit(self, layer: nn.Module, inputs: list[Tensor], makers: set[nn.Module], dim: int) -> None:
+        """Notes what a layer is called with."""
+        self.makers.setdefault(layer, set()).update(makers)
+        for x in inputs:
+            found = units_of(x, dim)
+            before = self.nonzero.get(layer, found)
+            alike = before is not None and found is not None and before.shape == found.shape
+            self.nonzero[layer] = before | found if alike else None
+
+
+def units_of(x: Tensor, dim: int) -> Tensor | None:
+    """At which units along a dimension there is something; None if there is no such dimension."""
+    if not -x.dim() <= dim < x.dim():
+        return None
+    return (x.detach() != 0).movedim(dim, -1).flatten(0, -2).any(0) if x.dim() > 1 else x.detach() != 0
+
+
+class _Mark(torch.autograd.Function):
+    """Values in place of what a layer computed; the graph that they are in tells where they have gone."""
+
+    @staticmethod
+    def forward(ctx: Any, layer: nn.Module, values: Tensor, *after: Tensor) -> Tensor:
+        ctx.layer = layer
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:
+        raise RuntimeError("marks have no gradients.")
+
+
+def _makers(
+    tensors: Iterable[Tensor], owners: Mapping[int, nn.Module], through: Collection[nn.Module] = ()
+) -> set[nn.Module]:
+    """The layers of whose marks tensors are computed; of some, `through`, also those before.
+
+    Args:
+        owners: of parameters, by their ids, the modules that read them as their own: these are found as well.
+    """
+    found, seen = set(), set()
+    front = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    while front:
+        node = front.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        is_mark = isinstance(node, _Mark._backward_cls)
+        layer = node.layer if is_mark else owners.get(id(getattr(node, "variable", None)))
+        if layer is not None:
+            found.add(layer)
+        if not is_mark or layer in through:
+            front += [before for before, _ in node.next_functions if before is not None]
+    return found
+
+
+class Spans(TorchDispatchMode):
+    """Notes with which parts of marks a model computes apart: queries, keys and values are three of one layer's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._marks: dict[int, tuple[nn.Module, Tensor, int]] = {}
+        self._spans: dict[nn.Module, set[tuple[int, int]]] = defaultdict(set)
+
+    def watch(self, layer: nn.Module, y: Tensor, dim: int) -> None:
+        self._marks[y.untyped_storage().data_ptr()] = layer, y, dim
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if not function.is_view:
+            for tensor in tree_leaves((args, kwargs)):
+                if isinstance(tensor, Tensor) and tensor.numel() and not tensor.is_meta:
+                    self._note(tensor)
+        return result
+
+    def _note(self, tensor: Tensor) -> None:
+        layer, y, dim = self._marks.get(tensor.untyped_storage().data_ptr(), (None, None, 0))
+        if layer is None:
+            return
+        size, unit = y.shape[dim], y.stride(dim)
+        # Steps shorter than a unit, and those over all units, do not lead from one unit to another.
+        steps = [
+            (number - 1) * (step // unit)
+            for number, step in zip(tensor.shape, tensor.stride(), strict=True)
+            if unit <= step < unit * size
+        ]
+        first = tensor.storage_offset() // unit % size
+        self._spans[layer].add((first, min(first + sum(steps) + 1, size)))
+
+    def segments(self, layer: nn.Module, size: int) -> list[int]:
+        """The sizes of the parts of its outputs that the model computes with apart.
+
+        Example:
+            >>> spans = Spans()
+            >>> layer, y = nn.Identity(), torch.ones(2, 6)
+            >>> spans.watch(layer, y, -1)
+            >>> with spans:
+            ...     first, second, third = y.chunk(3, -1)
+            ...     _ = first * second + third.exp()
+            >>> spans.segments(layer, 6)
+            [2, 2, 2]
+        """
+        starts, end = [0], 0
+        for first, last in sorted(self._spans[layer]):
+            if first >= end > 0:
+                starts.append(first)
+            end = max(end, last)
+        return [b - a for a, b in zip(starts, [*starts[1:], size], strict=True)]
+
+
+class Runs:
+    """A model's runs of an example, in which marks take the place of what layers compute.
+
+    Args:
+        model: an ordinary one.
+        example: see `called`.
+        rules: of each layer that can nest, its class of partnets.
+        own: modules that read parameters of their own.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: Any,
+        rules: Mapping[nn.Module, type[PartitionedLayer]],
+        own: Collection[nn.Module],
+    ) -> None:
+        self.model, self.example, self.rules = model, example, rules
+        self.own = {
+            (module, name): parameter
+            for module in own
+            for name, parameter in module._parameters.items()
+            if parameter is not None and parameter.is_floating_point()
+        }
+
+    def run(
+        self,
+        live: Mapping[nn.Module, Tensor],
+        own: Mapping[tuple[nn.Module, str], Tensor],
+        spans: Spans | None = None,
+    ) -> Seen:
+        """Runs the example.
+
+        Args:
+            live: of layers that make units, which of these are live; of others all are. Norms keep those of inputs.
+            own: values of own parameters, by module and name; others are random numbers.
+            spans: notes which parts of the layers' outputs are computed with apart.
+        """
+        seen, random = Seen(), torch.Generator().manual_seed(0)
+
+        def numbers(like: Tensor) -> Tensor:  # positive ones, which activations pass on
+            return (torch.rand(like.shape, generator=random) + 0.5).to(like.device, like.dtype)
+
+        values = {place: own.get(place, numbers(parameter)) for place, parameter in self.own.items()}
+        values = {place: nn.Parameter(value.to(self.own[place])) for place, value in values.items()}
+        owners = {id(value): module for (module, _), value in values.items()}
+        start = torch.ones((), requires_grad=True)
+
+        def given(layer: nn.Module, args: tuple, kwargs: dict) -> list[Tensor]:
+            return results((args, kwargs))[: self.rules[layer].unit_inputs]
+
+        def before(layer: nn.Module, args: tuple, kwargs: dict) -> None:
+            inputs = given(layer, args, kwargs)
+            seen.visit(layer, inputs, _makers(inputs, owners), self.rules[layer].unit_dim)
+            seen.nonzero.setdefault(layer, None)
+
+        def after(layer: nn.Module, args: tuple, kwargs: dict, output: Any) -> Any:
+            y, rule = output[0] if isinstance(output, tuple) else output, self.rules[layer]
+            mask, inputs = live.get(layer), [start]
+            if rule.keeps_units:
+                inputs = given(layer, args, kwargs)
+                mask = units_of(inputs[0], rule.unit_dim)
+            marks = numbers(y)
+            if mask is not None:
+                marks = marks * mask.to(marks).view(-1, *[1] * (y.dim() - rule.unit_dim % y.dim() - 1))
+            marks = _Mark.apply(layer, marks, *inputs)
+            if spans is not None and not rule.keeps_units:
+                spans.watch(layer, marks, rule.unit_dim)
+            return (marks, *output[1:]) if isinstance(output, tuple) else marks
+
+        hooks = [layer.register_forward_pre_hook(before, with_kwargs=True) for layer in self.rules]
+        hooks += [layer.register_forward_hook(after, with_kwargs=True) for layer in self.rules]
+        try:
+            for (module, name), value in values.items():
+                module._parameters[name] = value
+            torch.manual_seed(0)
+            with spans or contextlib.nullcontext():
+                leaves = results(called(self.model, self.example))
+        finally:
+            for hook in hooks:
+                hook.remove()
+            for (module, name), parameter in self.own.items():
+                module._parameters[name] = parameter
+        norms = [layer for layer, rule in self.rules.items() if rule.keeps_units]
+        seen.whole = _makers(leaves, owners, through=norms)
+        seen.results = [leaf.detach() != 0 for leaf in leaves]
+        return seen

@@ -1,0 +1,295 @@
+"""Which units of a model are live in which subnetwork, where partitions are nested: found by runs of an example."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from partkernels import Units
+from partnets.convert.marks import Runs, Seen, Spans, called
+from partnets.nn.layer import PartitionedLayer
+from partnets.nn.nesting import Nesting, widths
+from partnets.nn.own_norm import OwnNorm, own_norm_class, unit_dim_of
+from partnets.nn.own_parameters import OwnUnits
+from partnets.nn.registry import rule_of
+from partnets.utils.held import Held
+from partnets.utils.modules import device_of, evaluating, to_device
+from partnets.utils.random_state import preserved
+
+# Units in more segments than these count as live: to compute with so many small blocks costs more than it saves.
+MOST_SEGMENTS = 32
+
+Place = tuple[nn.Module, str]
+
+
+@dataclass
+class Plan:
+    """How a model's layers and own parameters nest.
+
+    Attributes:
+        nestings: of the layers that do.
+        own: how the parameters nest that modules keep of their own.
+        norms: of those that norm units, and nest, what they become.
+        why: of layers that do not, or less than they could, why, in words that follow "its".
+        together: sets of layers, and of modules with own parameters, what any two of which make meets somewhere.
+    """
+
+    nestings: dict[nn.Module, Nesting] = field(default_factory=dict)
+    own: dict[nn.Module, OwnUnits] = field(default_factory=dict)
+    norms: dict[nn.Module, type[OwnNorm]] = field(default_factory=dict)
+    why: dict[nn.Module, str] = field(default_factory=dict)
+    together: list[set[nn.Module]] = field(default_factory=list)
+
+
+def plan(
+    model: nn.Module,
+    layers: Collection[nn.Module],
+    own: Collection[nn.Module],
+    proportions: Sequence[float],
+    example: Any,
+    measure: str,
+) -> Plan:
+    """How the layers of an ordinary model nest, so that subnetwork k is the first units of each.
+
+    Each layer's outputs are divided in order, but for those that are the model's. A layer's inputs have the partitions
+    of what they are computed of: what is 0 of them where the units before are. The model runs some times for that, in
+    evaluation mode, and stays as it is.
+
+    Args:
+        layers: that have a rule.
+        own: modules that keep parameters of their own.
+        example, measure: see partnets.partition.
+
+    Raises:
+        ValueError: the model cannot be called with the example, or its outputs hide which layers they come from.
+    """
+    made = Plan()
+    rules = {}
+    for layer in layers:
+        cls = getattr(rule_of(type(layer)), "__self__", None)
+        if not (isinstance(cls, type) and issubclass(cls, PartitionedLayer) and cls.unit_dim is not None):
+            made.why[layer] = "kind of layer has no units that nest"
+        elif not cls.nests(layer):
+            made.why[layer] = "parameters are frozen in part, or its units lie in several dimensions"
+        else:
+            rules[layer] = cls
+    with _undisturbed(model):
+        example = to_device(example, device_of(model))
+        norms = _norms(model, own, example)
+        rules |= norms
+        while True:
+            found = _Search(Runs(model, example, rules, set(own) - rules.keys()), proportions, measure)
+            if not (stuck := found.stuck()):
+                break
+            for layer in stuck:
+                made.why[layer] = f"units lie in several segments, across its groups, or in more than {MOST_SEGMENTS}"
+                del rules[layer]
+    found.tell(made)
+    made.norms = {norm: cls for norm, cls in norms.items() if norm in made.nestings}
+    return made
+
+
+def _norms(model: nn.Module, own: Collection[nn.Module], example: Any) -> dict[nn.Module, type[OwnNorm]]:
+    """The modules with own parameters that norm units, and what they become."""
+    found: dict[nn.Module, int | None] = {}
+
+    def note(module: nn.Module, args: tuple) -> None:
+        dim = unit_dim_of(module, args[0]) if args and isinstance(args[0], Tensor) else None
+        found[module] = dim if found.get(module, dim) == dim else None
+
+    hooks = [module.register_forward_pre_hook(note) for module in own]
+    try:
+        with torch.no_grad():
+            called(model, example)
+    except Exception as error:
+        raise ValueError(
+            f"the model fails with example: {type(error).__name__}: {error}. Pass what it takes: a tensor, a tuple of"
+            " its arguments, or a dict of them by name."
+        ) from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    learning = {m for m in own if all(parameter.requires_grad for parameter in m.parameters())}
+    return {
+        module: own_norm_class(type(module), tuple(name for name in module._parameters), dim)
+        for module, dim in found.items()
+        if dim is not None and module in learning
+    }
+
+
+@contextmanager
+def _undisturbed(model: nn.Module) -> Iterator[None]:
+    """Inside, the model computes as an ordinary one that is evaluated; afterwards it is as before."""
+    held = Held(model, without={name for name, _ in model.named_parameters()})
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # which reads layers' weights and does not call them
+    try:
+        with preserved(device_of(model)), evaluating(model), torch.enable_grad():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        held.put_back()
+
+
+class _Search:
+    """What runs of an example show of a model.
+
+    Attributes:
+        outputs: of each layer that makes units, its own.
+        inputs: of each layer, the units of its inputs; those that nobody knows are left out.
+        along: of own parameters, along which dimension they may have units, and which these would be.
+        own: of those that nest, the same.
+    """
+
+    def __init__(self, runs: Runs, proportions: Sequence[float], measure: str) -> None:
+        self.runs, self.proportions, self.measure = runs, proportions, measure
+        self.count = len(proportions)
+        self.first = runs.run({}, {}, spans := Spans())
+        self.outputs = {
+            layer: self._outputs(layer, spans)
+            for layer, rule in runs.rules.items()
+            if layer in self.first.nonzero and not rule.keeps_units
+        }
+        self.along = {
+            (module, name): (dims[-1], self._widths(parameter.shape[dims[-1]]))
+            for (module, name), parameter in runs.own.items()
+            if (dims := [dim for dim, size in enumerate(parameter.shape) if size > 1]) and parameter.requires_grad
+        }
+        self.own = self._own()
+        own = self._values(self.own)
+        self.seen = [self._run(k, own) for k in range(1, self.count)] + [self._run(None, own)]
+        if not all(map(torch.equal, self.seen[0].results, self.seen[-1].results)):
+            raise ValueError(
+                "the model's outputs have entries that are 0 in subnetwork 1, and hide of which layers they are"
+                " computed, as those do that are detached: return them with their graph, or leave the last layers out"
+                " with skip=."
+            )
+        self.inputs: dict[nn.Module, Units] = {}
+        self.scattered: set[nn.Module] = set()
+        for layer in self.first.nonzero:
+            units = self._inputs(layer)
+            if units is not None and len(units.segments) > MOST_SEGMENTS:
+                self.scattered.add(layer)
+            elif units is not None:
+                self.inputs[layer] = units
+
+    def _outputs(self, layer: nn.Module, spans: Spans) -> Units:
+        """A layer's own units: each part that the model computes with apart is divided by the proportions."""
+        size = self.runs.rules[layer].made_units(layer)
+        if layer in self.first.whole:
+            return Units.whole(size, self.count)
+        segments = spans.segments(layer, size)
+        return Units(tuple(self._widths(part).segments[0] for part in segments))
+
+    def _widths(self, size: int) -> Units:
+        return widths(size, self.proportions, self.measure)
+
+    def _run(self, k: int | None, own: Mapping[Place, Tensor]) -> Seen:
+        """A run of subnetwork k; of all units if None."""
+        live = {} if k is None else {layer: units.owners() <= k for layer, units in self.outputs.items()}
+        masked = {place: value[min(k or self.count, len(value)) - 1] for place, value in own.items()}
+        return self.runs.run(live, masked)
+
+    def _values(self, nested: Mapping[Place, tuple[int, Units]]) -> dict[Place, list[Tensor]]:
+        """Of own parameters that nest, random numbers where they are live in subnetwork 1..C."""
+        values = {}
+        for place, (dim, units) in nested.items():
+            parameter = self.runs.own[place]
+            numbers = torch.rand(parameter.shape, generator=torch.Generator().manual_seed(1)).to(parameter) + 0.5
+            shape = [-1, *[1] * (parameter.dim() - dim - 1)]
+            owners = units.owners(parameter.device).view(shape)
+            values[place] = [numbers * (owners <= k) for k in range(1, self.count + 1)]
+        return values
+
+    def _own(self) -> dict[Place, tuple[int, Units]]:
+        """The own parameters that nest.
+
+        That are those that are added to units which would be live all of them else, as position embeddings are: with a
+        parameter of which subnetwork 1 has the first units, a run shows what it does with zeros in its place, and with
+        all of the parameter more is live.
+        """
+        alike: dict[tuple[type, str], dict[Place, tuple[int, Units]]] = defaultdict(dict)
+        for (module, name), along in self.along.items():
+            alike[type(module), name][module, name] = along
+        absent = {place: [torch.zeros_like(self.runs.own[place])] for group in alike.values() for place in group}
+        nested = {}
+        for group in alike.values():
+            values = self._values(group)
+            tried = [{**absent, **values}, absent, {p: v for p, v in absent.items() if p not in group}]
+            with_units, without, with_all = (self._pattern(own) for own in tried)
+            if _alike(with_units, without) and not _alike(without, with_all):
+                nested |= group
+                absent |= values
+            else:
+                absent = tried[2]
+        return nested
+
+    def _pattern(self, own: Mapping[Place, list[Tensor]]) -> list[Tensor | None]:
+        """Where each layer's inputs, and the model's outputs, are 0 in subnetwork 1 and not always."""
+        one, every = self._run(1, own), self._run(None, own)
+        pairs = [(one.nonzero.get(layer), after) for layer, after in every.nonzero.items()]
+        pairs += zip(one.results, every.results, strict=True)
+        unknown = [a is None or b is None or a.shape != b.shape for a, b in pairs]
+        return [None if skip else b & ~a for skip, (a, b) in zip(unknown, pairs, strict=True)]
+
+    def _inputs(self, layer: nn.Module) -> Units | None:
+        """The units of a layer's inputs: of the first subnetwork in which they are not 0; of 1, if they always are."""
+        nonzero = [seen.nonzero.get(layer) for seen in self.seen]
+        if any(one is None or one.shape != nonzero[-1].shape for one in nonzero):
+            return None
+        owners = torch.ones(len(nonzero[-1]), dtype=torch.int64)
+        for k in range(self.count, 1, -1):
+            dead = nonzero[-1] & ~torch.stack(nonzero[: k - 1]).any(0)
+            owners[(dead & (owners == 1)).cpu()] = k
+        return Units.of_owners(owners.tolist(), self.count)
+
+    def stuck(self) -> list[nn.Module]:
+        """The layers that keep units, and cannot with those that they are given."""
+        return [
+            layer
+            for layer, rule in self.runs.rules.items()
+            if (layer in self.scattered and rule.keeps_units)
+            or (layer in self.inputs and not rule.takes(layer, self.inputs[layer]))
+        ]
+
+    def tell(self, made: Plan) -> None:
+        """Puts what was found into a plan."""
+        for layer, rule in self.runs.rules.items():
+            if layer not in self.first.nonzero:
+                made.why[layer] = "parameters are read by others, or the example does not call it"
+                continue
+            inputs = self.inputs.get(layer)
+            if layer in self.scattered:
+                made.why[layer] = f"inputs lie in more than {MOST_SEGMENTS} segments"
+            outputs = inputs if rule.keeps_units else self.outputs[layer]
+            inner = rule.inner_units(layer)
+            if all(units is None or units.is_whole for units in (inputs, outputs)) and inner is None:
+                made.why.setdefault(layer, "inputs and outputs are live in all subnetworks")
+                continue
+            made.nestings[layer] = Nesting(outputs, inputs, None if inner is None else self._widths(inner))
+        for (module, name), along in self.along.items():
+            own = made.own.get(module, OwnUnits({}, ()))
+            nested = (*own.nested, name) if (module, name) in self.own else own.nested
+            made.own[module] = OwnUnits({**own.along, name: along}, nested)
+        made.together = _joined(self.first.makers.values())
+
+
+def _alike(one: list[Tensor | None], other: list[Tensor | None]) -> bool:
+    return all(a is b if a is None or b is None else torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def _joined(sets: Collection[set[nn.Module]]) -> list[set[nn.Module]]:
+    """Sets with all that have something in common put together."""
+    joined: list[set[nn.Module]] = []
+    for new in sets:
+        touching = [one for one in joined if one & new]
+        joined = [one for one in joined if not one & new]
+        if new or touching:
+            joined.append(new.union(*touching))
+    return joined
