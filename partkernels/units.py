@@ -39,6 +39,22 @@ class Units:
                 f"units of {self.segments}; pass of each segment how many units are live in subnetwork 1..C, ints that"
                 " ascend from 0 or more."
             )
+        count = len(self.segments[0])
+        numbers = [0, *(sum(ends[k] for ends in self.segments) for k in range(count))]
+        found = {
+            "_numbers": numbers,
+            "_live": [_blocks(self.segments, 0, k) for k in range(count + 1)],
+            "_own": [_blocks(self.segments, k - 1, k) for k in range(1, count + 1)],
+        }
+        for name, value in found.items():
+            object.__setattr__(self, name, tuple(value))
+
+    def __getstate__(self) -> dict:
+        return {"segments": self.segments}
+
+    def __setstate__(self, state: dict) -> None:
+        object.__setattr__(self, "segments", state["segments"])
+        self.__post_init__()  # a damaged file must not become units
 
     @classmethod
     def given(cls, ends: Units | Sequence[int] | Sequence[Sequence[int]]) -> Units:
@@ -93,15 +109,15 @@ class Units:
 
     def number(self, active: int) -> int:
         """How many are live in subnetwork `active`; none in 0."""
-        return sum(ends[active - 1] for ends in self.segments) if active else 0
+        return self._numbers[active]
 
     def live(self, active: int) -> tuple[slice, ...]:
-        """Where those of partitions 1..active are, one after another."""
-        return _blocks(self, 0, active)
+        """Where those of partitions 1..active are, one after another; none in 0."""
+        return self._live[active]
 
     def of(self, partition: int) -> tuple[slice, ...]:
         """Where those of one partition are."""
-        return _blocks(self, partition - 1, partition)
+        return self._own[partition - 1]
 
     def among(self, block: slice, active: int) -> slice:
         """Where a block of live units is among those that are live."""
@@ -153,11 +169,11 @@ def _at(tensor: Tensor, dim: int, block: slice) -> tuple[slice, ...]:
     return (*[slice(None)] * (dim % tensor.dim()), block)
 
 
-def _blocks(units: Units, after: int, until: int) -> tuple[slice, ...]:
+def _blocks(segments: tuple[tuple[int, ...], ...], after: int, until: int) -> tuple[slice, ...]:
     """Where units of partitions after + 1..until are; blocks that touch are one."""
     found, start = [], 0
-    for ends in units.segments:
-        first, last = start + (ends[after - 1] if after else 0), start + ends[until - 1]
+    for ends in segments:
+        first, last = (start + (ends[k - 1] if k else 0) for k in (after, until))
         if first < last:
             if found and found[-1].stop == first:
                 found[-1] = slice(found[-1].start, last)

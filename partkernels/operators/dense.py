@@ -45,12 +45,14 @@ def linear_grad_weight(grad_output: Tensor, x: Tensor) -> Tensor:
     return calls["linear_grad_weight"](grad_output, x, 1, _map(*shape), 1, dispatch.requested())
 
 
-def conv2d(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int = 1) -> Tensor:
+def conv2d(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dilation: Pair, groups: int = 1
+) -> Tensor:
     """F.conv2d, differentiable; on a CPU not PyTorch's own where that fails, as docs/torch-faults.md has it."""
     geometry = stride, padding, dilation, groups
     if not _is_cpus(x, weight):
-        return F.conv2d(x, weight, None, *geometry)
-    return calls["conv2d"](x, weight, None, *geometry, 1, 1, _map_of(weight.shape), *WHOLE, dispatch.requested())
+        return F.conv2d(x, weight, bias, *geometry)
+    return calls["conv2d"](x, weight, bias, *geometry, 1, 1, _map_of(weight.shape), *WHOLE, dispatch.requested())
 
 
 def conv2d_grad_input(

@@ -25,8 +25,8 @@ class _Linear:
     def takes_blocks(self, partition: NestedPartition, active: int) -> bool:
         return True
 
-    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
-        return dense.linear(x, weight)
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return dense.linear(x, weight, bias)
 
     def grad_input(self, grad: Tensor, weight: Tensor, shape: torch.Size) -> Tensor:
         return dense.linear_grad_input(grad, weight)
@@ -61,8 +61,8 @@ class _Convolution:
     def _geometry(self, rows: int) -> tuple:
         return *self.geometry, 1 if self.groups == 1 else rows // self.of_group
 
-    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
-        return dense.conv2d(x, weight, *self._geometry(len(weight)))
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return dense.conv2d(x, weight, bias, *self._geometry(len(weight)))
 
     def grad_input(self, grad: Tensor, weight: Tensor, size: torch.Size) -> Tensor:
         return dense.conv2d_grad_input(grad, weight, size, *self._geometry(len(weight)))
@@ -90,12 +90,13 @@ class _Transposed(_Convolution):
     def takes_blocks(self, partition: NestedPartition, active: int) -> bool:
         return self.groups == 1 and super().takes_blocks(partition, active)
 
-    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         size = len(x), weight.shape[1] * self.groups, *self.size
-        return dense.conv2d_grad_input(x, weight, size, *self.geometry, self.groups)
+        y = dense.conv2d_grad_input(x, weight, size, *self.geometry, self.groups)
+        return y if bias is None else y + bias.view(-1, 1, 1)
 
     def grad_input(self, grad: Tensor, weight: Tensor, size: torch.Size) -> Tensor:
-        return dense.conv2d(grad, weight, *self.geometry)
+        return dense.conv2d(grad, weight, None, *self.geometry)
 
     def grad_weight(self, grad: Tensor, x: Tensor, weight: Tensor, rows: slice, cols: slice) -> Tensor:
         return dense.conv2d_grad_weight(x[:, rows], grad[:, cols], weight.shape[2:], *self.geometry)
@@ -104,21 +105,21 @@ class _Transposed(_Convolution):
 class _Product(torch.autograd.Function):
     """A product with what is live of a weight; of its gradient only the strips of one partition are computed.
 
-    Of each strip there is where it is in the weight, and where among what is live.
+    Of each strip there is where it is in the weight, and where among what is live. The bias is that of live outputs.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(
-        x: Tensor, weight: Tensor, product: _Linear | _Convolution, partition: NestedPartition, active: int,
-        strips: list,
+        x: Tensor, weight: Tensor, bias: Tensor | None, product: _Linear | _Convolution, partition: NestedPartition,
+        active: int, strips: list, dim: int,
     ) -> Tensor:  # fmt: skip
-        return product.forward(x, _live(weight, partition, active))
+        return product.forward(x, _live(weight, partition, active), bias)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        x, weight, ctx.product, *ctx.live, ctx.strips = inputs
+        x, weight, _, ctx.product, *ctx.live, ctx.strips, ctx.dim = inputs
         ctx.x_shape = x.shape
         needs_x = ctx.needs_input_grad[1] and bool(ctx.strips)
         ctx.save_for_backward(x if needs_x else None, weight)
@@ -126,14 +127,24 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:
         x, weight = ctx.saved_tensors
-        grad_x = grad_weight = None
+        grad_x = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
             grad_x = ctx.product.grad_input(grad, _live(weight, *ctx.live), ctx.x_shape)
         if ctx.needs_input_grad[1]:
             grad_weight = grad.new_zeros(weight.shape)
             for strip, among in ctx.strips:
                 grad_weight[strip] = ctx.product.grad_weight(grad, x, weight, *among)
-        return grad_x, grad_weight, None, None, None, None
+        if ctx.needs_input_grad[2]:
+            others = [dim for dim in range(grad.dim()) if dim != ctx.dim % grad.dim()]
+            grad_bias = grad.sum(others) if others else grad
+        return grad_x, grad_weight, grad_bias, *[None] * 5
+
+
+def _apply(function: type[torch.autograd.Function], *args: Any) -> Any:
+    """function.apply, without what that does for torch.func and its default values: 0.1 ms of Python."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return function.apply(*args)
+    return super(torch.autograd.Function, function).apply(*args)
 
 
 def _live(weight: Tensor, partition: NestedPartition, active: int) -> Tensor:
@@ -168,7 +179,7 @@ class _Kept(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:
-        return _Kept.apply(grad, ctx.learning, ctx.blocks), None, None
+        return _apply(_Kept, grad, ctx.learning, ctx.blocks), None, None
 
 
 def linear(
@@ -224,19 +235,22 @@ def _multiply(
     x, weight, bias = _cast(x, weight, learning_bias(bias, active, update))
     images = {"memory_format": memory_format(x)} if dim == 1 else {}  # as which they come and go, few channels too
     taken, made = inputs(partition, *product.kind), outputs(partition, *product.kind)
+    few = None if bias is None else made.take(bias, 0, active)
     if dispatch.requested() != "reference" and product.takes_blocks(partition, active):
         dispatch.note_torch(product.name, "nested: a dense product of what is live")
-        strips = [] if update is None else _strips(partition, active, update)
         x = x if x.shape[dim] == taken.number(active) else taken.take(x, dim, active)
         x = x.contiguous(**images) if images else x
-        y = _Product.apply(x, weight.detach() if update is None else weight, product, partition, active, strips)
+        if update is None:
+            y = product.forward(x, _live(weight.detach(), partition, active), few)
+        else:
+            strips = _strips(partition, active, update)
+            y = _apply(_Product, x, weight, few, product, partition, active, strips, dim)
     else:
         dispatch.note_torch(product.name, "nested: a dense product, with zeros where nothing is live")
         x = taken.spread(x, dim, active)
         y = product.forward(x, subnetwork_weight(weight, partition, active, update))
         y = made.take(y, dim, active)
-    if bias is not None:
-        y = y + _beside(made.take(bias, 0, active), y, dim)
+        y = y if few is None else y + _beside(few, y, dim)
     if not narrow and made.number(active) < made.size:
         y = made.spread(y, dim, active)
         if bias is not None:
@@ -257,7 +271,24 @@ def subnetwork_weight(weight: Tensor, partition: NestedPartition, active: int, u
         ids = partition.ids().to(weight.device).view(weight.shape)  # a convolution's, which may have got a height of 1
         learning = weight.detach() if update is None else torch.where(ids == update, weight, weight.detach())
         return torch.where(ids <= active, learning, 0).contiguous()
-    return _Kept.apply(weight.detach() if update is None else weight, partition.live(active), strips)
+    if len(partition.shape) == 1:
+        return _vector(weight, partition.row_units, active, update)
+    return _apply(_Kept, weight.detach() if update is None else weight, partition.live(active), strips)
+
+
+def _vector(vector: Tensor, units: Units, active: int, update: int | None) -> Tensor:
+    """subnetwork_weight of a vector, of which a handful of pieces is all that there is."""
+    pieces, still, start = [], vector.detach(), 0
+    for ends in units.segments:
+        learns = (0, 0) if update is None else ((0, *ends)[update - 1], ends[update - 1])
+        before, learning, after = (0, learns[0]), learns, (learns[1], ends[active - 1])
+        for source, (first, last) in zip((still, vector, still), (before, learning, after), strict=True):
+            if first < last:
+                pieces.append(source[start + first : start + last])
+        if ends[active - 1] < ends[-1]:
+            pieces.append(still.new_zeros(ends[-1] - ends[active - 1]))
+        start += ends[-1]
+    return torch.cat(pieces)
 
 
 def embedding(

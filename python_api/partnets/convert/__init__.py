@@ -1,7 +1,8 @@
 """Ordinary models become partitioned ones, in place, and ordinary ones again."""
 
+from partnets.convert.explaining import explain_partition
 from partnets.convert.finalizing import finalize
 from partnets.convert.merging import merge
 from partnets.convert.partitioning import partition, without_rule
 
-__all__ = ["finalize", "merge", "partition", "without_rule"]
+__all__ = ["explain_partition", "finalize", "merge", "partition", "without_rule"]

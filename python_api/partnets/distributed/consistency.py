@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from partkernels import NestedPartition
 from partnets.nn.partitioned import partitioned_layers
 
 
@@ -43,6 +44,9 @@ def partitions(model: nn.Module) -> dict[str, object]:
         facts[f"the count of {path or 'the model'}"] = layer.count
         for name, partition in getattr(layer, "partitions", {}).items():
             weight = f"{path}.{name}" if path else name
+            if isinstance(partition, NestedPartition):
+                facts[f"the units of {weight}"] = repr(partition)
+                continue
             packed, stored, _, *arguments = partition.flat()
             facts[f"the map of {weight}"] = packed
             facts[f"the defaults of {weight}"] = arguments if stored is None else stored

@@ -544,7 +544,7 @@ class PartitionedLayer(Partitioned):
             key = prefix + self.partition_key(name)
             if key in state_dict:
                 try:
-                    saved[name] = partition_format.from_plain(state_dict[key], partition.shape, self.count)
+                    saved[name] = partition_format.from_plain(state_dict[key], partition)
                 except (TypeError, ValueError) as error:
                     messages.append(f"{key}: {error}")
             elif self.count > 1 and prefix + name in state_dict:

@@ -47,7 +47,7 @@ def of_size(norm: nn.Module, cls: type[nn.Module], size: int, values: dict[str, 
     Example:
         >>> import torch
         >>> of_size(nn.LayerNorm(4), nn.LayerNorm, 2, {"weight": torch.ones(2), "bias": torch.zeros(2)})
-        LayerNorm((2,), eps=1e-05, elementwise_affine=True)
+        LayerNorm((2,), eps=1e-05, elementwise_affine=True...)
     """
     new = object.__new__(cls)
     own = vars(norm)

@@ -1,0 +1,364 @@
+"""scheme='nested': subnetwork k is the first units of each layer, and nothing else is computed or learned."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import partkernels
+import partnets
+from partnets import models
+from partnets.nn.nesting import LiveUnits, widths
+from partnets.nn.partitioned import partitioned_layers
+
+PROPORTIONS = (0.6, 0.2, 0.2)
+
+
+class Residual(nn.Module):
+    """Convolutions with a shortcut, in groups, with norms of all kinds, concatenated, and a scale of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, padding=1)
+        self.norm1 = nn.GroupNorm(4, 16)
+        self.conv1 = nn.Conv2d(16, 16, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(16)
+        self.by_depth = nn.Conv2d(16, 16, 3, padding=1, groups=16)
+        self.scale = nn.Parameter(torch.full((16, 1, 1), 0.5))
+        self.branch = nn.Conv2d(16, 8, 1)
+        self.up = nn.ConvTranspose2d(24, 10, 2, stride=2)
+        self.last = nn.Linear(10, 3)
+
+    def forward(self, x):
+        x = F.relu(self.norm1(self.stem(x)))
+        x = x + self.scale * self.by_depth(F.silu(self.norm2(self.conv1(x))))
+        x = torch.cat([x, torch.tanh(self.branch(x))], 1)
+        return self.last(self.up(x).mean((2, 3)))
+
+
+class OwnNorm(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.weight, self.normalized_shape = nn.Parameter(torch.ones(width)), (width,)
+
+    def forward(self, x):
+        return F.rms_norm(x, self.normalized_shape, self.weight, 1e-5)
+
+
+class Attending(nn.Module):
+    """A transformer with position embeddings and a class token of its own, and norms of its own."""
+
+    def __init__(self, width=24, heads=3):
+        super().__init__()
+        self.embed = nn.Linear(5, width)
+        self.token = nn.Parameter(torch.randn(1, 1, width))
+        self.positions = nn.Parameter(torch.randn(1, 5, width))
+        self.norm, self.heads = OwnNorm(width), heads
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.gates, self.hidden, self.contract = (nn.Linear(width, 40), nn.Linear(width, 40), nn.Linear(40, width))
+        self.last = nn.Linear(width, 4)
+
+    def forward(self, x):
+        x = torch.cat([self.token.expand(len(x), 1, -1), self.embed(x)], 1) + self.positions
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        y = self.norm2(x)
+        x = x + self.contract(F.silu(self.gates(y)) * self.hidden(y))
+        return self.last(x[:, 0])
+
+
+def encoder():
+    layer = nn.TransformerEncoderLayer(24, 3, 40, batch_first=True, dropout=0.0)
+    return nn.Sequential(
+        nn.Linear(5, 24), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(24, 2)
+    )
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.hidden = nn.Embedding(9, 16), nn.Linear(16, 16)
+        self.head = nn.Linear(16, 9, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids):
+        return self.head(torch.relu(self.hidden(self.embedding(ids))))
+
+
+def images(n=4):
+    return torch.randn(n, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+MODELS = {
+    "mlp": (
+        lambda: nn.Sequential(nn.Linear(5, 20), nn.ReLU(), nn.Linear(20, 10), nn.Tanh(), nn.Linear(10, 3)),
+        torch.randn(4, 5),
+    ),
+    "flattened": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 3)), images()),
+    "residual": (Residual, images()),
+    "attending": (Attending, torch.randn(4, 4, 5)),
+    "encoder": (encoder, torch.randn(4, 6, 5)),
+    "tied": (Tied, torch.arange(8).view(2, 4)),
+    "resnet8": (lambda: models.FixupResNet(8), images()),
+    "wide resnet": (lambda: models.WideResNet(8, 1), images()),
+    "vit": (lambda: models.ViT(8, 4, 24, 2, 3), images()),
+}  # fmt: skip
+
+
+def made(name, **options):
+    make, x = MODELS[name]
+    torch.manual_seed(0)
+    model = make().double()
+    x = x.double() if x.is_floating_point() else x
+    partnets.partition(model, PROPORTIONS, scheme="nested", example=x, **options)
+    for parameter in model.parameters():  # some start at 0
+        nn.init.normal_(parameter, std=0.3)
+    return model, x
+
+
+def owned(model, k):
+    """Of each parameter by its name, which entries partition k owns."""
+    found = {}
+    for path, layer in partitioned_layers(model):
+        for name, parameter in layer.owned():
+            marks = torch.zeros(parameter.shape)
+            (view,), partition = layer.entries(name, [marks], k)
+            view.copy_(1 if partition is None else partition.mask(k))
+            found[f"{path}.{name}"] = marks.bool()
+    return found
+
+
+def parameters(model):
+    return {
+        f"{path}.{name}": parameter for path, layer in partitioned_layers(model) for name, parameter in layer.owned()
+    }
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_later_partitions_are_not_read_and_nothing_else_learns(name):
+    model, x = made(name)
+    model.eval()
+    everything = [owned(model, k) for k in (1, 2, 3)]
+    for key, parameter in parameters(model).items():
+        assert torch.equal(sum(one[key].int() for one in everything), torch.ones(parameter.shape, dtype=torch.int32))
+    for k in (1, 2):
+        with partnets.subnetwork(model, k, update=k):
+            expected = model(x)
+        damaged = copy.deepcopy(model)
+        with torch.no_grad():
+            for later in range(k + 1, 4):
+                for key, mask in owned(damaged, later).items():
+                    parameters(damaged)[key][mask] = torch.nan
+        for update in range(1, k + 1):
+            damaged.zero_grad()
+            with partnets.subnetwork(damaged, k, update=update):
+                y = damaged(x)
+            assert torch.equal(y, expected)
+            y.square().sum().backward()
+            for key, parameter in parameters(damaged).items():
+                if parameter.grad is not None:
+                    assert not parameter.grad[~owned(model, update)[key]].any(), key
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_narrow_computes_the_same(name):
+    model, x = made(name)
+    layers = [layer for _, layer in partitioned_layers(model)]
+    whole = copy.deepcopy(model)
+    for _, layer in partitioned_layers(whole):
+        layer.narrow = False
+    assert any(layer.narrow for layer in layers)
+    for k in (1, 2, 3):
+        gradients = []
+        for each in (model, whole):
+            each.zero_grad()
+            with partnets.subnetwork(each, k, update=k):
+                y = each(x)
+            y.square().sum().backward()
+            gradients.append([y, *(p.grad for p in each.parameters() if p.grad is not None)])
+        for ours, theirs in zip(*gradients, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_merged_subnetworks_are_smaller_and_ordinary(name):
+    model, x = made(name)
+    model.eval()
+    numbers = []
+    for k in (1, 2, 3):
+        merged = partnets.merge(model, k)
+        assert not any(True for _ in partitioned_layers(merged))
+        with partnets.subnetwork(model, k):
+            torch.testing.assert_close(merged(x), model(x), rtol=1e-9, atol=1e-9)
+        numbers.append(sum(parameter.numel() for parameter in merged.parameters()))
+    assert numbers[0] < numbers[1] < numbers[2]
+    assert [p.shape for p in merged.parameters()] == [p.shape for p in MODELS[name][0]().parameters()]
+
+
+def nestings(model):
+    found = {}
+    for path, layer in partitioned_layers(model):
+        if layer.nesting is not None:
+            found[path] = tuple(one and one.segments for one in layer.nesting[:2])
+    return found
+
+
+def test_units_follow_what_a_layer_computes_with():
+    found = nestings(made("residual")[0])
+    sixteen, eight = (8, 12, 16), (4, 6, 8)
+    assert widths(16, PROPORTIONS).segments == (sixteen,)
+    assert found["norm1"] == found["norm2"] == ((sixteen,),) * 2
+    assert found["conv1"] == ((sixteen,), (sixteen,))
+    assert found["up"] == (((6, 8, 10),), (sixteen, eight))
+    assert found["last"] == (((3, 3, 3),), ((6, 8, 10),))
+    found = nestings(made("flattened")[0])
+    assert found["3"] == (((3, 3, 3),), (tuple(9 * n for n in eight),))
+    found = nestings(made("attending")[0])
+    assert found["qkv"][0] == (widths(24, PROPORTIONS).segments[0],) * 3
+    assert found["out"][1] == (widths(24, PROPORTIONS).segments[0],)
+    assert found["embed"][1] == ((5, 5, 5),) and found["last"][0] == ((4, 4, 4),)
+
+
+def test_parameters_of_a_modules_own_nest_if_they_are_added_to_units():
+    model, _ = made("attending")
+    assert isinstance(model.partitions["token"], partkernels.NestedPartition)
+    assert isinstance(model.partitions["positions"], partkernels.NestedPartition)
+    model, _ = made("residual")
+    assert model.partitions == {} and dict(model.named_parameters())["scale"].shape == (3, 16, 1, 1)
+
+
+def test_the_model_is_as_it_was_and_random_states_too():
+    model = Residual().train()
+    before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    partnets.partition(model, PROPORTIONS, scheme="nested", example=images())
+    assert model.training and model.norm2.training and torch.equal(torch.get_rng_state(), state)
+    for path in ("stem.weight", "conv1.weight", "stem.bias", "norm2.weight", "up.bias"):
+        assert torch.equal(dict(model.named_parameters())[path], before[path])
+    assert not model.norm2.running_mean.any() and (model.norm2.running_var == 1).all()
+
+
+def test_layers_that_cannot_nest_are_divided_at_random():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(6, 8), nn.Bilinear(8, 8, 5)
+            self.unused, self.read = nn.Linear(3, 4), nn.Linear(5, 5)
+            self.last = nn.Linear(5, 2)
+
+        def forward(self, x):
+            x = torch.relu(self.first(x))
+            return self.last(F.linear(self.second(x, x), self.read.weight))
+
+    model = partnets.partition(Odd(), PROPORTIONS, scheme="nested", example=torch.randn(3, 6))
+    assert model.first.nesting.outputs.segments == ((4, 6, 8),)
+    for layer, why in ((model.second, "no units"), (model.unused, "does not call"), (model.read, "read by others")):
+        assert layer.nesting is None and why in layer.whole_because
+        assert type(layer.partition) is partkernels.Partition and layer.partition.defaults == partkernels.Zeros()
+    assert model.last.nesting is None  # its inputs and outputs are all live
+
+
+def test_by_weights_the_widths_are_square_roots():
+    model, _ = made("mlp", proportions_of="weights")
+    assert model[0].nesting.outputs.segments == ((16, 18, 20),)
+    sizes = model[2].partition.sizes()
+    assert abs(sizes[0] / sum(sizes) - 0.6) < 0.1
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"example": None}, "without example"),
+        ({"example": torch.randn(2, 7)}, "fails with example: RuntimeError"),
+        ({"defaults": "stored"}, "defaults='stored' with scheme='nested'"),
+        ({"proportions_of": "rows"}, "pass 'units' or 'weights'"),
+        ({"scheme": "weight"}, "leave them out with 'weight'"),
+        ({"scheme": "nest"}, "'weight', 'node' or 'nested'"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_changes(change, message):
+    model = MODELS["mlp"][0]()
+    options = {"scheme": "nested", "example": torch.randn(2, 5), **change}
+    with pytest.raises(ValueError, match=message):
+        partnets.partition(model, PROPORTIONS, **options)
+    assert type(model[0]) is nn.Linear and not model[0]._forward_hooks and not model[0]._forward_pre_hooks
+
+
+def test_outputs_without_their_graph_are_refused():
+    class Detached(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 8)
+
+        def forward(self, x):
+            return self.layer(x).detach()
+
+    with pytest.raises(ValueError, match="hide of which layers"):
+        partnets.partition(Detached(), PROPORTIONS, scheme="nested", example=torch.randn(2, 4))
+
+
+@pytest.mark.parametrize("name", ["residual", "attending", "encoder"])
+def test_copies_and_files(name):
+    model, x = made(name)
+    model.eval()
+    again, _ = made(name)
+    again.load_state_dict(model.state_dict())
+    for each in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), again.eval()):
+        for k in (1, 3):
+            with partnets.subnetwork(model, k), partnets.subnetwork(each, k):
+                assert torch.equal(each(x), model(x))
+        assert [layer.narrow for _, layer in partitioned_layers(each)] == [
+            layer.narrow for _, layer in partitioned_layers(model)
+        ]
+
+
+def test_a_checkpoint_of_another_scheme_is_refused_both_ways():
+    def model(**options):
+        return partnets.partition(MODELS["mlp"][0](), options.pop("proportions", PROPORTIONS), **options)
+
+    nested = {"scheme": "nested", "example": torch.randn(2, 5)}
+    ours, random = model(**nested), model(scheme="weight")
+    before = copy.deepcopy(ours.state_dict())
+    with pytest.raises(RuntimeError, match=r"of the scheme 'weight' or 'node', and this one of 'nested'"):
+        ours.load_state_dict(random.state_dict())
+    with pytest.raises(RuntimeError, match=r"of the scheme 'nested', and this one of 'weight' or 'node'"):
+        random.load_state_dict(ours.state_dict())
+    with pytest.raises(RuntimeError, match=r"the saved units are \[\[16, 18, 20\]\]"):
+        ours.load_state_dict(model(proportions=(0.8, 0.1, 0.1), **nested).state_dict())
+    for key, value in before.items():
+        assert (
+            value == ours.state_dict()[key] if isinstance(value, dict) else torch.equal(value, ours.state_dict()[key])
+        )
+
+
+def test_a_merged_norm_of_few_units_takes_all():
+    model, x = made("encoder")
+    merged = partnets.merge(model.eval(), 1)
+    assert isinstance(merged[1].layers[0].norm1, LiveUnits)
+    with torch.no_grad(), partnets.subnetwork(model, 1):  # where torch's fast path would read the norm's parameters
+        torch.testing.assert_close(merged(x), model(x))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 10, 16, 20, 64, 100, 192, 500, 768])
+@pytest.mark.parametrize("proportions", [(0.8, 0.1, 0.1), (0.5, 0.5), (0.34, 0.33, 0.33), (0.9, 0.05, 0.05)])
+def test_widths(size, proportions):
+    (ends,) = widths(size, proportions).segments
+    assert list(ends) == sorted(ends) and ends[0] >= 1 and ends[-1] == size
+    exact = [size * sum(proportions[: k + 1]) for k in range(len(proportions))]
+    assert max(abs(a - b) for a, b in zip(ends, exact, strict=True)) <= max(size * min(proportions) / 2, 1) + 1e-9
+    if size >= 160:
+        assert all(end % 8 == 0 for end in ends[:-1])
+
+
+def test_a_layer_alone_divides_its_outputs():
+    layer = partnets.Conv2d(3, 16, 3, proportions=(0.5, 0.5), scheme="nested")
+    assert layer.nesting.outputs.segments == ((8, 16),) and layer.partitions["bias"].sizes() == [8, 8]
+    with partnets.subnetwork(layer, 1):
+        y = layer(torch.randn(2, 3, 5, 5))
+    assert y[:, :8].any() and not y[:, 8:].any()
+    assert partnets.LayerNorm(4, proportions=(0.5, 0.5), scheme="nested").nesting is None
