@@ -246,6 +246,28 @@ MUTANTS = [
         ("triton adam", "mean += _scalar(rest1, p) * (g - mean)", "mean += _scalar(rest1, p) * g", "Adam's mean"),
     ),
     *_of(
+        "partkernels/backend/triton/entries.py",
+        f"{KERNELS}/test_entries.py",
+        (
+            "triton entries' order",
+            "column = place % taps * (cols // taps) + place // taps",
+            "column = place",
+            "a convolution's entries come in the map's order",
+        ),
+        (
+            "triton entries' pieces",
+            "values + tl.load(starts + piece, row < rows, 0) + (",
+            "values + (",
+            "pieces are written over one another",
+        ),
+        (
+            "triton entries' copy",
+            "        tensor.copy_(weight.view(tensor.shape))\n",
+            "        pass\n",
+            "entries of some strides are scattered into a copy",
+        ),
+    ),
+    *_of(
         "partkernels/backend/triton/embedding.py",
         f"{KERNELS}/test_embedding.py {KERNELS}/test_shards.py",
         ("triton embedding shard", "row + first_row, first_column", "row, first_column", "a shard's drawn defaults"),

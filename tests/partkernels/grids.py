@@ -31,6 +31,7 @@ CONVOLUTIONS = [
     of_bfloat16((1, GROUPS, 64, 64), (GROUPS, 1, 3, 3), GROUPS),
     of_bfloat16((1, 64 * GROUPS, 3, 3), (64 * GROUPS, 64, 1, 1), GROUPS),
 ]
+COPIES = "subnetwork_weight", "subnetwork_weight_grad", "gather_entries", "scatter_entries"
 CASES = [
     Case(f"{layer.operator}{work}", layer)
     for layer in LINEAR + CONVOLUTIONS
@@ -38,7 +39,7 @@ CASES = [
 ]
 CASES += [
     Case(operator, layer, bits=bits)
-    for operator in ("subnetwork_weight", "subnetwork_weight_grad", "sgd_step", "adam_step")
+    for operator in (*COPIES, "sgd_step", "adam_step")
     for layer in LINEAR[1:] + CONVOLUTIONS[1:]
     for bits in ((2, 0) if operator.endswith("step") else (2,))
 ]

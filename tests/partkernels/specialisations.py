@@ -44,7 +44,9 @@ CONSTANTS = {
 }
 TILE = 64, 64, 4, 2
 # What changes from call to call: rows of x, ids, which partitions, and what is drawn.
-CHANGING = {"M", "steps", "count", "update", "first", "last", *launch.WORDS}
+CHANGING = {"M", "steps", "count", "partition", "update", "first", "last", *launch.WORDS}
+# What copies entries of a weight.
+COPIES = "subnetwork_weight", "subnetwork_weight_grad", "embedding", "gather_entries", "scatter_entries"
 # Pointers that may be None, whatever the other arguments are.
 OPTIONAL = "bias", "momentum_buffer"
 
@@ -56,7 +58,7 @@ def cases() -> Iterator[Case]:
         convolution = Layer((2, 64, 8, 8), (64, 64, 3, 3), padding=1, dtype=dtype, device=META)
         for layer in linear, convolution:
             yield from (Case(layer.operator + work, layer, tile=TILE) for work in ("", "_grad_input", "_grad_weight"))
-        yield from (Case(name, linear) for name in ("subnetwork_weight", "subnetwork_weight_grad", "embedding"))
+        yield from (Case(name, linear) for name in COPIES)
         yield from (Case(step, linear, bits=bits) for step in ("sgd_step", "adam_step") for bits in (2, 0))
 
 

@@ -137,6 +137,17 @@ def test_offsets_beyond_32_bits():
             assert torch.equal(pk.linear(x, weight, partition, 2), pk.linear(values, weight, partition, 2))
 
 
+def test_entries_beyond_32_bits():
+    memory = torch.empty((1 << 31) + 4096, dtype=torch.bfloat16, device=DEVICE)
+    partition, weight = layer((2, 70), pk.Zeros(), torch.bfloat16)
+    entries = weight[partition.mask(2)]
+    for strides in ((1 << 31, 1), (1, 1 << 24)):
+        far = memory.as_strided((2, 70), strides).fill_(0)
+        pk.scatter_entries(far, partition, 2, entries)
+        assert torch.equal(far, weight * partition.mask(2))
+        assert torch.equal(pk.gather_entries(far, partition, 2), entries)
+
+
 @pytest.fixture
 def last_program(monkeypatch) -> list[Tensor]:
     """Of a long grid only the last program runs, and sums are shared by as many as there may be.
@@ -201,6 +212,15 @@ def test_a_step_over_more_entries_than_32_bits_count(last_program):
     memory[-70:] = 1
     triton_operators.sgd_step(memory, memory, None, None, 1, 1, 0.5, 0.0, 0.0, False)
     assert (memory[-70:] == 0.5).all()
+
+
+def test_entries_of_a_row_that_takes_64_bits(last_program):
+    cols = (1 << 31) + 70
+    memory = torch.empty(1, cols, dtype=torch.bfloat16, device=DEVICE)
+    map = torch.empty(1, row_bytes(cols, 1), dtype=torch.uint8, device=DEVICE)
+    memory[:, -70:], map[:, -512:] = torch.arange(70), 0
+    # Nobody counts the others, so that the vector is of these alone.
+    assert torch.equal(triton_operators.gather_entries(memory, 1, map, 2), memory[0, -70:])
 
 
 def test_rows_of_up_to_three_dimensions_are_not_copied():

@@ -44,6 +44,8 @@ CASES = (
     Case("subnetwork_weight_grad", LARGE),
     Case("embedding", LARGE),
     *(Case(step, _square(1, 4096, dtype)) for step in ("sgd_step", "adam_step") for dtype in (FLOAT32, BFLOAT16)),
+    *(Case(f"{work}_entries", LARGE) for work in ("gather", "scatter")),
+    Case("gather_entries", CONVOLUTION),
     # Fewer rows of x have tiles of their own.
     *(Case("linear", _square(rows, 4096)) for rows in (64, 128, 512)),
     *(Case("linear_grad_input", _square(rows, 4096)) for rows in (16, 128, 512)),

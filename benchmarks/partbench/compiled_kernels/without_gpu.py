@@ -17,6 +17,8 @@ from partkernels.partition import Partition
 META = torch.device("meta")
 # C of a map of so many bits.
 COUNTS = {0: 1, 1: 2, 2: 3, 4: 16, 8: 32}
+# What any number that a GPU counts is taken to be.
+COUNTED = 1000
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Case:
         has_x = self.operator.startswith(self.layer.operator)
         shape = self.layer.shape if has_x else "×".join(map(str, self.layer.weight))
         parts = [self.operator, shape, str(self.layer.dtype).removeprefix("torch."), f"{self.bits}-bit map"]
-        if not self.operator.endswith(("grad_weight", "weight_grad", "step")):
+        if not self.operator.endswith(("grad_weight", "weight_grad", "step", "entries")):
             parts.append(self.defaults)
         return ", ".join(parts)
 
@@ -93,6 +95,8 @@ def call(case: Case, plan: str = "fused") -> None:
         "subnetwork_weight": (weight, active, *subnetwork[2:]),
         "subnetwork_weight_grad": (weight, 1, active, *owners),
         "embedding": (weight, torch.empty(layer.x[0], dtype=torch.int64, device=META), -1, *subnetwork),
+        "gather_entries": (weight, update, *owners),
+        "scatter_entries": (weight, weight.new_empty(COUNTED), update, *owners),
         "sgd_step": (weight, weight, weight, *owners, update, 0.1, 0.9, 0.01, False),
         "adam_step": (weight, weight, weight, weight, *owners, update, 1, 0.1, 0.9, 0.999, 1e-8, 0.01, False),
     }
@@ -118,7 +122,7 @@ def launches(case: Case, plan: str = "fused") -> list[Launch]:
     """What a call launches; nothing is."""
     from triton.runtime.jit import KernelInterface
 
-    found = []
+    found, item = [], torch.Tensor.item
 
     def record(kernel, grid):
         def launch(*args, **kwargs):
@@ -127,7 +131,12 @@ def launches(case: Case, plan: str = "fused") -> list[Launch]:
 
         return launch
 
-    with patch.object(KernelInterface, "__getitem__", record):
+    # PyTorch's own cumsum of tensors without memory makes a square matrix, whose size may take more than 64 bits.
+    counting = {
+        "cumsum": lambda counts, _: counts.new_empty(counts.shape, dtype=torch.int64),
+        "item": lambda number: COUNTED if number.is_meta else item(number),
+    }
+    with patch.object(KernelInterface, "__getitem__", record), patch.multiple(torch.Tensor, **counting):
         call(case, plan)
     return found
 

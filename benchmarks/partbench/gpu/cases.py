@@ -15,7 +15,7 @@ from partkernels.testing import Yardstick, poisoned_memory
 
 BFLOAT16, FLOAT16, FLOAT32, FLOAT64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 # These copy entries and draw defaults, which have the same bits everywhere.
-EXACT = ("subnetwork_weight", "subnetwork_weight_grad", "embedding")
+EXACT = ("subnetwork_weight", "subnetwork_weight_grad", "embedding", "entries")
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,10 @@ class Case:
         if self.work == "subnetwork_weight_grad":
             leaf = weight.clone().requires_grad_()
             return torch.autograd.grad(pk.subnetwork_weight(leaf, partition, active, update=active), leaf, weight)[0]
+        if self.work == "entries":  # gathered, and scattered among others
+            among = weight.flip(0)
+            pk.scatter_entries(among, partition, active, pk.gather_entries(weight, partition, active))
+            return among
         # Entries of weights and of moments, one below the other.
         parameter, first, second = weight.clone(), weight.flip(0), weight.square() + 0.1
         if self.work == "sgd":
@@ -111,5 +115,6 @@ CASES = (
     Case("grad_weight", ALIGNED, gradient="expanded"),
     *(Case(work, CONVOLUTION) for work in WORKS),
     *(Case(work, ALIGNED, "normal") for work in EXACT),
+    Case("entries", CONVOLUTION),
     *(Case(work, _linear(1, 300, 257, dtype)) for work in ("sgd", "adam") for dtype in (BFLOAT16, FLOAT32)),
 )

@@ -14,9 +14,14 @@ def gather_entries(tensor: Tensor, partition: int, map: Tensor, count: int) -> T
 def scatter_entries(tensor: Tensor, values: Tensor, partition: int, map: Tensor, count: int) -> None:
     """The inverse, in place."""
     mask = unpack_weight(map, tuple(tensor.shape), bits_for(count)) == partition - 1
-    if values.shape != (int(mask.sum()),):
-        raise ValueError(f"values have shape {list(values.shape)}; expected [{int(mask.sum())}].")
+    check_values(values, int(mask.sum()))
     tensor[mask] = values
+
+
+def check_values(values: Tensor, size: int) -> None:
+    """Raises ValueError unless there is a value for each of a partition's entries."""
+    if values.shape != (size,):
+        raise ValueError(f"values have shape {list(values.shape)}; expected [{size}].")
 
 
 def empty_entries(tensor: Tensor, *_) -> Tensor:

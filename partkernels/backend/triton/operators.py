@@ -5,9 +5,10 @@ says which.
 """
 
 from partkernels.backend.plan import use_plan
-from partkernels.backend.reference.operators import gather_entries, linear_grad_bias, scatter_entries
+from partkernels.backend.reference.operators import linear_grad_bias
 from partkernels.backend.triton.conv2d import conv2d, conv2d_grad_input, conv2d_grad_weight
 from partkernels.backend.triton.embedding import embedding
+from partkernels.backend.triton.entries import gather_entries, scatter_entries
 from partkernels.backend.triton.linear import linear, linear_grad_input, linear_grad_weight
 from partkernels.backend.triton.optimizers import adam_step, sgd_step
 from partkernels.backend.triton.plans import Config, tuning

@@ -1,0 +1,102 @@
+"""The entries of one partition as a vector, and back: a pass that counts them, and one that moves them.
+
+The vector is in the order of a contiguous weight, whatever the weight's strides. In it, a row of a tile is a piece.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from partkernels.backend.reference.entries import check_values
+from partkernels.backend.triton import launch
+from partkernels.backend.triton.packed_map import ids
+from partkernels.backend.triton.passes import TILE, over, tile_of_pass
+from partkernels.formats import packed_map
+
+# Triton 3.6 spills registers of the usual tile, of 16 rows of 128.
+_TILE = TILE if launch.INTERPRETED else {"DOWN": 8, "ACROSS": 256, "num_warps": 4}
+
+
+@triton.jit
+def _owned(
+    map, rows, cols, taps, map_stride, partition,
+    BITS: tl.constexpr, INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
+):  # fmt: skip
+    """The program's rows, [DOWN, 1], and places in them, [1, ACROSS]; 1 where an entry is owned; and the pieces."""
+    first_row, first = tile_of_pass(rows, cols, INDEX, DOWN, ACROSS)
+    row = first_row + tl.arange(0, DOWN)[:, None]
+    place = first + tl.arange(0, ACROSS)[None, :]
+    column = place % taps * (cols // taps) + place // taps  # of the map, in which the channels are innermost
+    inside = (row < rows) & (place < cols)
+    owned = inside & (ids(map, row, column, map_stride, BITS, inside) == partition - 1)
+    # As numbers: with booleans, which change their layout on the way, to gather takes 62 slots for 35 (sm_90).
+    return row, place, owned.to(tl.int32), row * tl.cdiv(tl.cast(cols, INDEX), ACROSS) + first // ACROSS
+
+
+@triton.jit(do_not_specialize=("partition",))
+def count_kernel(
+    counts, map, rows, cols, taps, map_stride, partition,
+    BITS: tl.constexpr, INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
+):  # fmt: skip
+    """counts[1 + i] = how many entries of piece i the partition owns."""
+    row, _, owned, piece = _owned(map, rows, cols, taps, map_stride, partition, BITS, INDEX, DOWN, ACROSS)
+    tl.store(counts + 1 + piece, tl.sum(owned, 1, keep_dims=True), row < rows)
+
+
+@triton.jit(do_not_specialize=("partition",))
+def move_kernel(
+    weight, values, starts, row_stride, channel_stride, tap_stride, map, rows, cols, taps, map_stride, partition,
+    GATHER: tl.constexpr, BITS: tl.constexpr, INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
+):  # fmt: skip
+    """values = the partition's entries of the weight, or the other way round; those of piece i begin at starts[i]."""
+    row, place, owned, piece = _owned(map, rows, cols, taps, map_stride, partition, BITS, INDEX, DOWN, ACROSS)
+    channel, tap = (place // taps).to(tl.int64), (place % taps).to(tl.int64)
+    entry = weight + (row.to(tl.int64) * row_stride + channel * channel_stride + tap * tap_stride)
+    # To the pointers of the pieces come offsets of 32 bits, in fewer instructions than of 64.
+    value = values + tl.load(starts + piece, row < rows, 0) + (tl.cumsum(owned, 1) - 1)
+    if GATHER:
+        tl.store(value, tl.load(entry, owned != 0), owned != 0)
+    else:
+        tl.store(entry, tl.load(value, owned != 0), owned != 0)
+
+
+def _with_taps(tensor: Tensor) -> Tensor:
+    """A weight as [rows, channels, taps]: a copy only where its taps do not lie at one stride."""
+    rows, channels = (*tensor.shape[:2], 1)[:2]
+    return tensor.reshape(rows, channels, tensor.shape[2:].numel())
+
+
+def _counted(weight: Tensor, partition: int, map: Tensor, count: int) -> tuple[Tensor, tuple[int], dict]:
+    """Where each piece begins in the vector, and where the last one ends; the grid, and what both kernels take."""
+    rows, channels, taps = weight.shape
+    cols = channels * taps
+    grid, tiles = over(rows, cols, _TILE)
+    lies = {"map": map, "rows": rows, "cols": cols, "taps": taps, "map_stride": map.stride(0)}
+    arguments = {**lies, "partition": partition, "BITS": packed_map.bits_for(count), **tiles}
+    pieces = rows * triton.cdiv(cols, _TILE["ACROSS"])
+    counts = torch.zeros(1 + pieces, dtype=torch.int32, device=weight.device)
+    with launch.on(weight):
+        count_kernel[grid](counts, **arguments)
+    return counts.cumsum(0), grid, arguments
+
+
+def gather_entries(tensor: Tensor, partition: int, map: Tensor, count: int) -> Tensor:
+    weight = _with_taps(tensor)
+    starts, grid, arguments = _counted(weight, partition, map, count)
+    values = tensor.new_empty(starts[-1].item())
+    with launch.on(weight):
+        move_kernel[grid](weight, values, starts, *weight.stride(), GATHER=True, **arguments)
+    return values
+
+
+def scatter_entries(tensor: Tensor, values: Tensor, partition: int, map: Tensor, count: int) -> None:
+    weight = _with_taps(tensor)
+    starts, grid, arguments = _counted(weight, partition, map, count)
+    check_values(values, starts[-1].item())
+    with launch.on(weight):
+        move_kernel[grid](weight, values.contiguous(), starts, *weight.stride(), GATHER=False, **arguments)
+    if weight.data_ptr() != tensor.data_ptr():
+        tensor.copy_(weight.view(tensor.shape))
