@@ -111,6 +111,10 @@ class Units:
         """How many are live in subnetwork `active`; none in 0."""
         return self._numbers[active]
 
+    def sizes(self) -> list[int]:
+        """How many units each partition has."""
+        return [self.number(k) - self.number(k - 1) for k in range(1, self.count + 1)]
+
     def live(self, active: int) -> tuple[slice, ...]:
         """Where those of partitions 1..active are, one after another; none in 0."""
         return self._live[active]

@@ -61,12 +61,15 @@ class Learner:
         proportions: Sequence[float] | None = None,
         parameters: Sequence[float] | None = None,
         augmentation: nn.Module | None = None,
+        scheme: str = "weight",
     ) -> Record:
-        """The paper's method: the chunks' proportions, the weights' if they differ, and ψ as it starts."""
+        """The paper's method: the chunks' proportions, the weights' if they differ, ψ as it starts, and the scheme."""
         proportions = self.recipe.proportions if proportions is None else proportions
         augmentation = self.recipe.augmentation() if augmentation is None else augmentation
         model = self.model(augmentation)
-        partnets.partition(model, proportions if parameters is None else parameters, seed=self.seed)
+        nested = {"example": torch.as_tensor(self.data.train[0][:2])} if scheme == "nested" else {}
+        parameters = proportions if parameters is None else parameters
+        partnets.partition(model, parameters, seed=self.seed, scheme=scheme, **nested)
         chunks = partnets.chunk(self.data.train, proportions, seed=self.seed)
         return self.result(self.train(model, chunks, hyper=augmentation))
 

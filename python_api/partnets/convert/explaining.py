@@ -120,7 +120,7 @@ def explain_partition(model: nn.Module, example: Any = None) -> Explanation:
                 inputs,
                 tuple(one / entries for one in live),
                 work,
-                layer.narrow,
+                layer.is_narrow,
                 layer.whole_because or "",
             )
         )

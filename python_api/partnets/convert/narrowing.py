@@ -49,11 +49,11 @@ def narrow(model: nn.Module, together: Collection[set[nn.Module]], example: Any)
 
         def works(layers: list[PartitionedLayer]) -> bool:
             for layer in layers:
-                layer.narrow = True
+                layer.is_narrow = True
             if works := _is_near(_outputs(model, example), expected):
                 narrowed.extend(layers)
             for layer in layers:
-                layer.narrow = works
+                layer.is_narrow = works
             return works
 
         for sets in alike.values():
@@ -64,7 +64,7 @@ def narrow(model: nn.Module, together: Collection[set[nn.Module]], example: Any)
     held.put_back()
     for _, layer in partitioned_layers(model):
         if isinstance(layer, PartitionedLayer):
-            layer.narrow, layer.takes_narrow = layer in narrowed, layer in taking
+            layer.is_narrow, layer.takes_narrow = layer in narrowed, layer in taking
 
 
 def _kind(path: str, layer: PartitionedLayer) -> tuple[str, str]:

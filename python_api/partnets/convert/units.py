@@ -75,7 +75,7 @@ def plan(
         cls = getattr(rule_of(type(layer)), "__self__", None)
         if not (isinstance(cls, type) and issubclass(cls, PartitionedLayer) and cls.unit_dim is not None):
             made.why[layer] = "kind of layer has no units that nest"
-        elif not cls.nests(layer):
+        elif not cls.can_nest(layer):
             made.why[layer] = "parameters are frozen in part, or its units lie in several dimensions"
         else:
             rules[layer] = cls
@@ -255,7 +255,7 @@ class _Search:
             layer
             for layer, rule in self.runs.rules.items()
             if (layer in self.scattered and rule.keeps_units)
-            or (layer in self.inputs and not rule.takes(layer, self.inputs[layer]))
+            or (layer in self.inputs and not rule.can_take(layer, self.inputs[layer]))
         ]
 
     def tell(self, made: Plan) -> None:

@@ -132,21 +132,21 @@ class MultiheadAttention(Attention, PartitionedLayer, nn.MultiheadAttention):
     unit_names = ("embed_dim",)
 
     @classmethod
-    def nests(cls, layer):
-        return layer.bias_k is None and super().nests(layer)
+    def can_nest(cls, layer):
+        return layer.bias_k is None and super().can_nest(layer)
 
     @classmethod
     def inner_units(cls, layer):
         return layer.embed_dim
 
-    def nested(self, name, shape, nesting):
+    def nested_partition(self, name, shape, nesting):
         rows = Units(nesting.inner.segments * (shape[0] // nesting.inner.size))
         return Partition.nested(shape, rows, self._units_or_all(nesting.inputs, shape[1], nesting))
 
-    def units_of(self, name, nesting):
+    def units_of_parameter(self, name, nesting):
         return Units(nesting.inner.segments * 3)
 
-    def shrunk(self, name, value, partition, active):
+    def live_block(self, name, value, partition, active):
         return value
 
     def divide(self, proportions, *, seed, defaults, scheme="weight"):

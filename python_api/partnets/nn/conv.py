@@ -33,8 +33,8 @@ class _Convolution(PartitionedLayer):
     def by_unit(self):
         return self.groups > 1
 
-    def resize(self, layer, size):
-        super().resize(layer, size)
+    def tell_size(self, layer, size):
+        super().tell_size(layer, size)
         if self.groups > 1:
             layer.groups, layer.in_channels = self.groups * size // self.out_channels, size
 

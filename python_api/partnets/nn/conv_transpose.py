@@ -21,18 +21,18 @@ class _Transposed(PartitionedLayer):
     kernel: Callable[..., Tensor]
 
     @classmethod
-    def nests(cls, layer):
-        return layer.groups == 1 and super().nests(layer)
+    def can_nest(cls, layer):
+        return layer.groups == 1 and super().can_nest(layer)
 
-    def nested(self, name, shape, nesting):
+    def nested_partition(self, name, shape, nesting):
         return Partition.nested(shape, self._units_or_all(nesting.inputs, shape[0], nesting), nesting.outputs)
 
-    def shrunk(self, name, value, partition, active):
+    def live_block(self, name, value, partition, active):
         if value.dim() == 1:
-            return super().shrunk(name, value, partition, active)
+            return super().live_block(name, value, partition, active)
         if self.takes_narrow:
             value = partition.row_units.take(value, 0, active)
-        return partition.col_units.take(value, 1, active) if self.narrow else value
+        return partition.col_units.take(value, 1, active) if self.is_narrow else value
 
     def nodes(self, name, shape):
         # [in, out / groups, ...]

@@ -40,11 +40,11 @@ class Table(PartitionedLayer):
         ids[self.padding_idx] = 1
         return Partition.from_ids(ids, count=partition.count)
 
-    def nested(self, name, shape, nesting):
+    def nested_partition(self, name, shape, nesting):
         return Partition.nested(shape, Units.whole(shape[0], nesting.outputs.count), nesting.outputs)
 
-    def shrunk(self, name, value, partition, active):
-        return partition.col_units.take(value, 1, active) if self.narrow else value
+    def live_block(self, name, value, partition, active):
+        return partition.col_units.take(value, 1, active) if self.is_narrow else value
 
     def _started(self, weight, defaults):
         started = super()._started(weight, defaults)
@@ -85,7 +85,7 @@ class Table(PartitionedLayer):
         y = partkernels.embedding(
             ids, weight, self.partition, self.active, update=self.update, padding_idx=self.padding_idx
         )
-        if self.narrow:
+        if self.is_narrow:
             y = self.partition.col_units.take(y, -1, self.active)
         return same_subnetwork(self, y)
 

@@ -15,7 +15,7 @@ class _OfAll(PartitionedLayer):
     unit_dim = 1
     keeps_units = True
 
-    def units_of(self, name, nesting):
+    def units_of_parameter(self, name, nesting):
         return None
 
 

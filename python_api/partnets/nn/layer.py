@@ -74,8 +74,8 @@ class PartitionedLayer(Partitioned):
             each unit then, and no rows.
         partition: that of the parameter `weight`.
         nesting: which inputs and outputs are live, if partitions are nested; else None.
-        narrow, takes_narrow: whether the outputs, and the inputs, are the live ones alone, of nested partitions; else
-            they are all, the others 0.
+        is_narrow, takes_narrow: whether the outputs, and the inputs, are the live ones alone, of nested partitions;
+            else they are all, the others 0.
         whole_because: why it is not nested, or less than it could be, in a model whose partitions are; else None.
         seed_defaults: how a layer starts that is drawn from a seed, if not as it is now; see partnets.partition.
         count, active, update: see Partitioned.
@@ -98,7 +98,7 @@ class PartitionedLayer(Partitioned):
     # Whether a unit of the outputs comes of the same unit of the inputs alone, as norms have it.
     keeps_units: ClassVar[bool] = False
     nesting: Nesting | None = None
-    narrow: bool = False
+    is_narrow: bool = False
     takes_narrow: bool = False
     whole_because: str | None = None
 
@@ -170,7 +170,7 @@ class PartitionedLayer(Partitioned):
                 partitions[name] = whole.to(parameter.device)
                 continue
             if is_nested:
-                partitions[name] = self.nested(name, self.oriented(parameter).shape, scheme)
+                partitions[name] = self.nested_partition(name, self.oriented(parameter).shape, scheme)
                 continue
             partition = self.divided(name, parameter, proportions, seed, scheme).to(parameter.device)
             resolved = self._resolve(name, parameter, defaults, self.seed_of(name, seed))
@@ -179,9 +179,9 @@ class PartitionedLayer(Partitioned):
                 changed[name] = self._started(parameter, partitions[name].defaults)
         for names, neutral in ((self.shifts, 0.0), (self.scales, 1.0)):
             for name, parameter in self._present(names):
-                units = self.units_of(name, scheme) if is_nested else None
+                units = self.units_of_parameter(name, scheme) if is_nested else None
                 if units is not None and not units.is_whole:
-                    partitions[name] = Partition.nested(self.seen(name, parameter).shape, units)
+                    partitions[name] = Partition.nested(self.seen_by_partition(name, parameter).shape, units)
                     continue
                 drawn = defaults == "seed" and parameter.requires_grad and not neutral
                 value = self._redrawn(name, parameter, seed) if drawn else parameter
@@ -196,13 +196,13 @@ class PartitionedLayer(Partitioned):
 
         None if it can't, or not without units that are divided before it.
         """
-        if self.keeps_units or not self.nests(self):
+        if self.keeps_units or not self.can_nest(self):
             return None
         size = self.made_units(self)
         return Nesting(widths(size, proportions), None, widths(self.inner_units(self) or size, proportions))
 
     @classmethod
-    def nests(cls, layer: nn.Module) -> bool:
+    def can_nest(cls, layer: nn.Module) -> bool:
         """Whether the units of a layer of torch's, of which this class is made, can be divided."""
         return cls.unit_dim is not None and all(parameter.requires_grad for parameter in layer.parameters())
 
@@ -217,7 +217,7 @@ class PartitionedLayer(Partitioned):
         return not self.nesting.outputs.is_whole
 
     @classmethod
-    def takes(cls, layer: nn.Module, units: Units) -> bool:
+    def can_take(cls, layer: nn.Module, units: Units) -> bool:
         """Whether such a layer can leave out those of its inputs that are not live."""
         return True
 
@@ -231,24 +231,24 @@ class PartitionedLayer(Partitioned):
         """How many units such a layer has inside; None if it has none."""
         return None
 
-    def nested(self, name: str, shape: torch.Size, nesting: Nesting) -> NestedPartition:
+    def nested_partition(self, name: str, shape: torch.Size, nesting: Nesting) -> NestedPartition:
         """The partition of a weight, of this shape as its partition sees it."""
         return Partition.nested(shape, nesting.outputs, self._units_or_all(nesting.inputs, shape[1], nesting))
 
     def _units_or_all(self, units: Units | None, size: int, nesting: Nesting) -> Units:
         return units if units is not None and units.size == size else Units.whole(size, nesting.outputs.count)
 
-    def units_of(self, name: str, nesting: Nesting) -> Units | None:
+    def units_of_parameter(self, name: str, nesting: Nesting) -> Units | None:
         """To which units the entries of a shift or a scale belong; None if it is of all of them alike."""
         return nesting.outputs
 
-    def seen(self, name: str, tensor: Tensor) -> Tensor:
+    def seen_by_partition(self, name: str, tensor: Tensor) -> Tensor:
         """A parameter, or what has its shape, as its partition sees it: a view."""
         return self.oriented(tensor) if name in self.weights else tensor
 
-    def unseen(self, name: str, tensor: Tensor) -> Tensor:
-        """The inverse of seen."""
-        return self.seen(name, tensor)
+    def as_parameter(self, name: str, tensor: Tensor) -> Tensor:
+        """The inverse of seen_by_partition."""
+        return self.seen_by_partition(name, tensor)
 
     def _present(self, names: Sequence[str]) -> Iterator[tuple[str, nn.Parameter]]:
         for name in names:
@@ -357,7 +357,7 @@ class PartitionedLayer(Partitioned):
 
     def entries(self, name, tensors, update):
         if name in self.partitions:
-            return [self.seen(name, tensor) for tensor in tensors], self.partitions[name]
+            return [self.seen_by_partition(name, tensor) for tensor in tensors], self.partitions[name]
         return super().entries(name, tensors, update)
 
     def to_ordinary(self, active: int) -> nn.Module:
@@ -368,29 +368,31 @@ class PartitionedLayer(Partitioned):
         for name, parameter in self.named_parameters(recurse=False):
             value = self._value(name, parameter.detach(), active, None)
             if isinstance(partition := self.partitions.get(name), NestedPartition):
-                value = self.unseen(name, self.shrunk(name, self.seen(name, value), partition, active))
+                value = self.as_parameter(
+                    name, self.live_block(name, self.seen_by_partition(name, value), partition, active)
+                )
             value = value.contiguous() if name in self.partitions else value.clone()
             new._parameters[name] = nn.Parameter(value, requires_grad=parameter.requires_grad)
         if self.nesting is None or (few := self.nesting.outputs.number(active)) == self.nesting.outputs.size:
             return new
         if self._makes_few():
-            self.resize(new, few)
+            self.tell_size(new, few)
         if self.takes_narrow and len(self.unit_names) > 1 and not self.by_unit:
             setattr(new, self.unit_names[0], self.nesting.inputs.number(active))
-        if self.by_unit and self._makes_few() and not (self.narrow and self.takes_narrow):
-            return LiveUnits(new, self.nesting.outputs, self.unit_dim, active, self.narrow)
+        if self.by_unit and self._makes_few() and not (self.is_narrow and self.takes_narrow):
+            return LiveUnits(new, self.nesting.outputs, self.unit_dim, active, self.is_narrow)
         return new
 
     def _makes_few(self) -> bool:
         """Whether an ordinary layer in place of this one computes the live units alone."""
-        return self.narrow or self.keeps_units or (self.by_unit and self.takes_narrow)
+        return self.is_narrow or self.keeps_units or (self.by_unit and self.takes_narrow)
 
-    def resize(self, layer: nn.Module, size: int) -> None:
+    def tell_size(self, layer: nn.Module, size: int) -> None:
         """Tells an ordinary layer, whose parameters are for so many units, that it makes so many."""
         for name in self.unit_names[-1:]:
             setattr(layer, name, size)
 
-    def shrunk(self, name: str, value: Tensor, partition: NestedPartition, active: int) -> Tensor:
+    def live_block(self, name: str, value: Tensor, partition: NestedPartition, active: int) -> Tensor:
         """What of a parameter's value an ordinary layer needs whose inputs or outputs are the live ones alone."""
         if self._makes_few():
             value = partition.row_units.take(value, 0, active)
@@ -427,7 +429,7 @@ class PartitionedLayer(Partitioned):
         weight = self.oriented(weight)
         if "bias" in self.partitions:
             bias = self._value("bias", bias, active, update)
-        if self.narrow:
+        if self.is_narrow:
             geometry["narrow"] = True
         y = kernel(x, weight, self.partitions["weight"], active, update=update, bias=bias, **geometry)
         return same_subnetwork(self, y)
@@ -442,7 +444,7 @@ class PartitionedLayer(Partitioned):
             units.take(one, 0, active) if name in self.partitions else one
             for name, one in zip(names, values, strict=True)
         ]
-        y = of_live(lambda x: function(x, *few), units, self.unit_dim, active, self.narrow, x)
+        y = of_live(lambda x: function(x, *few), units, self.unit_dim, active, self.is_narrow, x)
         return same_subnetwork(self, y)
 
     def live(self, name: str) -> Tensor | None:
@@ -474,8 +476,8 @@ class PartitionedLayer(Partitioned):
 
     def _value(self, name: str, parameter: Tensor, active: int, update: int | None) -> Tensor:
         if name in self.partitions:
-            weight = self.seen(name, parameter)
-            return self.unseen(name, subnetwork_weight(weight, self.partitions[name], active, update=update))
+            weight = self.seen_by_partition(name, parameter)
+            return self.as_parameter(name, subnetwork_weight(weight, self.partitions[name], active, update=update))
         combine = live_product if name in self.scales else live_sum
         return combine(parameter, self.count, active, update)
 

@@ -43,14 +43,14 @@ class _LastDim(_Norm):
     unit_dim = -1
 
     @classmethod
-    def nests(cls, layer):
-        return len(layer.normalized_shape) == 1 and super().nests(layer)
+    def can_nest(cls, layer):
+        return len(layer.normalized_shape) == 1 and super().can_nest(layer)
 
     @classmethod
     def made_units(cls, layer):
         return layer.normalized_shape[0]
 
-    def resize(self, norm, size):
+    def tell_size(self, norm, size):
         norm.normalized_shape = (size,)
 
 
@@ -100,10 +100,10 @@ class GroupNorm(_Norm, nn.GroupNorm):
         return self.compute_live(lambda x, *affine: group_norm(x, size, *affine, self.eps), input, "weight", "bias")
 
     @classmethod
-    def takes(cls, layer, units):
+    def can_take(cls, layer, units):
         return len(units.segments) == 1  # else groups would be other ones in each subnetwork
 
-    def resize(self, norm, size):
+    def tell_size(self, norm, size):
         group, norm.num_channels = self.num_channels // self.num_groups, size
         norm.num_groups = max(size // group, 1)
         if size > group and size % group:

@@ -30,10 +30,10 @@ class OwnNorm(OwnParameters):
 
         return self.compute_live(norm, x, *names)
 
-    def shrunk(self, name, value, partition, active):
+    def live_block(self, name, value, partition, active):
         return partition.row_units.take(value, 0, active)
 
-    def resize(self, layer, size):
+    def tell_size(self, layer, size):
         vars(layer).update(_sizes(vars(layer), self.nesting.outputs.size, size))
 
     def __reduce_ex__(self, protocol):

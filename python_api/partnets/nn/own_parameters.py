@@ -80,23 +80,27 @@ class OwnParameters(PartitionedLayer):
             self.partitions[name] = Partition.nested(parameter.movedim(dim, 0).shape, units)
         self.__dict__.update({name: PerSubnetwork() for name in self.caches})
 
-    def seen(self, name, tensor):
-        return tensor.movedim(self.units_along[name][0], 0) if self._nests(name) else super().seen(name, tensor)
+    def seen_by_partition(self, name, tensor):
+        return (
+            tensor.movedim(self.units_along[name][0], 0)
+            if self._nests(name)
+            else super().seen_by_partition(name, tensor)
+        )
 
-    def unseen(self, name, tensor):
-        return tensor.movedim(0, self.units_along[name][0]) if self._nests(name) else super().unseen(name, tensor)
+    def as_parameter(self, name, tensor):
+        return tensor.movedim(0, self.units_along[name][0]) if self._nests(name) else super().as_parameter(name, tensor)
 
     def _nests(self, name: str) -> bool:
         return name in self.units_along and isinstance(self.partitions.get(name), NestedPartition)
 
     def _value(self, name, parameter, active, update):
         value = super()._value(name, parameter, active, update)
-        if self.narrow and name in self.units_along:
+        if self.is_narrow and name in self.units_along:
             dim, units = self.units_along[name]
             value = units.take(value, dim, active)
         return value
 
-    def shrunk(self, name, value, partition, active):
+    def live_block(self, name, value, partition, active):
         return value  # which is narrow already
 
     def to_ordinary(self, active):

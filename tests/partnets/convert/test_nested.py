@@ -172,8 +172,8 @@ def test_what_is_narrow_computes_the_same(name):
     layers = [layer for _, layer in partitioned_layers(model)]
     whole = copy.deepcopy(model)
     for _, layer in partitioned_layers(whole):
-        layer.narrow = False
-    assert any(layer.narrow for layer in layers)
+        layer.is_narrow = False
+    assert any(layer.is_narrow for layer in layers)
     for k in (1, 2, 3):
         gradients = []
         for each in (model, whole):
@@ -312,8 +312,8 @@ def test_copies_and_files(name):
         for k in (1, 3):
             with partnets.subnetwork(model, k), partnets.subnetwork(each, k):
                 assert torch.equal(each(x), model(x))
-        assert [layer.narrow for _, layer in partitioned_layers(each)] == [
-            layer.narrow for _, layer in partitioned_layers(model)
+        assert [layer.is_narrow for _, layer in partitioned_layers(each)] == [
+            layer.is_narrow for _, layer in partitioned_layers(model)
         ]
 
 

@@ -128,11 +128,17 @@ def test_a_shard_is_restored_where_it_was():
     assert torch.equal(loaded.weight, whole.weight[1:4])
 
 
-def test_a_nested_partition_is_not_saved_by_halves():
-    layer = partnets.Linear(4, 3, proportions=(0.5, 0.5), seed=0)
-    layer.partition = partkernels.Partition.nested((3, 4), (2, 3), (2, 4))
-    with pytest.raises(TypeError, match=r"explicit\(\)"):
-        layer.state_dict()
+def test_a_nested_partition_given_to_a_layer_is_saved():
+    layer, again = (partnets.Linear(4, 3, proportions=(0.5, 0.5), seed=seed) for seed in (0, 1))
+    for each in (layer, again):
+        each.partition = partkernels.Partition.nested((3, 4), ((1, 2), (0, 1)), (2, 4))
+    state = through_file(layer.state_dict())
+    assert state["partition"]["row_units"] == [[1, 2], [0, 1]] and state["partition"]["format"] == 3
+    again.load_state_dict(state)
+    assert torch.equal(again.weight, layer.weight)
+    for damage in ({"row_units": [[2, 2], [0, 1]]}, {"format": 2}, {"count": 3}, {"col": 1}):
+        with pytest.raises(RuntimeError, match="partition:"):
+            again.load_state_dict(state | {"partition": state["partition"] | damage})
 
 
 def test_format_1_had_no_shards_and_is_read_as_a_whole():

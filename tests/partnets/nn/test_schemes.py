@@ -55,6 +55,6 @@ def test_the_scheme_is_that_of_all_layers():
 
 def test_an_unknown_scheme_raises_and_changes_nothing():
     model = nn.Sequential(nn.Linear(4, 8))
-    with pytest.raises(ValueError, match=r"scheme='nodes'; pass 'weight' or 'node'"):
+    with pytest.raises(ValueError, match=r"scheme='nodes'; pass 'weight', 'node' or 'nested'"):
         partnets.partition(model, PROPORTIONS, scheme="nodes")
     assert type(model[0]) is nn.Linear

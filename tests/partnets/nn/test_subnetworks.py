@@ -164,7 +164,7 @@ def test_autocast_casts_as_torchs_layers_do():
 
 @pytest.mark.parametrize(
     ("defaults", "error"),
-    [("nothing", ValueError), (None, ValueError), (partkernels.Stored(torch.zeros(1, 2)), ValueError)],
+    [("nothing", ValueError), (3, ValueError), (partkernels.Stored(torch.zeros(1, 2)), ValueError)],
 )
 def test_unknown_defaults_raise(defaults, error):
     with pytest.raises(error, match="defaults"):
