@@ -15,8 +15,8 @@ from partnets import distributed, optim
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
 
 
-def parts(name, sharded):
-    model = network()
+def parts(name, sharded, scheme):
+    model = network(scheme)
     if sharded:
         distributed.fully_shard(model, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))
     call = distributed.DDP(model) if dist.is_initialized() and not sharded else model
@@ -24,27 +24,32 @@ def parts(name, sharded):
     return call, model, optimizer, {"model": model, "optimizer": distributed.OptimizerState(model, optimizer)}
 
 
-def first_half(name, sharded, folder):
-    call, model, optimizer, both = parts(name, sharded)
+def first_half(name, sharded, scheme, folder):
+    call, model, optimizer, both = parts(name, sharded, scheme)
     learn(model, call, optimizer, range(STEPS // 2))
     dcp.save(both, checkpoint_id=folder)
 
 
-def second_half(name, sharded, folder):
-    call, model, optimizer, both = parts(name, sharded)
+def second_half(name, sharded, scheme, folder):
+    call, model, optimizer, both = parts(name, sharded, scheme)
     dcp.load(both, checkpoint_id=folder)
     return learn(model, call, optimizer, range(STEPS // 2, STEPS))
 
 
-@pytest.mark.parametrize(("name", "sharded"), [("SGD", False), ("Adam", True)])
+@pytest.mark.parametrize(
+    ("name", "sharded", "scheme"), [("SGD", False, "weight"), ("Adam", True, "weight"), ("Adam", True, "nested")]
+)
 def test_model_and_optimiser_go_on_from_two_ranks_in_one_process_and_the_other_way_round(
-    name, sharded, two_ranks, tmp_path
+    name, sharded, scheme, two_ranks, tmp_path
 ):
-    _, model, optimizer, _ = parts(name, sharded=False)
+    _, model, optimizer, _ = parts(name, False, scheme)
     expected = learn(model, model, optimizer)
-    two_ranks(first_half, name, sharded, tmp_path / "two")
-    first_half(name, False, tmp_path / "one")
-    found = [second_half(name, False, tmp_path / "two"), *two_ranks(second_half, name, sharded, tmp_path / "one")]
+    two_ranks(first_half, name, sharded, scheme, tmp_path / "two")
+    first_half(name, False, scheme, tmp_path / "one")
+    found = [
+        second_half(name, False, scheme, tmp_path / "two"),
+        *two_ranks(second_half, name, sharded, scheme, tmp_path / "one"),
+    ]
     for weights in found:
         torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-12)
 

@@ -14,8 +14,8 @@ from partnets.nn.partitioned import partitioned_layers
 from partnets.utils.modules import frozen
 
 
-def learn_on_ranks(name):
-    model = network()
+def learn_on_ranks(name, scheme):
+    model = network(scheme)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += dist.get_rank()  # rank 0's weights count, as in every DistributedDataParallel
@@ -23,18 +23,18 @@ def learn_on_ranks(name):
     return learn(model, distributed.DDP(model, bucket_cap_mb=0.01), OPTIMIZERS[name](model))
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_two_ranks_learn_the_weights_of_one_process_with_the_joint_batch(name, two_ranks):
-    model = network()
+@pytest.mark.parametrize(("name", "scheme"), [*((name, "weight") for name in OPTIMIZERS), ("Adam", "nested")])
+def test_two_ranks_learn_the_weights_of_one_process_with_the_joint_batch(name, scheme, two_ranks):
+    model = network(scheme)
     expected = learn(model, model, OPTIMIZERS[name](model))
-    first, second = two_ranks(learn_on_ranks, name)
+    first, second = two_ranks(learn_on_ranks, name, scheme)
     torch.testing.assert_close(first, expected, rtol=1e-10, atol=1e-12)
     assert all(map(torch.equal, first, second))
 
 
-def bytes_sent():
+def bytes_sent(scheme):
     """Bytes for update=1..C, for a step of ψ, and of the whole gradient, as DDP itself would send it."""
-    model = network()
+    model = network(scheme)
     call = distributed.DDP(model)
     sent = []
     for update in (1, 2, 3, None):
@@ -46,16 +46,19 @@ def bytes_sent():
     return sent, sum(parameter.nbytes for parameter in model.parameters()), [p.nbytes for p in psi]
 
 
-def test_the_bytes_sent_are_those_of_the_partition_that_learns(two_ranks):
-    (sent, whole, psi), other = two_ranks(bytes_sent)
+@pytest.mark.parametrize("scheme", ["weight", "nested"])
+def test_the_bytes_sent_are_those_of_the_partition_that_learns(scheme, two_ranks):
+    (sent, whole, psi), other = two_ranks(bytes_sent, scheme)
     assert other == (sent, whole, psi)
     entries = [0, 0, 0]
-    for _, layer in partitioned_layers(network()):
+    for _, layer in partitioned_layers(network(scheme)):
         for name, parameter in layer.owned():
-            divided = name == "weight" and hasattr(layer, "partition")
-            sizes = layer.partition.sizes() if divided else [len(row) for row in parameter]
+            divided = layer.partitions.get(name)
+            sizes = [len(row) for row in parameter] if divided is None else divided.sizes()
             entries = [sum(pair) for pair in zip(entries, sizes, strict=True)]
     assert sent == [8 * count for count in entries] + psi
+    if scheme == "nested":
+        return
 
     *of_partition, _ = sent
     for probabilities, limit in (((1 / 3, 1 / 3, 1 / 3), 0.36), ((0.8, 0.1, 0.1), 0.68)):

@@ -11,8 +11,8 @@ import partnets
 from partnets import distributed
 
 
-def learn_sharded(name, units):
-    model = network()
+def learn_sharded(name, units, scheme):
+    model = network(scheme)
     units = None if units is None else [model[i] for i in units]
     mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
     distributed.fully_shard(model, units, mesh=mesh)
@@ -22,13 +22,15 @@ def learn_sharded(name, units):
     return weights, [parameter.to_local().shape for parameter in optimizer.parameters()], steps
 
 
-@pytest.mark.parametrize(("name", "units"), [("SGD", (2, 6)), ("Adam", None)])
-def test_two_ranks_learn_the_weights_of_one_process_with_the_joint_batch(name, units, two_ranks):
-    model = network()
+@pytest.mark.parametrize(
+    ("name", "units", "scheme"), [("SGD", (2, 6), "weight"), ("Adam", None, "weight"), ("Adam", (2, 6), "nested")]
+)
+def test_two_ranks_learn_the_weights_of_one_process_with_the_joint_batch(name, units, scheme, two_ranks):
+    model = network(scheme)
     optimizer = OPTIMIZERS[name](model)
     expected = learn(model, model, optimizer)
     steps = [state["step"].tolist() for state in optimizer.state.values() if "step" in state]
-    found = two_ranks(learn_sharded, name, units)
+    found = two_ranks(learn_sharded, name, units, scheme)
     for weights, _, counted in found:
         torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-12)
         assert counted == steps

@@ -16,7 +16,8 @@ OPTIMIZERS = {
 }
 
 
-def network():
+def network(scheme="weight"):
+    torch.manual_seed(0)  # nested partitions keep the weights that the layers have
     mask = hyper.InputMask(3 * 8 * 8, temperature=0.5)
     model = nn.Sequential(
         mask,
@@ -30,7 +31,8 @@ def network():
         nn.ReLU(),
         nn.Linear(17, 4),
     )
-    return partnets.partition(model, PROPORTIONS, seed=3).double()
+    example = {"example": torch.ones(2, 192)} if scheme == "nested" else {}
+    return partnets.partition(model, PROPORTIONS, seed=3, scheme=scheme, **example).double()
 
 
 def batch(step):

@@ -39,7 +39,7 @@ NETWORKS = {
 }
 
 
-def trainer(optimizer, network="layers", changed=None, cls=partnets.Trainer):
+def trainer(optimizer, network="layers", changed=None, cls=partnets.Trainer, scheme="weight"):
     """A new trainer with ψ present but frozen, the same each time, except for the examples of chunk `changed`."""
     torch.manual_seed(0)
     x, y = torch.randn(60, 1, SIZE, SIZE), torch.randint(3, (60,))
@@ -49,7 +49,8 @@ def trainer(optimizer, network="layers", changed=None, cls=partnets.Trainer):
         y[chunks.indices(changed)] = (y[chunks.indices(changed)] + 1) % 3
     torch.manual_seed(1)
     averaged = hyper.Averaged(hyper.Affine(), NETWORKS[network](), samples=2)
-    model = partnets.partition(averaged, PROPORTIONS)
+    example = {"example": x[:2]} if scheme == "nested" else {}
+    model = partnets.partition(averaged, PROPORTIONS, scheme=scheme, **example)
     return cls(model, chunks, optimizer=OPTIMIZERS[optimizer](model), batch_size=8)
 
 
@@ -58,8 +59,8 @@ def owned(trainer, partitions):
     tensors, rows = [], [k - 1 for k in partitions]
     for path, parameter in trainer.model.network.named_parameters():
         layer = trainer.model.network.get_submodule(path.rpartition(".")[0])
-        weight = isinstance(layer, nn.Linear | nn.Conv2d) and parameter is layer.weight
-        index = torch.isin(layer.partition.ids(), torch.tensor(partitions)) if weight else rows
+        partition = layer.partitions.get(path.rpartition(".")[2])
+        index = rows if partition is None else torch.isin(partition.ids(), torch.tensor(partitions))
         state = trainer.optimizer.state[parameter]
         tensors.append(parameter.detach()[index])
         if isinstance(trainer.optimizer, optim.PerPartition):
@@ -69,14 +70,14 @@ def owned(trainer, partitions):
     return tensors
 
 
-def check_invariant(optimizer, k, folder, network="layers", cls=partnets.Trainer, steps=STEPS):
+def check_invariant(optimizer, k, folder, network="layers", cls=partnets.Trainer, steps=STEPS, scheme="weight"):
     """Trains twice, with other examples in D_k the second time, and compares the bits, also of reloaded checkpoints."""
-    pair = [trainer(optimizer, network, changed, cls) for changed in (None, k)]
+    pair = [trainer(optimizer, network, changed, cls, scheme) for changed in (None, k)]
     for i, one in enumerate(pair):
         torch.manual_seed(2)  # the augmentation's noise is torch's
         one.fit(steps)
         one.save(folder / f"{i}.pt")
-    reloaded = [trainer(optimizer, network, changed, cls) for changed in (None, k)]
+    reloaded = [trainer(optimizer, network, changed, cls, scheme) for changed in (None, k)]
     for i, one in enumerate(reloaded):
         one.load(folder / f"{i}.pt")
     earlier, later = list(range(1, k)), list(range(k, COUNT + 1))
@@ -98,6 +99,14 @@ def test_examples_of_a_later_chunk_never_reach_earlier_partitions(optimizer, k, 
 @pytest.mark.parametrize("k", range(1, COUNT + 1))
 def test_nor_do_they_through_norms_and_fixups_scalars(network, optimizer, k, tmp_path):
     check_invariant(optimizer, k, tmp_path, network, steps=12)
+
+
+@pytest.mark.parametrize(
+    ("network", "optimizer"), [("layers", "adamw"), ("norms", "sgd"), ("norms", "nadam"), ("FixUp", "adam")]
+)
+@pytest.mark.parametrize("k", range(1, COUNT + 1))
+def test_nor_do_they_where_partitions_are_nested(network, optimizer, k, tmp_path):
+    check_invariant(optimizer, k, tmp_path, network, steps=12, scheme="nested")
 
 
 class DrawsFromAllChunks(partnets.Trainer):
