@@ -115,7 +115,9 @@ class _Product(torch.autograd.Function):
         x: Tensor, weight: Tensor, bias: Tensor | None, product: _Linear | _Convolution, partition: NestedPartition,
         active: int, strips: list, dim: int,
     ) -> Tensor:  # fmt: skip
-        return product.forward(x, _live(weight, partition, active), bias)
+        y = product.forward(x, _live(weight, partition, active), bias)
+        # Of views that a Function makes nothing can be changed in place.
+        return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:

@@ -73,12 +73,12 @@ class Failed(Exception):
     """What of the trial did not come out."""
 
 
-def trial(architecture: Architecture) -> str | None:
+def trial(architecture: Architecture, scheme: str = "weight") -> str | None:
     """Partitions, trains a step of w_C and of w_1, and merges; what did not come out, or None."""
     torch.manual_seed(0)
     try:
         model, given = architecture.accepted()
-        attempt(model, given)
+        attempt(model, given, scheme)
     except Failed as failure:
         return str(failure)
     except Exception as error:
@@ -86,10 +86,11 @@ def trial(architecture: Architecture) -> str | None:
     return None
 
 
-def attempt(model: nn.Module, given: dict) -> None:
+def attempt(model: nn.Module, given: dict, scheme: str = "weight") -> None:
     """Raises what does not come out of a trial of this model."""
+    options = {"scheme": scheme, "example": given} if scheme == "nested" else {"defaults": "seed"}
     try:
-        partnets.partition(model, PROPORTIONS, defaults="seed")
+        partnets.partition(model, PROPORTIONS, **options)
     except ValueError as error:
         raise Failed("refused: " + "; ".join(line.strip() for line in str(error).splitlines()[1:-1])) from error
     optimizer = partnets.optim.SGD(model, lr=1e-3)

@@ -185,9 +185,9 @@ def partition(
     if not isinstance(model, PartitionedLayer):  # which look after themselves
         state_dict.guard(model)
     if is_nested:
-        narrow(model, [{new.get(maker, maker) for maker in makers} for makers in plan.together], example)
+        narrow(model, {new.get(of, of): {new.get(one, one) for one in by} for of, by in plan.makers.items()}, example)
         for layer, why in plan.why.items():
-            new[layer].whole_because = why
+            new.get(layer, layer).whole_because = why
     return model
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from partkernels import Units
 from partnets.convert.marks import Runs, Seen, Spans, called
@@ -37,14 +38,14 @@ class Plan:
         own: how the parameters nest that modules keep of their own.
         norms: of those that norm units, and nest, what they become.
         why: of layers that do not, or less than they could, why, in words that follow "its".
-        together: sets of layers, and of modules with own parameters, what any two of which make meets somewhere.
+        makers: of each layer, those whose outputs it computes with, and the modules whose own parameters.
     """
 
     nestings: dict[nn.Module, Nesting] = field(default_factory=dict)
     own: dict[nn.Module, OwnUnits] = field(default_factory=dict)
     norms: dict[nn.Module, type[OwnNorm]] = field(default_factory=dict)
     why: dict[nn.Module, str] = field(default_factory=dict)
-    together: list[set[nn.Module]] = field(default_factory=list)
+    makers: dict[nn.Module, set[nn.Module]] = field(default_factory=dict)
 
 
 def plan(
@@ -99,11 +100,15 @@ def _norms(model: nn.Module, own: Collection[nn.Module], example: Any) -> dict[n
     """The modules with own parameters that norm units, and what they become."""
     found: dict[nn.Module, int | None] = {}
 
-    def note(module: nn.Module, args: tuple) -> None:
-        dim = unit_dim_of(module, args[0]) if args and isinstance(args[0], Tensor) else None
+    def note(module: nn.Module, args: tuple, kwargs: dict) -> None:
+        tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        is_alone = (
+            len(tensors) == 1 and args and args[0] is tensors[0]
+        )  # others, as gates, would have to be narrow as well
+        dim = unit_dim_of(module, tensors[0]) if is_alone else None
         found[module] = dim if found.get(module, dim) == dim else None
 
-    hooks = [module.register_forward_pre_hook(note) for module in own]
+    hooks = [module.register_forward_pre_hook(note, with_kwargs=True) for module in own]
     try:
         with torch.no_grad():
             called(model, example)
@@ -277,19 +282,8 @@ class _Search:
             own = made.own.get(module, OwnUnits({}, ()))
             nested = (*own.nested, name) if (module, name) in self.own else own.nested
             made.own[module] = OwnUnits({**own.along, name: along}, nested)
-        made.together = _joined(self.first.makers.values())
+        made.makers = self.first.makers
 
 
 def _alike(one: list[Tensor | None], other: list[Tensor | None]) -> bool:
     return all(a is b if a is None or b is None else torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-def _joined(sets: Collection[set[nn.Module]]) -> list[set[nn.Module]]:
-    """Sets with all that have something in common put together."""
-    joined: list[set[nn.Module]] = []
-    for new in sets:
-        touching = [one for one in joined if one & new]
-        joined = [one for one in joined if not one & new]
-        if new or touching:
-            joined.append(new.union(*touching))
-    return joined

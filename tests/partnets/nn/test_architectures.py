@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from architectures import ONE, Failed, attempt, trial
+from architectures import ONE, PROPORTIONS, Failed, attempt, trial
 from timm.models import _registry
 from torch import nn
+
+import partnets
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 # Some that take part of a second, and more than one rule.
@@ -35,6 +37,28 @@ def table() -> list[tuple[str, str, str, str]]:
 )
 def test_an_architecture_does_what_the_page_says(library, family, name, outcome):
     assert (trial(ONE[library](family, name)) or "yes") == outcome
+
+
+# What of the multiply-adds that an ideal subnetwork 1 skips, of half of the units of all hidden layers, each skips at
+# least. Less than all where widths are rounded, and where a layer's inputs or outputs are the model's.
+NESTED = {
+    ("timm", "resnet", "test_resnet"): 0.8,
+    ("timm", "vision_transformer", "test_vit"): 0.8,
+    ("timm", "convnext", "test_convnext"): 0.8,
+    ("transformers", "bert", None): 0.7,
+    ("transformers", "gpt2", None): 0.6,
+    ("transformers", "llama", None): 0.7,
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("library, family, name", NESTED)
+def test_a_nested_architecture_skips_what_is_not_live(library, family, name):
+    architecture = ONE[library](family, name)
+    model, given = architecture.accepted()
+    attempt(model, given, "nested")
+    skipped = 1 - partnets.explain_partition(model, given).computed(1)
+    assert NESTED[library, family, name] * (1 - PROPORTIONS[0] ** 2) <= skipped <= 1
 
 
 def test_the_page_has_all_families_of_timm_and_at_least_19_of_20_pass():
