@@ -13,7 +13,8 @@ from partbench.figures import figures
 from partbench.measuring.estimates import Estimate
 from partbench.results import Record
 
-OURS = "partkernels cpu"
+OURS, NESTED = "partkernels cpu", "partkernels nested"
+ENDS = ("value", "low", "high")
 
 
 def measured(records: Sequence[Record]) -> list[Bar]:
@@ -60,6 +61,13 @@ def _iterations(records: Sequence[Record]) -> Iterable[Bar]:
     for (model, batch), cases in mine.groupby(["model", "batch"], sort=False):
         updates = [max(some.ratio, key=lambda ratio: ratio.value) for _, some in cases.groupby("peer", sort=False)]
         if (model, batch) == ("MNIST CNN", 200) and len(updates) == 2:
-            ends = (sum(getattr(ratio, name) for ratio in updates) for name in ("value", "low", "high"))
+            ends = (sum(getattr(ratio, name) for ratio in updates) for name in ENDS)
             both = Estimate(*ends, min(ratio.confidence for ratio in updates))
             yield Bar(f"updates of weights and hyperparameters over a dense step, {model}, batch {batch}", both, 1.75)
+    for row in summary.step(records).itertuples():
+        if row.scheme == NESTED and not row.series and row.parameters and row.hyperparameters:
+            ends = (sum(getattr(cost, name) for cost in (row.parameters, row.hyperparameters)) for name in ENDS)
+            both = Estimate(*ends, min(row.parameters.confidence, row.hyperparameters.confidence))
+            yield Bar(
+                f"an iteration with nested partitions over a dense step, {row.model}, batch {row.batch}", both, 1.25
+            )

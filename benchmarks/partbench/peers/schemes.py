@@ -37,6 +37,17 @@ def partitioned(model: nn.Module, division: Division, seed: int) -> nn.Module:
     return model
 
 
+def nested(model: nn.Module, division: Division, x: Tensor) -> nn.Module:
+    """The model with nested partitions, in place; some FixUp layers start at 0, and would give no gradients."""
+    partnets.partition(
+        model, division.proportions, scheme="nested", example=x, skip=partnets.without_rule(model), defaults="zero"
+    )
+    with torch.no_grad():
+        for _, layer in weighted_layers(model):
+            layer.weight += torch.randn(layer.weight.shape).to(layer.weight) / (2 * layer.weight[0].numel()) ** 0.5
+    return model
+
+
 # Of whose weights each scheme makes a subnetwork's in its own way; other layers are the same in all of them.
 WEIGHTED = partnets.Linear, partnets.Conv2d, partnets.Embedding
 

@@ -17,7 +17,7 @@ from partbench.measuring.timing import Batch, Missing, Run, Workload
 from partbench.peers.layer import CPU, THREE, Division
 from partbench.peers.models import Model, fixup_resnet
 from partbench.peers.operators import obstacles
-from partbench.peers.schemes import partitioned, under, weight, weighted_layers
+from partbench.peers.schemes import nested, partitioned, under, weight, weighted_layers
 from partbench.peers.train_step import TrainStep, seeded
 from partbench.suites.options import Options
 from partnets import hyper
@@ -52,9 +52,10 @@ class Training:
 
 @dataclass(frozen=True)
 class Data:
-    """The partitioned model with its hyperparameters, and a batch."""
+    """The partitioned model with its hyperparameters, the same with nested partitions, and a batch."""
 
     model: hyper.Averaged
+    nested: hyper.Averaged
     x: Tensor
     y: Tensor
 
@@ -77,6 +78,7 @@ def workloads(trainings: Iterable[Training], backends: Sequence[str], *, paper: 
     """
     schemes = [("paper", "paper", "auto")] if paper else []
     schemes += [(f"partkernels {backend}", "partkernels", backend) for backend in backends]
+    schemes += [("partkernels nested", "nested", "auto")]
     found = []
     for of in trainings:
         u = of.division.proportions
@@ -99,17 +101,22 @@ def workloads(trainings: Iterable[Training], backends: Sequence[str], *, paper: 
 
 def _setup(training: Training, seed: int) -> Data:
     with seeded(seed):
-        network = partitioned(training.model.make().to(training.device), training.division, seed)
-        model = hyper.Averaged(hyper.Affine().to(training.device), network, samples=training.samples)
         x = torch.randn(training.batch, *training.model.input).to(training.device)
         y = torch.randint(training.model.classes, (training.batch,)).to(training.device)
-    return Data(model, x, y)
+        networks = [training.model.make().to(training.device) for _ in range(2)]
+        partitioned(networks[0], training.division, seed)
+        nested(networks[1], training.division, x[:CHECKED])
+        affine = hyper.Affine().to(training.device)
+        models = (hyper.Averaged(affine, network, samples=training.samples) for network in networks)
+    return Data(*models, x, y)
 
 
 def _run(training: Training, scheme: str, backend: str, active: int, update: int | None, data: Data) -> Run:
     if backend in obstacles():
         raise Missing(obstacles()[backend])
-    step = TrainStep(scheme, data.model, data.x, data.y, active, update, training.model.optimizer)
+    is_nested = scheme == "nested"
+    model, scheme = (data.nested, "partkernels") if is_nested else (data.model, scheme)
+    step = TrainStep(scheme, model, data.x, data.y, active, update, training.model.optimizer)
 
     def call() -> None:
         with pk.use_backend(backend):
@@ -118,6 +125,9 @@ def _run(training: Training, scheme: str, backend: str, active: int, update: int
     def check() -> None:
         with pk.use_backend(backend):
             got = _gradients(step.model.network, data, torch.float32)
+        if is_nested:
+            _check_nested(got, step.model.network, data)
+            return
         _check(got, data, active, update, masked=scheme != "dense")
 
     return Run(call, check)
@@ -134,6 +144,15 @@ def _gradients(network: nn.Module, data: Data, dtype: torch.dtype) -> dict[str, 
     return {"logits": logits.detach(), **dict(zip(["x", *leaves], gradients, strict=True))}
 
 
+def _check_nested(got: dict[str, Tensor], network: nn.Module, data: Data) -> None:
+    """Against the definition of nested partitions in float64; see _check."""
+    with pk.use_backend("reference"):
+        truth = _gradients(copy.deepcopy(network).double(), data, torch.float64)
+        rough = _gradients(network, data, torch.float32)
+    for name, value in got.items():
+        _check_close(name, value.double(), truth[name], rough[name].double())
+
+
 def _check(got: dict[str, Tensor], data: Data, active: int, update: int | None, *, masked: bool) -> None:
     """Against the reference's merged model in float64; a multiple of the error in float32 is allowed."""
     with pk.use_backend("reference"):
@@ -147,10 +166,15 @@ def _check(got: dict[str, Tensor], data: Data, active: int, update: int | None, 
             owned = layers[name].partition.mask(update)
             assert not masked or not mine[~owned].any(), f"the gradient of {name} is not 0 outside partition {update}"
             mine, right, usual = mine[owned], right[owned], usual[owned]
-        norm = right.norm().item() or 1.0  # of a layer that the loss does not reach
-        error, allowed = ((each - right).norm().item() / norm for each in (mine, usual))
-        allowed = max(SLACK * allowed, SLACK * torch.finfo(torch.float32).eps if name == "logits" else JUMP)
-        assert error <= allowed, f"{name} is off by {error:.1e} from float64, relative; {allowed:.1e} is allowed"
+        _check_close(name, mine, right, usual)
+
+
+def _check_close(name: str, mine: Tensor, right: Tensor, usual: Tensor) -> None:
+    """That mine is as near to what is right as the usual is, or nearly."""
+    norm = right.norm().item() or 1.0  # of a layer that the loss does not reach
+    error, allowed = ((each - right).norm().item() / norm for each in (mine, usual))
+    allowed = max(SLACK * allowed, SLACK * torch.finfo(torch.float32).eps if name == "logits" else JUMP)
+    assert error <= allowed, f"{name} is off by {error:.1e} from float64, relative; {allowed:.1e} is allowed"
 
 
 def series(device: torch.device) -> list[Training]:

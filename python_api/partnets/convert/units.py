@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_leaves
 
 from partkernels import Units
@@ -59,8 +60,8 @@ def plan(
     """How the layers of an ordinary model nest, so that subnetwork k is the first units of each.
 
     Each layer's outputs are divided in order, but for those that are the model's. A layer's inputs have the partitions
-    of what they are computed of: what is 0 of them where the units before are. The model runs some times for that, in
-    evaluation mode, and stays as it is.
+    of what they are computed of: what is 0 of them where the units before are. The model runs some times for that and
+    stays as it is: in evaluation mode, or in its own, where more layers compute in that, as auxiliary heads do.
 
     Args:
         layers: that have a rule.
@@ -70,27 +71,47 @@ def plan(
     Raises:
         ValueError: the model cannot be called with the example, or its outputs hide which layers they come from.
     """
-    made = Plan()
-    rules = {}
+    why, rules = {}, {}
     for layer in layers:
         cls = getattr(rule_of(type(layer)), "__self__", None)
         if not (isinstance(cls, type) and issubclass(cls, PartitionedLayer) and cls.unit_dim is not None):
-            made.why[layer] = "kind of layer has no units that nest"
+            why[layer] = "kind of layer has no units that nest"
         elif not cls.can_nest(layer):
-            made.why[layer] = "parameters are frozen in part, or its units lie in several dimensions"
+            why[layer] = "parameters are frozen in part, or its units lie in several dimensions"
         else:
             rules[layer] = cls
+    noisy = [module for module in model.modules() if isinstance(module, _DropoutNd)]
+    example = to_device(example, device_of(model))
     with _undisturbed(model):
-        example = to_device(example, device_of(model))
-        norms = _norms(model, own, example)
-        rules |= norms
-        while True:
-            found = _Search(Runs(model, example, rules, set(own) - rules.keys()), proportions, measure)
-            if not (stuck := found.stuck()):
-                break
-            for layer in stuck:
-                made.why[layer] = f"units lie in several segments, across its groups, or in more than {MOST_SEGMENTS}"
-                del rules[layer]
+        with evaluating(model):
+            made = _planned(model, rules, own, proportions, example, measure)
+        if model.training and any(layer not in made.makers for layer in rules):
+            with evaluating(*noisy):
+                in_training = _planned(model, rules, own, proportions, example, measure)
+            if in_training.makers.keys() > made.makers.keys():
+                made = in_training
+    made.why = {**why, **made.why}
+    return made
+
+
+def _planned(
+    model: nn.Module,
+    rules: Mapping[nn.Module, type[PartitionedLayer]],
+    own: Collection[nn.Module],
+    proportions: Sequence[float],
+    example: Any,
+    measure: str,
+) -> Plan:
+    """See plan; rules are the classes of the layers that can nest."""
+    made, norms = Plan(), _norms(model, own, example)
+    rules = {**rules, **norms}
+    while True:
+        found = _Search(Runs(model, example, rules, set(own) - rules.keys()), proportions, measure)
+        if not (stuck := found.stuck()):
+            break
+        for layer in stuck:
+            made.why[layer] = f"units lie in several segments, across its groups, or in more than {MOST_SEGMENTS}"
+            del rules[layer]
     found.tell(made)
     made.norms = {norm: cls for norm, cls in norms.items() if norm in made.nestings}
     return made
@@ -102,9 +123,7 @@ def _norms(model: nn.Module, own: Collection[nn.Module], example: Any) -> dict[n
 
     def note(module: nn.Module, args: tuple, kwargs: dict) -> None:
         tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-        is_alone = (
-            len(tensors) == 1 and args and args[0] is tensors[0]
-        )  # others, as gates, would have to be narrow as well
+        is_alone = len(tensors) == 1 and args and args[0] is tensors[0]  # a gate would have to be narrow as well
         dim = unit_dim_of(module, tensors[0]) if is_alone else None
         found[module] = dim if found.get(module, dim) == dim else None
 
@@ -130,12 +149,12 @@ def _norms(model: nn.Module, own: Collection[nn.Module], example: Any) -> dict[n
 
 @contextmanager
 def _undisturbed(model: nn.Module) -> Iterator[None]:
-    """Inside, the model computes as an ordinary one that is evaluated; afterwards it is as before."""
+    """Inside, a transformer's layers are called; afterwards the model is as before, and random states are."""
     held = Held(model, without={name for name, _ in model.named_parameters()})
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # which reads layers' weights and does not call them
     try:
-        with preserved(device_of(model)), evaluating(model), torch.enable_grad():
+        with preserved(device_of(model)), torch.enable_grad():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
