@@ -362,3 +362,26 @@ def test_a_layer_alone_divides_its_outputs():
         y = layer(torch.randn(2, 3, 5, 5))
     assert y[:, :8].any() and not y[:, 8:].any()
     assert partnets.LayerNorm(4, proportions=(0.5, 0.5), scheme="nested").nesting is None
+
+
+def test_heads_that_compute_in_training_alone_nest_too():
+    class WithAuxiliary(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.norm = nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16)
+            self.hidden, self.auxiliary = nn.Linear(16, 8), nn.Linear(8, 3)
+            self.head, self.dropout = nn.Linear(16, 3), nn.Dropout(0.9)
+
+        def forward(self, x):
+            x = self.norm(self.stem(x)).relu().mean((2, 3))
+            if not self.training:
+                return self.head(x)
+            return self.head(x), self.auxiliary(self.hidden(self.dropout(x)).relu())
+
+    model, x = WithAuxiliary(), images()
+    partnets.partition(model, PROPORTIONS, scheme="nested", example=x)
+    assert model.auxiliary.nesting.inputs.segments == ((4, 6, 8),) and model.stem.is_narrow
+    assert not model.norm.running_mean.any()
+    with partnets.subnetwork(model, 1, update=1):
+        for y in model(x):
+            assert y.shape == (4, 3)
