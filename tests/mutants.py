@@ -138,7 +138,29 @@ MUTANTS = [
         "python_api/partnets/nn/partition_format.py",
         f"{NETS}/nn/test_saving.py {NETS}/training/test_saved_before.py",
         ("saved row", '"row": partition.row,', '"row": 0,', "a shard's saved partition has another place"),
-        ("saved count", 'if plain["count"] != count:', "if False:", "a file of another number of partitions loads"),
+        ("saved count", 'if plain["count"] != own.count:', "if False:", "a file of another number of partitions loads"),
+    ),
+    *_of(
+        "python_api/partnets/nn/partition_format.py",
+        f"{NETS}/convert/test_nested_models.py",
+        ("saved units", "if plain != to_plain(own):", "if False:", "a file of other widths loads"),
+        ("saved scheme", 'if is_nested != (plain["format"] == NESTED):', "if False:", "a file of another scheme loads"),
+    ),
+    *_of(
+        "python_api/partnets/nn/nesting.py",
+        f"{NETS}/convert/test_nested_models.py",
+        ("live norm", "else units.take(x, dim, active)", "else x", "norms count units that are not live"),
+    ),
+    *_of(
+        "python_api/partnets/convert/units.py",
+        f"{NETS}/convert/test_nested_models.py",
+        ("dead inputs", "owners[(dead & (owners == 1)).cpu()] = k", "pass", "layers compute with inputs that are 0"),
+        ("own units", "if _alike(with_units, without) and", "if False and", "position embeddings make all units live"),
+    ),
+    *_of(
+        "python_api/partnets/convert/narrowing.py",
+        f"{NETS}/convert/test_nested_models.py",
+        ("narrow trial", "return all(map(_is_near, ours, self.expected))", "return True", "narrow layers compute else"),
     ),
     *_of(
         "partkernels/operators/nested.py",
@@ -581,7 +603,7 @@ MUTANTS = [
         ),
         (
             "shift's start",
-            "with_rows(value, count, neutral=0.0)",
+            "with_rows(value, count, neutral=neutral)",
             "with_rows(value, count, neutral=1.0)",
             "shifts begin at 1",
         ),

@@ -385,3 +385,18 @@ def test_heads_that_compute_in_training_alone_nest_too():
     with partnets.subnetwork(model, 1, update=1):
         for y in model(x):
             assert y.shape == (4, 3)
+
+
+def test_a_layer_stays_whole_where_the_models_code_counts_units():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.last = nn.Linear(5, 16), nn.Linear(16, 16), nn.Linear(16, 3)
+
+        def forward(self, x):
+            x = self.first(x).relu()
+            return self.last(self.second(x * x.shape[-1]).relu())
+
+    model = partnets.partition(Counting(), PROPORTIONS, scheme="nested", example=torch.randn(4, 5))
+    assert not model.first.is_narrow and model.second.is_narrow
+    assert model.second.nesting.inputs == model.first.nesting.outputs
