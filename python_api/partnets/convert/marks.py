@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
+from partkernels import Units
 from partnets.nn.layer import PartitionedLayer
 
 
@@ -23,10 +27,33 @@ def called(model: nn.Module, example: Any) -> Any:
     return model(*example) if isinstance(example, tuple) else model(example)
 
 
-def results(output: Any) -> list[Tensor]:
-    """The tensors of real numbers in what a model has computed."""
-    leaves = tree_leaves(dict(output) if isinstance(output, Mapping) else output)
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+def results(output: Any, depth: int = 0) -> list[Tensor]:
+    """The tensors of real and complex numbers in what a model has computed, in containers and objects too.
+
+    Caches of keys and values that go back into the model are left out.
+    """
+    if isinstance(output, Tensor):
+        return [output] if output.is_floating_point() or output.is_complex() else []
+    if isinstance(output, nn.Module | str | bytes | int | float | None) or depth > DEEPEST:
+        return []
+    if isinstance(output, Mapping):
+        parts = [part for name, part in output.items() if not re.search(r"past_key|cache", str(name))]
+    elif isinstance(output, tuple | list | set):
+        parts = list(output)
+    else:
+        parts = [
+            part for name, part in getattr(output, "__dict__", {}).items() if not re.search(r"past_key|cache", name)
+        ]
+        parts = [] if "ache" in type(output).__name__ else parts
+    return [tensor for part in parts for tensor in results(part, depth + 1)]
+
+
+# As deep as a tensor in a distribution in a tuple in a dataclass.
+DEEPEST = 5
+
+
+class Misfit(Exception):
+    """Units do not fit where they are given."""
 
 
 @dataclass
@@ -38,17 +65,22 @@ class Seen:
         makers: of each, the layers whose outputs it was given, and the modules whose own parameters.
         whole: the layers whose outputs are the model's.
         results: where the model's outputs are not 0.
+        is_finite: whether all that layers were given was.
+        computed: what layers were given, of live units alone, call by call; and the model's outputs.
     """
 
     nonzero: dict[nn.Module, Tensor | None] = field(default_factory=dict)
     makers: dict[nn.Module, set[nn.Module]] = field(default_factory=dict)
     whole: set[nn.Module] = field(default_factory=set)
     results: list[Tensor] = field(default_factory=list)
+    computed: list[tuple[nn.Module | None, Tensor]] = field(default_factory=list)
+    is_finite: bool = True
 
     def visit(self, layer: nn.Module, inputs: list[Tensor], makers: set[nn.Module], dim: int) -> None:
         """Notes what a layer is called with."""
         self.makers.setdefault(layer, set()).update(makers)
         for x in inputs:
+            self.is_finite &= bool(x.isfinite().all())
             found = units_of(x, dim)
             before = self.nonzero.get(layer, found)
             alike = before is not None and found is not None and before.shape == found.shape
@@ -153,6 +185,62 @@ class Spans(TorchDispatchMode):
         return [b - a for a, b in zip(starts, [*starts[1:], size], strict=True)]
 
 
+@dataclass
+class Few:
+    """Which layers hand on their live units alone, in a run of one subnetwork.
+
+    Attributes:
+        active: k.
+        narrow: the layers that do, and the modules with own parameters that do.
+        outputs, inputs: the units of layers.
+        along: of own parameters, along which dimension they have units, and these.
+    """
+
+    active: int
+    narrow: Collection[nn.Module]
+    outputs: Mapping[nn.Module, Units]
+    inputs: Mapping[nn.Module, Units]
+    along: Mapping[tuple[nn.Module, str], tuple[int, Units]]
+
+    def handed_on(self, layer: nn.Module, values: Tensor, dim: int, units: Units) -> Tensor:
+        """What a layer hands on of all its units' values."""
+        return units.take(values, dim, self.active) if layer in self.narrow else values
+
+    def taken(self, layer: nn.Module, x: Tensor, rule: type[PartitionedLayer]) -> Tensor:
+        """All inputs of a layer that is given them or the live ones alone.
+
+        Raises:
+            Misfit: it is given others, or cannot take these alone.
+        """
+        units = self.inputs.get(layer)
+        if units is None or x.shape[rule.unit_dim] == units.size:
+            return x
+        if x.shape[rule.unit_dim] != units.number(self.active) or not rule.takes_few:
+            raise Misfit
+        return units.spread(x, rule.unit_dim, self.active)
+
+    def live(self, layer: nn.Module, x: Tensor, rule: type[PartitionedLayer]) -> Tensor:
+        units = self.inputs.get(layer)
+        return (x if units is None else units.take(x, rule.unit_dim, self.active)).detach()
+
+
+def _replaced(value: Any, new: Mapping[int, Tensor]) -> Any:
+    """A container of arguments with tensors replaced, which are known by their ids."""
+    return tree_map(lambda leaf: new.get(id(leaf), leaf), value)
+
+
+class WithoutDropout(TorchFunctionMode):
+    """Functional dropout, which would drop other units where there are fewer, does nothing."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function in DROPOUTS:
+            return args[0] if args else kwargs["input"]
+        return function(*args, **(kwargs or {}))
+
+
+DROPOUTS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout}
+
+
 class Runs:
     """A model's runs of an example, in which marks take the place of what layers compute.
 
@@ -183,6 +271,7 @@ class Runs:
         live: Mapping[nn.Module, Tensor],
         own: Mapping[tuple[nn.Module, str], Tensor],
         spans: Spans | None = None,
+        few: Few | None = None,
     ) -> Seen:
         """Runs the example.
 
@@ -190,6 +279,7 @@ class Runs:
             live: of layers that make units, which of these are live; of others all are. Norms keep those of inputs.
             own: values of own parameters, by module and name; others are random numbers.
             spans: notes which parts of the layers' outputs are computed with apart.
+            few: which layers hand on their live units alone, and which units these are.
         """
         seen, random = Seen(), torch.Generator().manual_seed(0)
 
@@ -197,6 +287,8 @@ class Runs:
             return (torch.rand(like.shape, generator=random) + 0.5).to(like.device, like.dtype)
 
         values = {place: own.get(place, numbers(parameter)) for place, parameter in self.own.items()}
+        if few is not None:
+            values |= {place: few.handed_on(place[0], values[place], *along) for place, along in few.along.items()}
         values = {place: nn.Parameter(value.to(self.own[place])) for place, value in values.items()}
         owners = {id(value): module for (module, _), value in values.items()}
         start = torch.ones((), requires_grad=True)
@@ -204,10 +296,16 @@ class Runs:
         def given(layer: nn.Module, args: tuple, kwargs: dict) -> list[Tensor]:
             return results((args, kwargs))[: self.rules[layer].unit_inputs]
 
-        def before(layer: nn.Module, args: tuple, kwargs: dict) -> None:
+        def before(layer: nn.Module, args: tuple, kwargs: dict) -> tuple | None:
             inputs = given(layer, args, kwargs)
+            if few is not None:  # an ordinary layer takes all units
+                whole = [few.taken(layer, x, self.rules[layer]) for x in inputs]
+                seen.computed += [(layer, few.live(layer, x, self.rules[layer])) for x in whole]
+                args, kwargs = _replaced((args, kwargs), dict(zip(map(id, inputs), whole, strict=True)))
+                return args, kwargs
             seen.visit(layer, inputs, _makers(inputs, owners), self.rules[layer].unit_dim)
             seen.nonzero.setdefault(layer, None)
+            return None
 
         def after(layer: nn.Module, args: tuple, kwargs: dict, output: Any) -> Any:
             y, rule = output[0] if isinstance(output, tuple) else output, self.rules[layer]
@@ -218,6 +316,8 @@ class Runs:
             marks = numbers(y)
             if mask is not None:
                 marks = marks * mask.to(marks).view(-1, *[1] * (y.dim() - rule.unit_dim % y.dim() - 1))
+            if few is not None and layer in few.outputs:
+                marks = few.handed_on(layer, marks, rule.unit_dim, few.outputs[layer])
             marks = _Mark.apply(layer, marks, *inputs)
             if spans is not None and not rule.keeps_units:
                 spans.watch(layer, marks, rule.unit_dim)
@@ -238,5 +338,6 @@ class Runs:
                 module._parameters[name] = parameter
         norms = [layer for layer, rule in self.rules.items() if rule.keeps_units]
         seen.whole = _makers(leaves, owners, through=norms)
+        seen.computed += [(None, leaf.detach()) for leaf in leaves]
         seen.results = [leaf.detach() != 0 for leaf in leaves]
         return seen

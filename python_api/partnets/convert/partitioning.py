@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.utils._pytree import tree_leaves
 
 import partkernels
 from partkernels.defaults import check_seed
@@ -130,25 +131,29 @@ def partition(
     """
     check_seed("seed", seed)
     sizes(0, proportions)
-    _check_scheme(scheme, example, proportions_of)
+    _check_scheme(scheme, proportions, example, proportions_of)
     stateful = named(model, stateful, "stateful")
     found = _found(model, named(model, skip, "skip"), stateful, frozen)
-    is_nested = scheme == "nested" and len(proportions) > 1
-    plan = Plan()
-    if is_nested:
-        defaults = no_defaults(defaults)
-        with _learning(found.layers.values() if frozen else ()):
-            own = [module for module in found.owning.values() if module not in found.kept]
-            plan = plan_units(model, found.layers.values(), own, proportions, example, proportions_of)
+    defaults = no_defaults(defaults) if scheme == "nested" else defaults
+    is_nested, scheme = scheme == "nested" and len(proportions) > 1, "weight" if scheme == "nested" else scheme
+    plan, apart = Plan(), set()
 
     def options(module: nn.Module) -> dict[str, Any]:
-        own = plan.nestings.get(module, plan.own.get(module, "weight"))
-        return {"defaults": "seed" if defaults is None else defaults, "scheme": own if is_nested else scheme}
+        own = plan.nestings.get(module, plan.own.get(module, scheme))
+        return {"defaults": "seed" if defaults is None else defaults, "scheme": own}
 
-    new = {
-        layer: _divided(rule_of(type(layer)), layer, frozen, proportions, seeds.derived(seed, path), options(layer))
-        for path, layer in found.layers.items()
-    }
+    while True:
+        if is_nested:
+            with _learning(found.layers.values() if frozen else ()):
+                own = [module for module in found.owning.values() if module not in found.kept]
+                plan = plan_units(model, found.layers.values(), own, proportions, example, proportions_of, apart)
+        new = {
+            layer: _divided(rule_of(type(layer)), layer, frozen, proportions, seeds.derived(seed, path), options(layer))
+            for path, layer in found.layers.items()
+        }
+        if not (torn := _torn(new)):
+            break
+        apart |= torn
     if defaults is None:
         redrawn = {path: dict(_redrawn(layer, new[layer])) for path, layer in found.layers.items()}
         # Of tied layers one drew the weight that they share.
@@ -185,13 +190,26 @@ def partition(
     if not isinstance(model, PartitionedLayer):  # which look after themselves
         state_dict.guard(model)
     if is_nested:
-        narrow(model, {new.get(of, of): {new.get(one, one) for one in by} for of, by in plan.makers.items()}, example)
+        renewed = [{new.get(layer, layer) for layer in one} for one in plan.narrow]
+        makers = {new.get(of, of): {new.get(one, one) for one in by} for of, by in plan.makers.items()}
+        narrow(model, renewed, makers, example)
         for layer, why in plan.why.items():
             new.get(layer, layer).whole_because = why
     return model
 
 
-def _check_scheme(scheme: str, example: Any, proportions_of: str) -> None:
+def _torn(new: dict[nn.Module, nn.Module]) -> set[nn.Module]:
+    """The layers that share a weight, and would have other nested partitions of it."""
+    partitions: dict[nn.Parameter, dict[nn.Module, str]] = defaultdict(dict)
+    for layer, divided in new.items():
+        for name, partition in getattr(divided, "partitions", {}).items():
+            if layer._parameters.get(name) is not None:
+                is_nested = isinstance(partition, partkernels.NestedPartition)
+                partitions[layer._parameters[name]][layer] = repr(partition) if is_nested else "at random"
+    return {layer for found in partitions.values() if len(set(found.values())) > 1 for layer in found}
+
+
+def _check_scheme(scheme: str, proportions: Sequence[float], example: Any, proportions_of: str) -> None:
     if scheme not in SCHEMES:
         raise ValueError(f"scheme={scheme!r}; pass 'weight', 'node' or 'nested'.")
     if proportions_of not in MEASURES:
@@ -200,6 +218,16 @@ def _check_scheme(scheme: str, example: Any, proportions_of: str) -> None:
         raise ValueError(
             "scheme='nested' without example; pass what the model takes, a tensor, a tuple of its arguments or a dict"
             " of them by name: a call shows which layer computes with whose outputs."
+        )
+    tensors = [leaf for leaf in tree_leaves(example) if isinstance(leaf, Tensor)]
+    if scheme == "nested" and any(not tensor.numel() or tensor.is_meta for tensor in tensors):
+        raise ValueError(
+            "example has a tensor without entries, or on the meta device; pass one with some numbers in it."
+        )
+    if scheme == "nested" and not proportions[0]:
+        raise ValueError(
+            f"proportions={tuple(proportions)} with scheme='nested': subnetwork 1 would have no units; let the first be"
+            " above 0."
         )
     if scheme != "nested" and (example is not None or proportions_of != "units"):
         raise ValueError(f"example and proportions_of are for scheme='nested'; leave them out with {scheme!r}.")

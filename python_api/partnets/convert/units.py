@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._pytree import tree_leaves
 
 from partkernels import Units
-from partnets.convert.marks import Runs, Seen, Spans, called
+from partnets.convert.marks import Few, Runs, Seen, Spans, WithoutDropout, called
 from partnets.nn.layer import PartitionedLayer
 from partnets.nn.nesting import Nesting, widths
 from partnets.nn.own_norm import OwnNorm, own_norm_class, unit_dim_of
@@ -26,6 +28,9 @@ from partnets.utils.random_state import preserved
 
 # Units in more segments than these count as live: to compute with so many small blocks costs more than it saves.
 MOST_SEGMENTS = 32
+
+# How far numbers may be apart by rounding, over the largest of them: so many units of the precision, or so much.
+FAR, LEAST = 4, 1e-5
 
 Place = tuple[nn.Module, str]
 
@@ -39,6 +44,8 @@ class Plan:
         own: how the parameters nest that modules keep of their own.
         norms: of those that norm units, and nest, what they become.
         why: of layers that do not, or less than they could, why, in words that follow "its".
+        called: the layers that computed something.
+        narrow: sets of layers, and of modules with own parameters, that can hand on their live units alone.
         makers: of each layer, those whose outputs it computes with, and the modules whose own parameters.
     """
 
@@ -46,6 +53,8 @@ class Plan:
     own: dict[nn.Module, OwnUnits] = field(default_factory=dict)
     norms: dict[nn.Module, type[OwnNorm]] = field(default_factory=dict)
     why: dict[nn.Module, str] = field(default_factory=dict)
+    called: set[nn.Module] = field(default_factory=set)
+    narrow: list[set[nn.Module]] = field(default_factory=list)
     makers: dict[nn.Module, set[nn.Module]] = field(default_factory=dict)
 
 
@@ -56,6 +65,7 @@ def plan(
     proportions: Sequence[float],
     example: Any,
     measure: str,
+    apart: Collection[nn.Module] = (),
 ) -> Plan:
     """How the layers of an ordinary model nest, so that subnetwork k is the first units of each.
 
@@ -67,6 +77,7 @@ def plan(
         layers: that have a rule.
         own: modules that keep parameters of their own.
         example, measure: see partnets.partition.
+        apart: of the layers, those that are divided at random.
 
     Raises:
         ValueError: the model cannot be called with the example, or its outputs hide which layers they come from.
@@ -76,19 +87,22 @@ def plan(
         cls = getattr(rule_of(type(layer)), "__self__", None)
         if not (isinstance(cls, type) and issubclass(cls, PartitionedLayer) and cls.unit_dim is not None):
             why[layer] = "kind of layer has no units that nest"
+        elif layer in apart:
+            why[layer] = "weight is that of another layer too, which has other units"
         elif not cls.can_nest(layer):
             why[layer] = "parameters are frozen in part, or its units lie in several dimensions"
         else:
             rules[layer] = cls
     noisy = [module for module in model.modules() if isinstance(module, _DropoutNd)]
     example = to_device(example, device_of(model))
+    modes = [lambda: evaluating(model)]
+    if model.training:
+        modes.append(lambda: evaluating(*noisy))
     with _undisturbed(model):
-        with evaluating(model):
-            made = _planned(model, rules, own, proportions, example, measure)
-        if model.training and any(layer not in made.makers for layer in rules):
-            with evaluating(*noisy):
-                in_training = _planned(model, rules, own, proportions, example, measure)
-            if in_training.makers.keys() > made.makers.keys():
+        made = _planned(model, rules, own, proportions, example, measure, modes)
+        if len(modes) > 1 and any(layer not in made.called for layer in rules):
+            in_training = _planned(model, rules, own, proportions, example, measure, modes[::-1])
+            if in_training.called > made.called:
                 made = in_training
     made.why = {**why, **made.why}
     return made
@@ -101,12 +115,16 @@ def _planned(
     proportions: Sequence[float],
     example: Any,
     measure: str,
+    modes: Sequence[Callable[[], AbstractContextManager]],
 ) -> Plan:
-    """See plan; rules are the classes of the layers that can nest."""
-    made, norms = Plan(), _norms(model, own, example)
+    """See plan; rules are the classes of the layers that can nest, and runs are in the first of the modes."""
+    made = Plan()
+    with modes[0]():
+        norms = _norms(model, own, example)
     rules = {**rules, **norms}
     while True:
-        found = _Search(Runs(model, example, rules, set(own) - rules.keys()), proportions, measure)
+        runs = Runs(model, example, rules, [module for module in own if module not in rules])
+        found = _Search(runs, proportions, measure, modes)
         if not (stuck := found.stuck()):
             break
         for layer in stuck:
@@ -114,6 +132,7 @@ def _planned(
             del rules[layer]
     found.tell(made)
     made.norms = {norm: cls for norm, cls in norms.items() if norm in made.nestings}
+    made.narrow = found.narrow(made)
     return made
 
 
@@ -171,10 +190,32 @@ class _Search:
         own: of those that nest, the same.
     """
 
-    def __init__(self, runs: Runs, proportions: Sequence[float], measure: str) -> None:
-        self.runs, self.proportions, self.measure = runs, proportions, measure
+    def __init__(
+        self,
+        runs: Runs,
+        proportions: Sequence[float],
+        measure: str,
+        modes: Sequence[Callable[[], AbstractContextManager]],
+    ) -> None:
+        self.runs, self.proportions, self.measure, self.modes = runs, proportions, measure, modes
         self.count = len(proportions)
+        others = [seen for mode in modes[1:] if (seen := self._tried(mode)) is not None]
+        with modes[0](), WithoutDropout():
+            self._look(others)
+
+    def _tried(self, mode: Callable[[], AbstractContextManager]) -> Seen | None:
+        """What a run in another mode shows; None if the model fails in it."""
+        try:
+            with mode(), WithoutDropout():
+                return self.runs.run({}, {})
+        except Exception:  # as BatchNorm does for a single example
+            return None
+
+    def _look(self, others: Sequence[Seen]) -> None:
+        runs = self.runs
         self.first = runs.run({}, {}, spans := Spans())
+        self.makers = _united([self.first, *others])
+        self.whole = _made_for_nobody(self.makers, runs.rules).union(*(seen.whole for seen in (self.first, *others)))
         self.outputs = {
             layer: self._outputs(layer, spans)
             for layer, rule in runs.rules.items()
@@ -183,11 +224,19 @@ class _Search:
         self.along = {
             (module, name): (dims[-1], self._widths(parameter.shape[dims[-1]]))
             for (module, name), parameter in runs.own.items()
-            if (dims := [dim for dim, size in enumerate(parameter.shape) if size > 1]) and parameter.requires_grad
+            if (dims := [dim for dim, size in enumerate(parameter.shape) if size > 1])
+            and parameter.requires_grad
+            and not isinstance(module, ParametrizationList)  # which other code puts together
         }
         self.own = self._own()
         own = self._values(self.own)
         self.seen = [self._run(k, own) for k in range(1, self.count)] + [self._run(None, own)]
+        if self.seen[-1].is_finite and not self.seen[0].is_finite:
+            raise ValueError(
+                "the model's code makes numbers that are not finite of units that are 0, as where it divides by their"
+                " deviation: subnetworks would compute nothing else. Keep to schemes 'weight' and 'node', or skip the"
+                " layers before."
+            )
         if not all(map(torch.equal, self.seen[0].results, self.seen[-1].results)):
             raise ValueError(
                 "the model's outputs have entries that are 0 in subnetwork 1, and hide of which layers they are"
@@ -206,7 +255,7 @@ class _Search:
     def _outputs(self, layer: nn.Module, spans: Spans) -> Units:
         """A layer's own units: each part that the model computes with apart is divided by the proportions."""
         size = self.runs.rules[layer].made_units(layer)
-        if layer in self.first.whole:
+        if layer in self.whole:
             return Units.whole(size, self.count)
         segments = spans.segments(layer, size)
         return Units(tuple(self._widths(part).segments[0] for part in segments))
@@ -273,6 +322,62 @@ class _Search:
             owners[(dead & (owners == 1)).cpu()] = k
         return Units.of_owners(owners.tolist(), self.count)
 
+    def narrow(self, made: Plan) -> list[set[nn.Module]]:
+        """Sets of layers, and of modules with own parameters, that can hand on their live units alone.
+
+        A model's code may count on the number of units: attention divides it by the number of heads. Whether it does
+        is tried in runs of subnetwork 1, with random numbers in place of all that layers compute: what is given to
+        each layer, and the model's outputs, must be what it is where all units are handed on. A model of which a part
+        did not compute for the example has none: nobody knows what that part would do.
+        """
+        used = {*self.makers, *(one for makers in self.makers.values() for one in makers), *self.whole}
+        learning = {module for (module, _), p in self.runs.own.items() if p.requires_grad}
+        if not used.issuperset(self.runs.rules) or not used.issuperset(learning):
+            return []
+        outputs = {layer: nesting.outputs for layer, nesting in made.nestings.items()}
+        live = {layer: units.owners() <= 1 for layer, units in self.outputs.items()}
+        own = {place: value[0] for place, value in self._values(self.own).items()}
+
+        def runs(narrow: Collection[nn.Module]) -> list[Seen]:
+            few, found = Few(1, narrow, outputs, self.inputs, self.along), []
+            for mode in self.modes:
+                with mode(), WithoutDropout():
+                    found.append(self.runs.run(live, own, few=few))
+            return found
+
+        def able(layer: nn.Module) -> bool:
+            if layer in self.runs.rules:
+                return layer in outputs and self.runs.rules[layer].may_be_narrow(layer, outputs[layer])
+            return any(module is layer for module, _ in self.along)
+
+        sets = [one for one in _joined(self.makers.values()) if one and all(map(able, one)) and not one & self.whole]
+        paths = {module: path for path, module in self.runs.model.named_modules()}
+        alike: dict[tuple, list[set[nn.Module]]] = defaultdict(list)
+        for one in sets:  # what has the same place in all blocks of a model is alike
+            alike[
+                tuple(sorted({(re.sub(r"\d+", "*", paths[layer]), repr(outputs.get(layer))) for layer in one}))
+            ].append(one)
+        try:
+            expected = runs(())
+        except Exception:
+            return []
+        found: list[set[nn.Module]] = []
+
+        def works(sets: list[set[nn.Module]]) -> bool:
+            try:
+                seen = runs(set().union(*found, *sets))
+            except Exception:  # whatever a model's code raises where the sizes are not its own
+                return False
+            if works := all(map(_is_same, seen, expected)):
+                found.extend(sets)
+            return works
+
+        for sets in alike.values():
+            if not works(sets) and len(sets) > 1:
+                for one in sets:
+                    works([one])
+        return found
+
     def stuck(self) -> list[nn.Module]:
         """The layers that keep units, and cannot with those that they are given."""
         return [
@@ -301,8 +406,56 @@ class _Search:
             own = made.own.get(module, OwnUnits({}, ()))
             nested = (*own.nested, name) if (module, name) in self.own else own.nested
             made.own[module] = OwnUnits({**own.along, name: along}, nested)
-        made.makers = self.first.makers
+        made.makers, made.called = self.makers, set(self.first.nonzero)
 
 
 def _alike(one: list[Tensor | None], other: list[Tensor | None]) -> bool:
     return all(a is b if a is None or b is None else torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def _united(runs: Sequence[Seen]) -> dict[nn.Module, set[nn.Module]]:
+    """Of each layer, those whose outputs it computes with in any of some runs; of the first run's layers first."""
+    return {
+        layer: set().union(*(seen.makers.get(layer, ()) for seen in runs))
+        for layer in dict.fromkeys(layer for seen in runs for layer in seen.makers)
+    }
+
+
+def _made_for_nobody(
+    makers: Mapping[nn.Module, set[nn.Module]], rules: Mapping[nn.Module, type[PartitionedLayer]]
+) -> set[nn.Module]:
+    """The layers with whose outputs no other layer computes: they must be the model's, whatever becomes of them."""
+    heard = set().union(*makers.values())
+    found = {layer for layer in makers if layer not in heard}
+    front = [layer for layer in found if rules[layer].keeps_units]
+    while front:  # of a norm's outputs the units are those that it is given
+        for layer in makers.get(front.pop(), set()) - found:
+            found.add(layer)
+            front += [layer] if layer in rules and rules[layer].keeps_units else []
+    return found
+
+
+def _joined(sets: Iterable[set[nn.Module]]) -> list[set[nn.Module]]:
+    """Sets with all that have something in common put together."""
+    joined: list[set[nn.Module]] = []
+    for new in sets:
+        touching = [one for one in joined if one & new]
+        joined = [one for one in joined if not one & new]
+        joined.append(new.union(*touching))
+    return joined
+
+
+def _is_same(one: Seen, other: Seen) -> bool:
+    """Whether layers were given the same in two runs, and the outputs are."""
+    return len(one.computed) == len(other.computed) and all(
+        a is b and x.shape == y.shape and _is_near(x, y)
+        for (a, x), (b, y) in zip(one.computed, other.computed, strict=True)
+    )
+
+
+def _is_near(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors differ by rounding alone: in sums over another number of units, most of them 0."""
+    if not y.numel():
+        return True
+    most = max(FAR * torch.finfo(y.dtype).eps, LEAST) * float(y.abs().max())
+    return float((x - y).abs().max()) <= most

@@ -20,14 +20,12 @@ class _Convolution(PartitionedLayer):
     unit_names = ("in_channels", "out_channels")
     kernel: Callable[..., Tensor]
 
-    @property
-    def can_be_narrow(self):
-        rows = self.out_channels // self.groups
-        whole_groups = [end % rows == 0 for ends in self.nesting.outputs.segments for end in ends]
-        by_group = (
-            self.in_channels == self.out_channels and all(whole_groups) and len(self.nesting.outputs.segments) == 1
-        )
-        return super().can_be_narrow and (self.groups == 1 or by_group)
+    @classmethod
+    def may_be_narrow(cls, layer, outputs):
+        rows = layer.out_channels // layer.groups
+        whole_groups = len(outputs.segments) == 1 and all(end % rows == 0 for end in outputs.segments[0])
+        by_group = layer.in_channels == layer.out_channels and whole_groups
+        return super().may_be_narrow(layer, outputs) and (layer.groups == 1 or by_group)
 
     @property
     def by_unit(self):

@@ -93,6 +93,8 @@ class PartitionedLayer(Partitioned):
     unit_dim: ClassVar[int | None] = None
     # What torch's layer calls the numbers of its inputs, if it has some, and of its outputs.
     unit_names: ClassVar[Sequence[str]] = ()
+    # Whether an ordinary layer can be made of it that takes the live inputs alone.
+    takes_few: ClassVar[bool] = True
     # How many of the inputs have units: queries, keys and values do.
     unit_inputs: ClassVar[int] = 1
     # Whether a unit of the outputs comes of the same unit of the inputs alone, as norms have it.
@@ -211,10 +213,10 @@ class PartitionedLayer(Partitioned):
         """Whether a unit of the outputs is computed of the same unit, or group, of the inputs alone."""
         return self.keeps_units
 
-    @property
-    def can_be_narrow(self) -> bool:
-        """Whether the outputs can be the live ones alone."""
-        return not self.nesting.outputs.is_whole
+    @classmethod
+    def may_be_narrow(cls, layer: nn.Module, outputs: Units) -> bool:
+        """Whether such a layer's outputs can be the live ones alone."""
+        return not outputs.is_whole
 
     @classmethod
     def can_take(cls, layer: nn.Module, units: Units) -> bool:
@@ -373,12 +375,14 @@ class PartitionedLayer(Partitioned):
                 )
             value = value.contiguous() if name in self.partitions else value.clone()
             new._parameters[name] = nn.Parameter(value, requires_grad=parameter.requires_grad)
-        if self.nesting is None or (few := self.nesting.outputs.number(active)) == self.nesting.outputs.size:
+        if self.nesting is None:
+            return new
+        if self.takes_narrow and len(self.unit_names) > 1 and not self.by_unit:
+            setattr(new, self.unit_names[0], self.nesting.inputs.number(active))
+        if (few := self.nesting.outputs.number(active)) == self.nesting.outputs.size:
             return new
         if self._makes_few():
             self.tell_size(new, few)
-        if self.takes_narrow and len(self.unit_names) > 1 and not self.by_unit:
-            setattr(new, self.unit_names[0], self.nesting.inputs.number(active))
         if self.by_unit and self._makes_few() and not (self.is_narrow and self.takes_narrow):
             return LiveUnits(new, self.nesting.outputs, self.unit_dim, active, self.is_narrow)
         return new

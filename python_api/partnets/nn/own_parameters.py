@@ -59,10 +59,6 @@ class OwnParameters(PartitionedLayer):
 
     is_read = True
 
-    @property
-    def can_be_narrow(self):
-        return bool(self.units_along) if self.nesting is None else super().can_be_narrow
-
     caches: Sequence[str] = ()
 
     # Of parameters that meet units of a nested subnetwork, along which dimension they have some, and these.

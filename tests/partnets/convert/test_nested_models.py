@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 
 import pytest
@@ -289,17 +290,203 @@ def test_bad_input_is_refused_before_anything_changes(change, message):
     assert type(model[0]) is nn.Linear and not model[0]._forward_hooks and not model[0]._forward_pre_hooks
 
 
-def test_outputs_without_their_graph_are_refused():
-    class Detached(nn.Module):
+@dataclasses.dataclass
+class Out:
+    logits: torch.Tensor
+
+
+OUTPUTS = {
+    "detached": lambda y, training: y.detach(),
+    "dataclass": lambda y, training: Out(y),
+    "distribution": lambda y, training: torch.distributions.Categorical(logits=y),
+    "argmax in evaluation": lambda y, training: y if training else y.argmax(-1),
+    "complex": lambda y, training: torch.fft.fft(y),
+    "dict of lists": lambda y, training: {"a": [y]},
+}
+
+
+@pytest.mark.parametrize("how", OUTPUTS)
+def test_outputs_are_live_however_they_are_returned(how):
+    class Net(nn.Module):
         def __init__(self):
             super().__init__()
-            self.layer = nn.Linear(4, 8)
+            self.a, self.b, self.auxiliary = nn.Linear(5, 16), nn.Linear(16, 10), nn.Linear(16, 10)
 
         def forward(self, x):
-            return self.layer(x).detach()
+            x = torch.relu(self.a(x))
+            y, other = self.b(x), self.auxiliary(x)  # which is computed always, and returned in training alone
+            y = OUTPUTS[how](y, self.training)
+            return (y, other) if self.training else y
 
-    with pytest.raises(ValueError, match="hide of which layers"):
-        partnets.partition(Detached(), PROPORTIONS, scheme="nested", example=torch.randn(2, 4))
+    model = partnets.partition(Net(), PROPORTIONS, scheme="nested", example=torch.randn(4, 5))
+    assert model.b.nesting.outputs.is_whole and model.auxiliary.nesting.outputs.is_whole
+    assert model.a.nesting.outputs.segments == ((8, 12, 16),)
+
+
+class Experts(nn.Module):
+    """Of which an example calls some."""
+
+    def __init__(self):
+        super().__init__()
+        self.inputs, self.router, self.head = nn.Linear(16, 32), nn.Linear(32, 8, bias=False), nn.Linear(32, 10)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(8))
+
+    def forward(self, x):
+        h = self.inputs(x)
+        values, chosen = self.router(h).topk(2, -1)
+        weights, y = values.softmax(-1), torch.zeros_like(h)
+        for number, expert in enumerate(self.experts):
+            row, column = (chosen == number).nonzero(as_tuple=True)
+            if len(row):
+                y = y.index_put((row,), weights[row, column, None] * expert(h[row]), accumulate=True)
+        return self.head(h + y)
+
+
+class Branches(nn.Module):
+    """Code that an example may not run."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.what = what
+        self.embed, self.body, self.long, self.head = (
+            nn.Linear(12, 32),
+            nn.Linear(32, 32),
+            nn.Linear(32, 32),
+            nn.Linear(32, 5),
+        )
+        if what == "mask":
+            self.token = nn.Parameter(torch.randn(32))
+        self.register_buffer("sigma", torch.full((32,), 0.1))
+
+    def forward(self, x, mask=None):
+        h = torch.relu(self.embed(x))
+        if mask is not None:
+            h = torch.where(mask[..., None], self.token, h)
+        if x.shape[1] > 8:
+            h = h + self.long(h)
+        if self.what == "noise" and self.training:
+            h = h + self.sigma * torch.randn(32)
+        return self.head(torch.relu(self.body(h)).mean(1))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 32])
+def test_what_an_example_does_not_call_works_all_the_same(rows):
+    torch.manual_seed(0)
+    model = partnets.partition(Experts(), PROPORTIONS, scheme="nested", example=torch.randn(rows, 16))
+    x = torch.randn(64, 16)
+    for k in (1, 2, 3):
+        with partnets.subnetwork(model, k):
+            torch.testing.assert_close(partnets.merge(model, k)(x), model(x))
+
+
+@pytest.mark.parametrize("what", ["mask", "length", "noise"])
+def test_code_that_an_example_does_not_run_works_all_the_same(what):
+    x = torch.randn(2, 7, 12)
+    model = partnets.partition(Branches(what), PROPORTIONS, scheme="nested", example=x)
+    with partnets.subnetwork(model, 1, update=1):
+        if what == "mask":
+            model(x, torch.rand(2, 7) > 0.5)
+        model(torch.randn(2, 9, 12) if what == "length" else x)
+    if what != "noise":
+        with partnets.subnetwork(model, 1):
+            torch.testing.assert_close(partnets.merge(model, 1)(x), model(x))
+
+
+class Gate(nn.Module):
+    """By the mean over units, which are fewer in a narrow network."""
+
+    def __init__(self, scale=1.0, training_alone=False):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(16, 64, bias=False), nn.Linear(64, 64, bias=False), nn.Linear(64, 10)
+        self.scale, self.training_alone = nn.Parameter(torch.full((64,), scale)), training_alone
+        nn.init.zeros_(self.c.weight)
+
+    def forward(self, x):
+        h = torch.relu(self.a(x))
+        gate = 1 if self.training_alone and not self.training else torch.sigmoid(5 * h.mean(-1, keepdim=True))
+        return self.c(h + self.scale * self.b(h * gate))
+
+
+@pytest.mark.parametrize(
+    "options, dtype",
+    [({}, None), ({"scale": 1e-6}, None), ({}, torch.bfloat16), ({"training_alone": True}, None)],
+)
+def test_a_layer_stays_whole_however_little_the_example_shows(options, dtype):
+    model = Gate(**options).to(dtype)
+    partnets.partition(model, PROPORTIONS, scheme="nested", example=torch.zeros(4, 16, dtype=dtype))
+    assert not model.a.is_narrow
+
+
+def test_weight_norm_is_not_looked_into():
+    weight_norm = nn.utils.parametrizations.weight_norm
+    network = nn.Sequential(
+        nn.Conv1d(12, 32, 1),
+        weight_norm(nn.Conv1d(32, 32, 15, padding=7, groups=4), dim=2),
+        nn.ReLU(),
+        nn.Conv1d(32, 5, 1),
+    )
+    model = partnets.partition(network, PROPORTIONS, scheme="nested", example=torch.randn(2, 12, 20))
+    with partnets.subnetwork(model, 1):
+        assert model(torch.randn(2, 12, 20)).isfinite().all()
+
+
+def test_the_search_is_the_same_each_time():
+    found = set()
+    junk = []
+    for times in range(4):
+        junk.append(bytearray(97 * times))
+        torch.manual_seed(0)
+        model = partnets.partition(Attending(), PROPORTIONS, scheme="nested", example=torch.randn(4, 4, 5))
+        junk.append(model)
+        found.add(str(partnets.explain_partition(model)) + str(sorted(model.partitions)))
+    assert len(found) == 1
+
+
+def test_tied_layers_of_other_units_are_divided_at_random():
+    class TiedSquares(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(32, 32, bias=False), nn.Linear(32, 32, bias=False)
+            self.b.weight = self.a.weight
+
+        def forward(self, x):
+            return self.b(torch.relu(self.a(x)))
+
+    x = torch.randn(16, 32)
+    model = partnets.partition(TiedSquares(), PROPORTIONS, scheme="nested", example=x)
+    assert "other units" in model.a.whole_because and model.a.partition is model.b.partition
+    with partnets.subnetwork(model, 1):
+        assert not (model(x) == 0).all(0).any()
+
+
+@pytest.mark.parametrize(
+    "proportions, example, message",
+    [((0.0, 1.0), torch.randn(2, 5), "no units"), ((0.5, 0.5), torch.randn(0, 5), "without entries")],
+)
+def test_proportions_and_examples_that_show_nothing_are_refused(proportions, example, message):
+    with pytest.raises(ValueError, match=message):
+        partnets.partition(MODELS["mlp"][0](), proportions, scheme="nested", example=example)
+
+
+def test_units_of_which_code_makes_what_is_not_finite_are_refused():
+    class Standardised(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(5, 16), nn.Linear(16, 3)
+
+        def forward(self, x):
+            x = self.a(x)
+            return self.b((x - x.mean(0)) / x.std(0))
+
+    with pytest.raises(ValueError, match="not finite"):
+        partnets.partition(Standardised(), PROPORTIONS, scheme="nested", example=torch.randn(4, 5))
+
+
+def test_one_partition_is_all_of_the_network():
+    network = MODELS["mlp"][0]()
+    before = copy.deepcopy(network.state_dict())
+    model = partnets.partition(network, (1.0,), scheme="nested", example=torch.randn(2, 5))
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
 @pytest.mark.parametrize("name", ["residual", "attending", "encoder"])
