@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import partkernels
-from partnets.nn.activation_checkpoint import same_subnetwork
 from partnets.nn.layer import PartitionedLayer
 
 
@@ -118,5 +117,13 @@ class Conv3d(PartitionedLayer, nn.Conv3d):
     def forward(self, input: Tensor) -> Tensor:
         return self._conv_forward(input, None, None)
 
+    @classmethod
+    def may_be_narrow(cls, layer, outputs):
+        return layer.groups == 1 and super().may_be_narrow(layer, outputs)
+
+    @classmethod
+    def can_nest(cls, layer):
+        return layer.groups == 1 and super().can_nest(layer)
+
     def _conv_forward(self, input: Tensor, weight: None, bias: None) -> Tensor:
-        return same_subnetwork(self, super()._conv_forward(input, self.live("weight"), self.live("bias")))
+        return self.compute_block(super()._conv_forward, input)

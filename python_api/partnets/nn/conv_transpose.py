@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 
 import partkernels
 from partkernels import Partition
-from partnets.nn.activation_checkpoint import same_subnetwork
 from partnets.nn.layer import PartitionedLayer
 
 
@@ -117,4 +117,4 @@ class ConvTranspose3d(_Transposed, nn.ConvTranspose3d):
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         geometry = self.geometry(input, output_size)
-        return same_subnetwork(self, F.conv_transpose3d(input, self.live("weight"), self.live("bias"), **geometry))
+        return self.compute_block(functools.partial(F.conv_transpose3d, **geometry), input, is_transposed=True)

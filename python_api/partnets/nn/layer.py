@@ -451,6 +451,23 @@ class PartitionedLayer(Partitioned):
         y = of_live(lambda x: function(x, *few), units, self.unit_dim, active, self.is_narrow, x)
         return same_subnetwork(self, y)
 
+    def compute_block(self, function: Callable[..., Tensor], x: Tensor, is_transposed: bool = False) -> Tensor:
+        """function(x, weight, bias) of a weight that is rebuilt as a whole; of its live block, if it is nested.
+
+        Args:
+            is_transposed: whether the weight's rows are inputs, and its columns outputs.
+        """
+        weight, bias = self.live("weight"), self.live("bias")
+        if self.nesting is None:
+            return same_subnetwork(self, function(x, weight, bias))
+        partition, active = self.partition, self.active
+        units = partition.row_units, partition.col_units
+        taken, made = units if is_transposed else units[::-1]
+        few = x if x.shape[self.unit_dim] == taken.number(active) else taken.take(x, self.unit_dim, active)
+        block = units[1].take(units[0].take(weight, 0, active), 1, active)
+        y = function(few, block, None if bias is None else made.take(bias, 0, active))
+        return same_subnetwork(self, y if self.is_narrow else made.spread(y, self.unit_dim, active))
+
     def live(self, name: str) -> Tensor | None:
         """A parameter of the live subnetwork, a weight rebuilt as a whole; only partition `update` gets a gradient.
 

@@ -587,3 +587,19 @@ def test_a_layer_stays_whole_where_the_models_code_counts_units():
     model = partnets.partition(Counting(), PROPORTIONS, scheme="nested", example=torch.randn(4, 5))
     assert not model.first.is_narrow and model.second.is_narrow
     assert model.second.nesting.inputs == model.first.nesting.outputs
+
+
+def test_volumes():
+    network = nn.Sequential(nn.Conv3d(1, 16, 3), nn.ReLU(), nn.ConvTranspose3d(16, 8, 2), nn.GELU(), nn.Conv3d(8, 2, 1))
+    x = torch.randn(2, 1, 5, 5, 5)
+    model = partnets.partition(network, PROPORTIONS, scheme="nested", example=x)
+    assert model[0].is_narrow and model[2].is_narrow
+    for k in (1, 2, 3):
+        with partnets.subnetwork(model, k, update=k):
+            y = model(x)
+            assert len(model[:2](x)[0]) == model[0].nesting.outputs.number(k)
+        torch.testing.assert_close(partnets.merge(model, k)(x), y)
+        model.zero_grad()
+        y.square().sum().backward()
+        for key, parameter in parameters(model).items():
+            assert parameter.grad is None or not parameter.grad[~owned(model, k)[key]].any()
