@@ -215,7 +215,7 @@ class Few:
         units = self.inputs.get(layer)
         if units is None or x.shape[rule.unit_dim] == units.size:
             return x
-        if x.shape[rule.unit_dim] != units.number(self.active) or not rule.takes_few:
+        if x.shape[rule.unit_dim] != units.number(self.active) or not rule.may_take_few(layer, units):
             raise Misfit
         return units.spread(x, rule.unit_dim, self.active)
 

@@ -326,24 +326,28 @@ class _Search:
         """Sets of layers, and of modules with own parameters, that can hand on their live units alone.
 
         A model's code may count on the number of units: attention divides it by the number of heads. Whether it does
-        is tried in runs of subnetwork 1, with random numbers in place of all that layers compute: what is given to
-        each layer, and the model's outputs, must be what it is where all units are handed on. A model of which a part
-        did not compute for the example has none: nobody knows what that part would do.
+        is tried in runs of subnetworks, with random numbers in place of all that layers compute: what is given to each
+        layer, and the model's outputs, must be what it is where all units are handed on. A model of which a part did
+        not compute for the example has none: nobody knows what that part would do.
         """
         used = {*self.makers, *(one for makers in self.makers.values() for one in makers), *self.whole}
-        learning = {module for (module, _), p in self.runs.own.items() if p.requires_grad}
-        if not used.issuperset(self.runs.rules) or not used.issuperset(learning):
+        known = {parameter for layer in used for parameter in layer.parameters(recurse=False)}
+        learning = {module: parameter for (module, _), parameter in self.runs.own.items() if parameter.requires_grad}
+        parts = {layer: list(layer.parameters(recurse=False)) for layer in self.runs.rules}
+        parts |= {module: [parameter] for module, parameter in learning.items()}
+        if any(layer not in used and not known.issuperset(own) for layer, own in parts.items()):
             return []
         outputs = {layer: nesting.outputs for layer, nesting in made.nestings.items()}
-        live = {layer: units.owners() <= 1 for layer, units in self.outputs.items()}
-        own = {place: value[0] for place, value in self._values(self.own).items()}
+        own = self._values(self.own)
+        tried = [(self.modes[0], k) for k in sorted({1, min(2, self.count - 1), self.count - 1})]
+        tried += [(mode, 1) for mode in self.modes[1:]]
 
-        def runs(narrow: Collection[nn.Module]) -> list[Seen]:
-            few, found = Few(1, narrow, outputs, self.inputs, self.along), []
-            for mode in self.modes:
+        def runs(narrow: Collection[nn.Module]) -> Iterator[Seen]:
+            for mode, k in tried:
+                live = {layer: units.owners() <= k for layer, units in self.outputs.items()}
+                values = {place: value[k - 1] for place, value in own.items()}
                 with mode(), WithoutDropout():
-                    found.append(self.runs.run(live, own, few=few))
-            return found
+                    yield self.runs.run(live, values, few=Few(k, narrow, outputs, self.inputs, self.along))
 
         def able(layer: nn.Module) -> bool:
             if layer in self.runs.rules:
@@ -358,17 +362,17 @@ class _Search:
                 tuple(sorted({(re.sub(r"\d+", "*", paths[layer]), repr(outputs.get(layer))) for layer in one}))
             ].append(one)
         try:
-            expected = runs(())
+            expected = list(runs(()))
         except Exception:
             return []
         found: list[set[nn.Module]] = []
 
         def works(sets: list[set[nn.Module]]) -> bool:
             try:
-                seen = runs(set().union(*found, *sets))
+                works = all(map(_is_same, runs(set().union(*found, *sets)), expected))
             except Exception:  # whatever a model's code raises where the sizes are not its own
                 return False
-            if works := all(map(_is_same, seen, expected)):
+            if works:
                 found.extend(sets)
             return works
 

@@ -128,12 +128,15 @@ class MultiheadAttention(Attention, PartitionedLayer, nn.MultiheadAttention):
 
     unit_dim = -1
     unit_inputs = 3
-    takes_few = False
     unit_names = ("embed_dim",)
 
     @classmethod
     def can_nest(cls, layer):
         return layer.bias_k is None and super().can_nest(layer)
+
+    @classmethod
+    def may_take_few(cls, layer, inputs):
+        return False
 
     @classmethod
     def may_be_narrow(cls, layer, outputs):

@@ -8,7 +8,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import partkernels
+from partkernels import Units
 from partnets.nn.layer import PartitionedLayer
+
+
+def _in_whole_groups(layer: nn.Module, units: Units) -> bool:
+    """Whether what is live of a convolution's channels are whole groups, of inputs and outputs alike."""
+    if layer.groups == 1:
+        return True
+    size, is_one = layer.out_channels // layer.groups, len(units.segments) == 1
+    return layer.in_channels == layer.out_channels and is_one and all(end % size == 0 for end in units.segments[0])
 
 
 class _Convolution(PartitionedLayer):
@@ -21,10 +30,11 @@ class _Convolution(PartitionedLayer):
 
     @classmethod
     def may_be_narrow(cls, layer, outputs):
-        rows = layer.out_channels // layer.groups
-        whole_groups = len(outputs.segments) == 1 and all(end % rows == 0 for end in outputs.segments[0])
-        by_group = layer.in_channels == layer.out_channels and whole_groups
-        return super().may_be_narrow(layer, outputs) and (layer.groups == 1 or by_group)
+        return super().may_be_narrow(layer, outputs) and _in_whole_groups(layer, outputs)
+
+    @classmethod
+    def may_take_few(cls, layer, inputs):
+        return _in_whole_groups(layer, inputs)
 
     @property
     def by_unit(self):

@@ -93,8 +93,6 @@ class PartitionedLayer(Partitioned):
     unit_dim: ClassVar[int | None] = None
     # What torch's layer calls the numbers of its inputs, if it has some, and of its outputs.
     unit_names: ClassVar[Sequence[str]] = ()
-    # Whether an ordinary layer can be made of it that takes the live inputs alone.
-    takes_few: ClassVar[bool] = True
     # How many of the inputs have units: queries, keys and values do.
     unit_inputs: ClassVar[int] = 1
     # Whether a unit of the outputs comes of the same unit of the inputs alone, as norms have it.
@@ -212,6 +210,11 @@ class PartitionedLayer(Partitioned):
     def by_unit(self) -> bool:
         """Whether a unit of the outputs is computed of the same unit, or group, of the inputs alone."""
         return self.keeps_units
+
+    @classmethod
+    def may_take_few(cls, layer: nn.Module, inputs: Units) -> bool:
+        """Whether such a layer can be given the live inputs alone."""
+        return True
 
     @classmethod
     def may_be_narrow(cls, layer: nn.Module, outputs: Units) -> bool:
@@ -389,7 +392,8 @@ class PartitionedLayer(Partitioned):
 
     def _makes_few(self) -> bool:
         """Whether an ordinary layer in place of this one computes the live units alone."""
-        return self.is_narrow or self.keeps_units or (self.by_unit and self.takes_narrow)
+        # Whose weight others read stays as large as they know it.
+        return self.is_narrow or self.keeps_units or (self.by_unit and self.takes_narrow and not self.is_read)
 
     def tell_size(self, layer: nn.Module, size: int) -> None:
         """Tells an ordinary layer, whose parameters are for so many units, that it makes so many."""
