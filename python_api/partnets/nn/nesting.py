@@ -97,6 +97,15 @@ class LiveUnits(nn.Module):
         self.layer = layer
         self.units, self.dim, self.active, self.narrow = units, dim, active, narrow
 
+    def __getattr__(self, name: str):
+        """The layer's attributes are this one's, as far as it has no such: models ask for a norm's dtype."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "layer":
+                raise
+            return getattr(self.layer, name)
+
     def forward(self, x: Tensor) -> Tensor:
         return of_live(self.layer, self.units, self.dim, self.active, self.narrow, x)
 
