@@ -117,7 +117,8 @@ class _Product(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         y = product.forward(x, _live(weight, partition, active), bias)
         # Of views that a Function makes nothing can be changed in place.
-        return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y
+        is_view = not torch.compiler.is_compiling() and y._is_view()
+        return torch.ops.aten._unsafe_view(y, y.shape) if is_view else y
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:

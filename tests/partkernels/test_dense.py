@@ -66,7 +66,7 @@ def test_convolutions_of_whole_weights(dtype, groups):
     grad = torch.randn(expected.shape, generator=generator).to(dtype)
     grads = torch.autograd.grad(expected, exact, grad.double())
     x, weight = (one.detach().to(dtype).requires_grad_() for one in exact)
-    y = dense.conv2d(x, weight, *geometry)
+    y = dense.conv2d(x, weight, None, *geometry)
     ours = [dense.conv2d_grad_input(grad, weight, x.shape, *geometry)]
     ours.append(dense.conv2d_grad_weight(grad, x, weight.shape[2:], *geometry))
     through = torch.autograd.grad(y, (x, weight), grad)

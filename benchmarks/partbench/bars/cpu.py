@@ -64,7 +64,8 @@ def _iterations(records: Sequence[Record]) -> Iterable[Bar]:
             ends = (sum(getattr(ratio, name) for ratio in updates) for name in ENDS)
             both = Estimate(*ends, min(ratio.confidence for ratio in updates))
             yield Bar(f"updates of weights and hyperparameters over a dense step, {model}, batch {batch}", both, 1.75)
-    for row in summary.step(records).itertuples():
+    nested = [record for record in records if record.suite == "step" and record.peer.startswith((NESTED, "dense"))]
+    for row in summary.step(nested).itertuples() if len({record.peer for record in nested}) > 1 else ():
         if row.scheme == NESTED and not row.series and row.parameters and row.hyperparameters:
             ends = (sum(getattr(cost, name) for cost in (row.parameters, row.hyperparameters)) for name in ENDS)
             both = Estimate(*ends, min(row.parameters.confidence, row.hyperparameters.confidence))
