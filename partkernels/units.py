@@ -146,7 +146,16 @@ class Units:
         return Units.of_owners(owners, self.count)
 
     def take(self, tensor: Tensor, dim: int, active: int) -> Tensor:
-        """A tensor's live units along a dimension; a view if they are one block."""
+        """A tensor's live units along a dimension; a view if they are one block.
+
+        Raises:
+            ValueError: the tensor has not so many units.
+        """
+        if tensor.shape[dim] != self.size:
+            raise ValueError(
+                f"a tensor of shape {tuple(tensor.shape)} has {tensor.shape[dim]} units along dimension {dim}; there"
+                f" are {self.size}, of which {self.number(active)} are live in subnetwork {active}."
+            )
         return joined([tensor[_at(tensor, dim, block)] for block in self.live(active)], tensor, dim)
 
     def spread(self, tensor: Tensor, dim: int, active: int) -> Tensor:

@@ -121,7 +121,9 @@ class _BatchNorm(PartitionedLayer):
 
         def norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
             # Those of the live units come first, one after another: views, which follow what the batch is like.
-            live = (None if one is None else one[: x.shape[1]] for one in (mean, var))
+            live = mean, var
+            if self.nesting is not None and mean is not None:
+                live = mean[: x.shape[1]], var[: x.shape[1]]
             return F.batch_norm(x, *live, weight, bias, of_batch, factor, self.eps)
 
         return self.compute_live(norm, input, "weight", "bias")

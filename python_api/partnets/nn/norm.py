@@ -53,13 +53,15 @@ class _LastDim(_Norm):
     def tell_size(self, norm, size):
         norm.normalized_shape = (size,)
 
+    def shape_of(self, x: Tensor) -> tuple[int, ...]:
+        """Over which last dimensions x is normalised: of live units, all that it has."""
+        return self.normalized_shape if self.nesting is None else x.shape[-1:]
+
 
 class UnevenGroupNorm(nn.GroupNorm):
     """torch.nn.GroupNorm whose last group has fewer channels, as partnets.merge makes it of a nested subnetwork."""
 
-    def __init__(self, group_size: int, num_channels: int, eps: float = 1e-5, affine: bool = True) -> None:
-        super().__init__(1, num_channels, eps, affine)
-        self.group_size = group_size
+    group_size: int
 
     def forward(self, input: Tensor) -> Tensor:
         return group_norm(input, self.group_size, self.weight, self.bias, self.eps)
@@ -97,7 +99,13 @@ class GroupNorm(_Norm, nn.GroupNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         size = self.num_channels // self.num_groups
-        return self.compute_live(lambda x, *affine: group_norm(x, size, *affine, self.eps), input, "weight", "bias")
+
+        def norm(x: Tensor, *affine: Tensor) -> Tensor:
+            if self.nesting is None:
+                return F.group_norm(x, self.num_groups, *affine, self.eps)
+            return group_norm(x, size, *affine, self.eps)
+
+        return self.compute_live(norm, input, "weight", "bias")
 
     @classmethod
     def can_take(cls, layer, units):
@@ -140,7 +148,7 @@ class LayerNorm(_LastDim, nn.LayerNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         def norm(x: Tensor, *affine: Tensor) -> Tensor:
-            return F.layer_norm(x, x.shape[-len(self.normalized_shape) :], *affine, self.eps)
+            return F.layer_norm(x, self.shape_of(x), *affine, self.eps)
 
         return self.compute_live(norm, input, "weight", "bias")
 
@@ -175,6 +183,6 @@ class RMSNorm(_LastDim, nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         def norm(x: Tensor, *affine: Tensor) -> Tensor:
-            return F.rms_norm(x, x.shape[-len(self.normalized_shape) :], *affine, self.eps)
+            return F.rms_norm(x, self.shape_of(x), *affine, self.eps)
 
         return self.compute_live(norm, x, "weight")

@@ -603,3 +603,36 @@ def test_volumes():
         y.square().sum().backward()
         for key, parameter in parameters(model).items():
             assert parameter.grad is None or not parameter.grad[~owned(model, k)[key]].any()
+
+
+NORMS = {
+    "LayerNorm": (lambda: nn.LayerNorm(8, elementwise_affine=False), (4, 6)),
+    "RMSNorm": (lambda: nn.RMSNorm(8, elementwise_affine=False), (4, 6)),
+    "BatchNorm1d": (lambda: nn.BatchNorm1d(8, affine=False), (4, 6)),
+    "nested": (
+        lambda: nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8, elementwise_affine=False), nn.Linear(8, 2)),
+        (4, 9),
+    ),
+    "volumes": (lambda: nn.Sequential(nn.Conv3d(1, 8, 1), nn.Conv3d(8, 2, 1)), (2, 9, 2, 2, 2)),
+}
+
+
+@pytest.mark.parametrize("case", NORMS)
+def test_inputs_of_another_width_are_refused(case):
+    make, shape = NORMS[case]
+    layer = make()
+    if case in ("nested", "volumes"):
+        x = torch.randn(2, 5) if case == "nested" else torch.randn(2, 1, 2, 2, 2)
+        layer = partnets.partition(layer, (0.5, 0.5), scheme="nested", example=x)[1]
+    else:
+        layer = getattr(partnets, case).from_ordinary(layer, (0.5, 0.5))
+    with pytest.raises((RuntimeError, ValueError)):
+        layer(torch.randn(shape))
+    for k in (1, 2):
+        with partnets.subnetwork(layer, k, update=k), pytest.raises((RuntimeError, ValueError)):
+            layer(torch.randn(shape))
+
+
+def test_groups_are_torchs_whatever_is_given():
+    x, norm = torch.randn(2, 8, 3), nn.GroupNorm(2, 4, affine=False)
+    assert torch.equal(partnets.GroupNorm.from_ordinary(norm, (0.5, 0.5))(x), norm(x))
