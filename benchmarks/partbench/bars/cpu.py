@@ -14,7 +14,6 @@ from partbench.measuring.estimates import Estimate
 from partbench.results import Record
 
 OURS, NESTED = "partkernels cpu", "partkernels nested"
-ENDS = ("value", "low", "high")
 
 
 def measured(records: Sequence[Record]) -> list[Bar]:
@@ -61,14 +60,15 @@ def _iterations(records: Sequence[Record]) -> Iterable[Bar]:
     for (model, batch), cases in mine.groupby(["model", "batch"], sort=False):
         updates = [max(some.ratio, key=lambda ratio: ratio.value) for _, some in cases.groupby("peer", sort=False)]
         if (model, batch) == ("MNIST CNN", 200) and len(updates) == 2:
-            ends = (sum(getattr(ratio, name) for ratio in updates) for name in ENDS)
-            both = Estimate(*ends, min(ratio.confidence for ratio in updates))
-            yield Bar(f"updates of weights and hyperparameters over a dense step, {model}, batch {batch}", both, 1.75)
+            work = f"updates of weights and hyperparameters over a dense step, {model}, batch {batch}"
+            yield Bar(work, _sum(updates), 1.75)
     nested = [record for record in records if record.suite == "step" and record.peer.startswith((NESTED, "dense"))]
     for row in summary.step(nested).itertuples() if len({record.peer for record in nested}) > 1 else ():
         if row.scheme == NESTED and not row.series and row.parameters and row.hyperparameters:
-            ends = (sum(getattr(cost, name) for cost in (row.parameters, row.hyperparameters)) for name in ENDS)
-            both = Estimate(*ends, min(row.parameters.confidence, row.hyperparameters.confidence))
-            yield Bar(
-                f"an iteration with nested partitions over a dense step, {row.model}, batch {row.batch}", both, 1.25
-            )
+            work = f"an iteration with nested partitions over a dense step, {row.model}, batch {row.batch}"
+            yield Bar(work, _sum([row.parameters, row.hyperparameters]), 1.25)
+
+
+def _sum(estimates: Sequence[Estimate]) -> Estimate:
+    ends = (sum(getattr(one, name) for one in estimates) for name in ("value", "low", "high"))
+    return Estimate(*ends, min(one.confidence for one in estimates))

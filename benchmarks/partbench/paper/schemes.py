@@ -50,9 +50,7 @@ class Schemes(Experiment):
             mine = [select(found, scheme=scheme, rotated=rotated, examples=size) for rotated, size in cells]
             widths = [select(found, scheme=scheme, rotated=rotated, examples=sizes[-1]) for rotated in (True, False)]
             row = [text(cell.accuracy) for cell in mine]
-            rows.append(
-                [label, *row, *(text(cell.psi.map(rotation), 0) for cell in widths), f"{_minutes(found, scheme)}"]
-            )
+            rows.append([label, *row, *(text(cell.psi.map(rotation), 0) for cell in widths), _minutes(found, scheme)])
         kinds = [f"{'rotated' if rotated else 'upright'}, {size}" for rotated, size in cells]
         return ["test accuracy, %", *kinds, "rotation ±°, rotated", "upright", "minutes a training"], rows
 

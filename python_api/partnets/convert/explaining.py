@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from partkernels import NestedPartition
+from partkernels import NestedPartition, Partition
 from partnets.convert.marks import called, results
 from partnets.nn.layer import PartitionedLayer
 from partnets.nn.partitioned import count, partitioned_layers
@@ -101,14 +103,8 @@ def explain_partition(model: nn.Module, example: Any = None) -> Explanation:
         weights = {name: layer.partitions[name] for name in layer.weights if name in layer.partitions}
         if not weights:
             continue
-        entries = sum(sum(partition.sizes()) for partition in weights.values())
-        live = [
-            sum(
-                sum(partition.sizes()[:k]) if isinstance(partition, NestedPartition) else sum(partition.sizes())
-                for partition in weights.values()
-            )
-            for k in range(1, number + 1)
-        ]
+        entries = sum(layer._parameters[name].numel() for name in weights)
+        live = [sum(part) for part in zip(*(_computed(partition) for partition in weights.values()), strict=True)]
         units = (None, None) if layer.nesting is None else layer.nesting[:2]
         outputs, inputs = (one and tuple(one.number(k) for k in range(1, number + 1)) for one in units)
         work = entries * places.get(layer, 0) if places else entries
@@ -125,6 +121,13 @@ def explain_partition(model: nn.Module, example: Any = None) -> Explanation:
             )
         )
     return Explanation(tuple(found))
+
+
+def _computed(partition: Partition) -> list[int]:
+    """How many entries subnetwork 1..C computes with."""
+    if isinstance(partition, NestedPartition):
+        return list(itertools.accumulate(partition.sizes()))
+    return [math.prod(partition.shape)] * partition.count
 
 
 def _places(model: nn.Module, example: Any) -> dict[nn.Module, float]:

@@ -39,13 +39,15 @@ def narrow(
         example: see partnets.partition.
     """
     layers = [layer for _, layer in partitioned_layers(model) if isinstance(layer, PartitionedLayer)]
+    able = [one for one in sets if not any(_is_read(layer) for layer in one)]
+    if not able:
+        return
     held = Held(model, without={name for name, _ in model.named_parameters()})
     narrowed, taking = set(), set()
     try:
         with preserved(device_of(model)), torch.no_grad():
             example = to_device(example, device_of(model))
             trains, expected = _outputs(model, example, training=True) is not None, _outputs(model, example)
-            able = [one for one in sets if not any(_is_read(layer) for layer in one)]
             while able and expected is not None:
                 narrowed = set().union(*able)
                 _set_narrow(narrowed, True)

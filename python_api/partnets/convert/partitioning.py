@@ -6,7 +6,6 @@ import inspect
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -33,7 +32,7 @@ from partnets.nn.partitioned import EXISTING, REPLACED, Partitioned, bind_method
 from partnets.nn.registry import Rule, known, rule_of
 from partnets.utils import seeds
 from partnets.utils.held import inside
-from partnets.utils.modules import is_frozen, overlapping
+from partnets.utils.modules import is_frozen, learning, overlapping
 
 # Their code goes through all modules in them.
 GOES_THROUGH = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -144,7 +143,7 @@ def partition(
 
     while True:
         if is_nested:
-            with _learning(found.layers.values() if frozen else ()):
+            with learning(parameter for layer in found.layers.values() for parameter in layer.parameters() if frozen):
                 own = [module for module in found.owning.values() if module not in found.kept]
                 plan = plan_units(model, found.layers.values(), own, proportions, example, proportions_of, apart)
         new = {
@@ -233,19 +232,6 @@ def _check_scheme(scheme: str, proportions: Sequence[float], example: Any, propo
         raise ValueError(f"example and proportions_of are for scheme='nested'; leave them out with {scheme!r}.")
 
 
-@contextmanager
-def _learning(layers: Iterable[nn.Module]) -> Iterator[None]:
-    """Inside, all parameters of layers require a gradient."""
-    still = [p for layer in layers for p in layer.parameters() if not p.requires_grad]
-    try:
-        for parameter in still:
-            parameter.requires_grad_(True)
-        yield
-    finally:
-        for parameter in still:
-            parameter.requires_grad_(False)
-
-
 def _change_classes(new: dict[nn.Module, nn.Module]) -> None:
     """Makes modules those of the classes of new ones; all of them or none."""
     before = {module: type(module) for module in new}
@@ -266,14 +252,8 @@ def _divided(
 ) -> nn.Module:
     """What a rule makes of a layer; with `frozen`, of parameters that require no gradient as of the others."""
     still = [name for name, parameter in layer.named_parameters() if frozen and not parameter.requires_grad]
-    parameters = dict(layer.named_parameters())
-    try:
-        for name in still:
-            parameters[name].requires_grad_(True)
+    with learning(parameter for name, parameter in layer.named_parameters() if name in still):
         new = rule(layer, proportions, seed=seed, **options)
-    finally:
-        for name in still:
-            parameters[name].requires_grad_(False)
     for name, parameter in new.named_parameters():
         if name in still:
             parameter.requires_grad_(False)

@@ -291,16 +291,16 @@ class _Search:
         for (module, name), along in self.along.items():
             alike[type(module), name][module, name] = along
         absent = {place: [torch.zeros_like(self.runs.own[place])] for group in alike.values() for place in group}
-        nested = {}
+        nested, without = {}, self._pattern(absent) if alike else []
         for group in alike.values():
-            values = self._values(group)
-            tried = [{**absent, **values}, absent, {p: v for p, v in absent.items() if p not in group}]
-            with_units, without, with_all = (self._pattern(own) for own in tried)
+            some = {**absent, **self._values(group)}
+            all_of_it = {place: value for place, value in absent.items() if place not in group}
+            with_units, with_all = self._pattern(some), self._pattern(all_of_it)
             if _alike(with_units, without) and not _alike(without, with_all):
                 nested |= group
-                absent |= values
+                absent, without = some, with_units
             else:
-                absent = tried[2]
+                absent, without = all_of_it, with_all
         return nested
 
     def _pattern(self, own: Mapping[Place, list[Tensor]]) -> list[Tensor | None]:

@@ -27,14 +27,36 @@ def frozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
         >>> layer.weight.requires_grad
         True
     """
-    trainable = [parameter for parameter in parameters if parameter.requires_grad]
+    with _requiring(parameters, False):
+        yield
+
+
+@contextmanager
+def learning(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Inside, all of these parameters require a gradient; afterwards they do as before.
+
+    Example:
+        >>> layer = nn.Linear(2, 1).requires_grad_(False)
+        >>> with learning([layer.weight]):
+        ...     layer.weight.requires_grad, layer.bias.requires_grad
+        (True, False)
+        >>> layer.weight.requires_grad
+        False
+    """
+    with _requiring(parameters, True):
+        yield
+
+
+@contextmanager
+def _requiring(parameters: Iterable[nn.Parameter], gradient: bool) -> Iterator[None]:
+    changed = [parameter for parameter in parameters if parameter.requires_grad != gradient]
     try:
-        for parameter in trainable:
-            parameter.requires_grad_(False)
+        for parameter in changed:
+            parameter.requires_grad_(gradient)
         yield
     finally:
-        for parameter in trainable:
-            parameter.requires_grad_(True)
+        for parameter in changed:
+            parameter.requires_grad_(not gradient)
 
 
 def is_frozen(module: nn.Module) -> bool:
