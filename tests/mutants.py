@@ -156,9 +156,13 @@ MUTANTS = [
         f"{NETS}/convert/test_nested_models.py",
         ("dead inputs", "owners[(dead & (owners == 1)).cpu()] = k", "pass", "layers compute with inputs that are 0"),
         ("own units", "if _alike(with_units, without) and", "if False and", "position embeddings make all units live"),
+    ),
+    *_of(
+        "python_api/partnets/convert/narrowing.py",
+        f"{NETS}/convert/test_nested_models.py",
         (
             "narrow trial",
-            "works = all(map(_is_same, runs(set().union(*found, *sets)), expected))",
+            "works = all(map(_is_same, runs(set().union(*narrow, *sets)), expected))",
             "works = True",
             "narrow layers compute else",
         ),

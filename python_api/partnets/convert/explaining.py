@@ -14,7 +14,7 @@ from partkernels import NestedPartition, Partition
 from partnets.convert.marks import called, results
 from partnets.nn.layer import PartitionedLayer
 from partnets.nn.partitioned import count, partitioned_layers
-from partnets.utils.modules import device_of, evaluating, to_device
+from partnets.utils.modules import device_of, evaluating, hooked, to_device
 from partnets.utils.random_state import preserved
 
 
@@ -134,21 +134,13 @@ def _places(model: nn.Module, example: Any) -> dict[nn.Module, float]:
     """How often each layer multiplies by its weight: for each position of its outputs."""
     found: dict[nn.Module, float] = {}
 
-    def note(layer: PartitionedLayer, args: tuple, output: Any) -> None:
+    def note(layer: PartitionedLayer, args: tuple, kwargs: dict, output: Any) -> None:
         y, units = results(output)[:1], layer.unit_dim
         if y and units is not None and layer.unit_inputs:
             found[layer] = found.get(layer, 0) + y[0].numel() / y[0].shape[units]
 
-    hooks = [
-        layer.register_forward_hook(note)
-        for _, layer in partitioned_layers(model)
-        if isinstance(layer, PartitionedLayer)
-    ]
+    layers = [layer for _, layer in partitioned_layers(model) if isinstance(layer, PartitionedLayer)]
     device = device_of(model)
-    try:
-        with preserved(device), evaluating(model), torch.no_grad():
-            called(model, to_device(example, device))
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with preserved(device), evaluating(model), hooked(layers, after=note), torch.no_grad():
+        called(model, to_device(example, device))
     return found

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from partkernels import Units
 from partnets.nn.layer import PartitionedLayer
+from partnets.utils.modules import hooked
 
 
 def called(model: nn.Module, example: Any) -> Any:
@@ -323,17 +324,13 @@ class Runs:
                 spans.watch(layer, marks, rule.unit_dim)
             return (marks, *output[1:]) if isinstance(output, tuple) else marks
 
-        hooks = [layer.register_forward_pre_hook(before, with_kwargs=True) for layer in self.rules]
-        hooks += [layer.register_forward_hook(after, with_kwargs=True) for layer in self.rules]
         try:
             for (module, name), value in values.items():
                 module._parameters[name] = value
             torch.manual_seed(0)
-            with spans or contextlib.nullcontext():
+            with hooked(self.rules, before, after), spans or contextlib.nullcontext():
                 leaves = results(called(self.model, self.example))
         finally:
-            for hook in hooks:
-                hook.remove()
             for (module, name), parameter in self.own.items():
                 module._parameters[name] = parameter
         norms = [layer for layer, rule in self.rules.items() if rule.keeps_units]

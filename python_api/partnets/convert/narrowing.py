@@ -3,25 +3,120 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from partkernels import NestedPartition
-from partnets.convert.marks import called, results
+from partnets.convert.marks import Few, Seen, WithoutDropout, called, results
+from partnets.convert.units import Search
 from partnets.nn.layer import PartitionedLayer
 from partnets.nn.live import subnetwork
+from partnets.nn.nesting import Nesting
 from partnets.nn.own_parameters import OwnParameters
 from partnets.nn.partitioned import count, partitioned_layers
 from partnets.utils.held import Held
-from partnets.utils.modules import device_of, evaluating, to_device
+from partnets.utils.modules import device_of, evaluating, hooked, to_device
 from partnets.utils.random_state import preserved
 
+# How far what layers are given may be apart by rounding, over the largest number: so many units of the precision, or so
+# much.
+ROUNDED, LEAST = 4, 1e-5
 # How far outputs may be from those of all units, over the largest of them: rounding may have grown through the layers.
 FAR = 0.1
+
+
+def can_be_narrow(found: Search, nestings: Mapping[nn.Module, Nesting]) -> list[set[nn.Module]]:
+    """Sets of layers, and of modules with own parameters, that can hand on their live units alone.
+
+    A model's code may count on the number of units: attention divides it by the number of heads. Whether it does is
+    tried in runs of subnetworks, with random numbers in place of all that layers compute: what is given to each layer,
+    and the model's outputs, must be what it is where all units are handed on. A model of which a part did not compute
+    for the example has none: nobody knows what that part would do.
+    """
+    if not _has_computed(found):
+        return []
+    outputs = {layer: nesting.outputs for layer, nesting in nestings.items()}
+    own, last = found.values(found.own), found.count - 1
+    tried = [(found.modes[0], k) for k in sorted({1, min(2, last), last})] + [(mode, 1) for mode in found.modes[1:]]
+
+    def runs(narrow: Collection[nn.Module]) -> Iterator[Seen]:
+        for mode, k in tried:
+            live = {layer: units.owners() <= k for layer, units in found.outputs.items()}
+            values = {place: value[k - 1] for place, value in own.items()}
+            with mode(), WithoutDropout():
+                yield found.runs.run(live, values, few=Few(k, narrow, outputs, found.inputs, found.along))
+
+    def able(layer: nn.Module) -> bool:
+        if layer in found.runs.rules:
+            return layer in outputs and found.runs.rules[layer].may_be_narrow(layer, outputs[layer])
+        return any(module is layer for module, _ in found.along)
+
+    paths = {module: path for path, module in found.runs.model.named_modules()}
+    alike: dict[tuple, list[set[nn.Module]]] = defaultdict(list)
+    for one in _joined(found.makers.values()):
+        if one and all(map(able, one)) and not one & found.whole:
+            # What has the same place in all blocks of a model is alike.
+            kinds = {(re.sub(r"\d+", "*", paths[layer]), repr(outputs.get(layer))) for layer in one}
+            alike[tuple(sorted(kinds))].append(one)
+    try:
+        expected = list(runs(()))
+    except Exception:  # as where a mode needs more examples
+        return []
+    narrow: list[set[nn.Module]] = []
+
+    def works(sets: list[set[nn.Module]]) -> bool:
+        try:
+            works = all(map(_is_same, runs(set().union(*narrow, *sets)), expected))
+        except Exception:  # whatever a model's code raises where the sizes are not its own
+            return False
+        if works:
+            narrow.extend(sets)
+        return works
+
+    for sets in alike.values():
+        if not works(sets) and len(sets) > 1:
+            for one in sets:
+                works([one])
+    return narrow
+
+
+def _has_computed(found: Search) -> bool:
+    """Whether all layers and own parameters of a model have, or share what they have with those that have."""
+    used = {*found.makers, *(one for makers in found.makers.values() for one in makers), *found.whole}
+    known = {parameter for layer in used for parameter in layer.parameters(recurse=False)}
+    learning = {module for (module, _), parameter in found.runs.own.items() if parameter.requires_grad}
+    rest = {*found.runs.rules, *learning} - used
+    return all(known.issuperset(p for p in layer.parameters(recurse=False) if p.requires_grad) for layer in rest)
+
+
+def _joined(sets: Iterable[set[nn.Module]]) -> list[set[nn.Module]]:
+    """Sets with all that have something in common put together."""
+    joined: list[set[nn.Module]] = []
+    for new in sets:
+        touching = [one for one in joined if one & new]
+        joined = [one for one in joined if not one & new]
+        joined.append(new.union(*touching))
+    return joined
+
+
+def _is_same(one: Seen, other: Seen) -> bool:
+    """Whether layers were given the same in two runs, and the outputs are: but for rounding, in sums of fewer units."""
+    return len(one.computed) == len(other.computed) and all(
+        a is b and _is_near(x, y, max(ROUNDED * torch.finfo(y.dtype).eps, LEAST))
+        for (a, x), (b, y) in zip(one.computed, other.computed, strict=True)
+    )
+
+
+def _is_near(x: Tensor, y: Tensor, most: float) -> bool:
+    """Whether two tensors differ by so much at most, over the largest number."""
+    if x.shape != y.shape:
+        return False
+    return not y.numel() or float((x - y).abs().max()) <= most * float(y.abs().max())
 
 
 def narrow(
@@ -34,7 +129,7 @@ def narrow(
 
     Args:
         model: partitioned, with nested partitions.
-        sets: of layers that can be narrow; see plan.
+        sets: of layers that can be narrow; see can_be_narrow.
         makers: of each layer, those whose outputs it computes with.
         example: see partnets.partition.
     """
@@ -86,10 +181,7 @@ def _outputs(model: nn.Module, example: Any, training: bool = False) -> list[Ten
 
 
 def _are_near(ours: list[Tensor], expected: list[Tensor]) -> bool:
-    return len(ours) == len(expected) and all(
-        a.shape == b.shape and (not b.numel() or float((a - b).abs().max()) <= FAR * float(b.abs().max()))
-        for a, b in zip(ours, expected, strict=True)
-    )
+    return len(ours) == len(expected) and all(_is_near(a, b, FAR) for a, b in zip(ours, expected, strict=True))
 
 
 def _taking(model: nn.Module, example: Any) -> set[PartitionedLayer]:
@@ -103,13 +195,9 @@ def _taking(model: nn.Module, example: Any) -> set[PartitionedLayer]:
 
     layers = [layer for _, layer in partitioned_layers(model) if isinstance(layer, PartitionedLayer)]
     nested = [layer for layer in layers if layer.nesting is not None]
-    hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in nested]
-    try:
+    with hooked(nested, note):
         for training in (False, True):
             _outputs(model, example, training)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return found
 
 

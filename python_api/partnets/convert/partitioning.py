@@ -19,9 +19,9 @@ import partkernels
 from partkernels.defaults import check_seed
 from partkernels.partition import sizes
 from partnets.convert.narrowing import narrow
+from partnets.convert.planning import Plan
+from partnets.convert.planning import plan as plan_units
 from partnets.convert.reads import read_by, written_by
-from partnets.convert.units import Plan
-from partnets.convert.units import plan as plan_units
 from partnets.hyper import Hyperparameter
 from partnets.nn import state_dict
 from partnets.nn.layer import SCHEMES, PartitionedLayer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -57,6 +57,32 @@ def _requiring(parameters: Iterable[nn.Parameter], gradient: bool) -> Iterator[N
     finally:
         for parameter in changed:
             parameter.requires_grad_(not gradient)
+
+
+@contextmanager
+def hooked(
+    modules: Iterable[nn.Module], before: Callable | None = None, after: Callable | None = None
+) -> Iterator[None]:
+    """Inside, before(module, args, kwargs) and after(module, args, kwargs, output) are forward hooks of modules.
+
+    Example:
+        >>> seen = []
+        >>> with hooked([layer := nn.ReLU()], before=lambda *_: seen.append("before")):
+        ...     _ = layer(torch.ones(1))
+        >>> layer(torch.ones(1)), seen
+        (tensor([1.]), ['before'])
+    """
+    hooks = []
+    try:
+        for module in modules:
+            if before is not None:
+                hooks.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            if after is not None:
+                hooks.append(module.register_forward_hook(after, with_kwargs=True))
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def is_frozen(module: nn.Module) -> bool:
