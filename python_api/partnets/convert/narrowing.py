@@ -20,7 +20,7 @@ from partnets.nn.nesting import Nesting
 from partnets.nn.own_parameters import OwnParameters
 from partnets.nn.partitioned import count, partitioned_layers
 from partnets.utils.held import Held
-from partnets.utils.modules import device_of, evaluating, hooked, to_device
+from partnets.utils.modules import device_of, disagreeing, evaluating, hooked, to_device
 from partnets.utils.random_state import preserved
 
 # How far what layers are given may be apart by rounding, over the largest number: so many units of the precision, or so
@@ -152,7 +152,7 @@ def narrow(
                 if not runs or not _are_near(ours, expected):
                     narrowed, taking = set(), set()
                     break
-                if not (torn := _torn(layers, narrowed, taking)):
+                if not (torn := disagreeing(_blocks(layers, narrowed, taking))):
                     break
                 fed = {layer for one in torn for layer in (one, *makers.get(one, ()))}
                 able, narrowed, taking = [one for one in able if not fed & one], set(), set()
@@ -206,16 +206,14 @@ def _set_narrow(layers: Iterable[PartitionedLayer], is_narrow: bool) -> None:
         layer.is_narrow = is_narrow
 
 
-def _torn(
+def _blocks(
     layers: Collection[PartitionedLayer], narrowed: set[nn.Module], taking: set[nn.Module]
-) -> set[PartitionedLayer]:
-    """The layers that share a parameter of which an ordinary model would need different parts for them."""
-    shapes: dict[nn.Parameter, dict[nn.Module, torch.Size]] = defaultdict(dict)
+) -> Iterator[tuple[nn.Parameter, PartitionedLayer, torch.Size]]:
+    """Of each nested parameter of a layer, the shape of what an ordinary model would need of it."""
     for layer in layers:
         layer.is_narrow, layer.takes_narrow = layer in narrowed, layer in taking
         for name, parameter in layer.owned():
             if isinstance(partition := layer.partitions.get(name), NestedPartition):
                 whole = layer.seen_by_partition(name, torch.empty(parameter.shape, device="meta"))
-                shapes[parameter][layer] = layer.live_block(name, whole, partition, 1).shape
+                yield parameter, layer, layer.live_block(name, whole, partition, 1).shape
         layer.is_narrow = layer.takes_narrow = False
-    return {layer for found in shapes.values() if len(set(found.values())) > 1 for layer in found}

@@ -32,7 +32,7 @@ from partnets.nn.partitioned import EXISTING, REPLACED, Partitioned, bind_method
 from partnets.nn.registry import Rule, known, rule_of
 from partnets.utils import seeds
 from partnets.utils.held import inside
-from partnets.utils.modules import is_frozen, learning, overlapping
+from partnets.utils.modules import disagreeing, is_frozen, learning, overlapping
 
 # Their code goes through all modules in them.
 GOES_THROUGH = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -150,7 +150,7 @@ def partition(
             layer: _divided(rule_of(type(layer)), layer, frozen, proportions, seeds.derived(seed, path), options(layer))
             for path, layer in found.layers.items()
         }
-        if not (torn := _torn(new)):
+        if not (torn := disagreeing(_units(new))):
             break
         apart |= torn
     if defaults is None:
@@ -197,15 +197,13 @@ def partition(
     return model
 
 
-def _torn(new: dict[nn.Module, nn.Module]) -> set[nn.Module]:
-    """The layers that share a weight, and would have other nested partitions of it."""
-    partitions: dict[nn.Parameter, dict[nn.Module, str]] = defaultdict(dict)
+def _units(new: dict[nn.Module, nn.Module]) -> Iterator[tuple[nn.Parameter, nn.Module, str]]:
+    """Of each weight of a layer, whose units its partitions are, if it would be nested."""
     for layer, divided in new.items():
         for name, partition in getattr(divided, "partitions", {}).items():
             if layer._parameters.get(name) is not None:
                 is_nested = isinstance(partition, partkernels.NestedPartition)
-                partitions[layer._parameters[name]][layer] = repr(partition) if is_nested else "at random"
-    return {layer for found in partitions.values() if len(set(found.values())) > 1 for layer in found}
+                yield layer._parameters[name], layer, repr(partition) if is_nested else "at random"
 
 
 def _check_scheme(scheme: str, proportions: Sequence[float], example: Any, proportions_of: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -83,6 +84,25 @@ def hooked(
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def disagreeing(uses: Iterable[tuple[nn.Parameter, nn.Module, Hashable]]) -> set[nn.Module]:
+    """The modules that use a parameter in another way than others of them do.
+
+    Args:
+        uses: a parameter, a module that has it, and how it uses it.
+
+    Example:
+        >>> one, other, third = nn.ReLU(), nn.Tanh(), nn.GELU()
+        >>> weight, bias = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+        >>> found = disagreeing([(weight, one, "rows"), (weight, other, "columns"), (bias, third, "rows")])
+        >>> found == {one, other}
+        True
+    """
+    ways: dict[nn.Parameter, dict[nn.Module, Hashable]] = defaultdict(dict)
+    for parameter, module, way in uses:
+        ways[parameter][module] = way
+    return {module for found in ways.values() if len(set(found.values())) > 1 for module in found}
 
 
 def is_frozen(module: nn.Module) -> bool:
