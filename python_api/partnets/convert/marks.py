@@ -273,6 +273,7 @@ class Runs:
         own: Mapping[tuple[nn.Module, str], Tensor],
         spans: Spans | None = None,
         few: Few | None = None,
+        example: Any = None,
     ) -> Seen:
         """Runs the example.
 
@@ -281,6 +282,7 @@ class Runs:
             own: values of own parameters, by module and name; others are random numbers.
             spans: notes which parts of the layers' outputs are computed with apart.
             few: which layers hand on their live units alone, and which units these are.
+            example: another one.
         """
         seen, random = Seen(), torch.Generator().manual_seed(0)
 
@@ -329,7 +331,7 @@ class Runs:
                 module._parameters[name] = value
             torch.manual_seed(0)
             with hooked(self.rules, before, after), spans or contextlib.nullcontext():
-                leaves = results(called(self.model, self.example))
+                leaves = results(called(self.model, self.example if example is None else example))
         finally:
             for (module, name), parameter in self.own.items():
                 module._parameters[name] = parameter

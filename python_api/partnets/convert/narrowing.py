@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from partkernels import NestedPartition
 from partnets.convert.marks import Few, Seen, WithoutDropout, called, results
@@ -20,7 +21,7 @@ from partnets.nn.nesting import Nesting
 from partnets.nn.own_parameters import OwnParameters
 from partnets.nn.partitioned import count, partitioned_layers
 from partnets.utils.held import Held
-from partnets.utils.modules import device_of, disagreeing, evaluating, hooked, to_device
+from partnets.utils.modules import device_of, disagreeing, evaluating, hooked, in_float32, is_half, to_device
 from partnets.utils.random_state import preserved
 
 # How far what layers are given may be apart by rounding, over the largest number: so many units of the precision, or so
@@ -40,6 +41,13 @@ def can_be_narrow(found: Search, nestings: Mapping[nn.Module, Nesting]) -> list[
     """
     if not _has_computed(found):
         return []
+    with in_float32(found.runs.model):  # or rounding would hide what a gate by a mean makes of fewer units
+        return _tried(found, nestings)
+
+
+def _tried(found: Search, nestings: Mapping[nn.Module, Nesting]) -> list[set[nn.Module]]:
+    """See can_be_narrow."""
+    example = tree_map(lambda leaf: leaf.float() if is_half(leaf) else leaf, found.runs.example)
     outputs = {layer: nesting.outputs for layer, nesting in nestings.items()}
     own, last = found.values(found.own), found.count - 1
     tried = [(found.modes[0], k) for k in sorted({1, min(2, last), last})] + [(mode, 1) for mode in found.modes[1:]]
@@ -49,7 +57,9 @@ def can_be_narrow(found: Search, nestings: Mapping[nn.Module, Nesting]) -> list[
             live = {layer: units.owners() <= k for layer, units in found.outputs.items()}
             values = {place: value[k - 1] for place, value in own.items()}
             with mode(), WithoutDropout():
-                yield found.runs.run(live, values, few=Few(k, narrow, outputs, found.inputs, found.along))
+                yield found.runs.run(
+                    live, values, few=Few(k, narrow, outputs, found.inputs, found.along), example=example
+                )
 
     def able(layer: nn.Module) -> bool:
         if layer in found.runs.rules:

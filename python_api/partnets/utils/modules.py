@@ -60,6 +60,45 @@ def _requiring(parameters: Iterable[nn.Parameter], gradient: bool) -> Iterator[N
             parameter.requires_grad_(not gradient)
 
 
+def is_half(value: Any) -> bool:
+    """Whether a value is a tensor of real numbers in less precision than float32.
+
+    Example:
+        >>> is_half(torch.ones(1, dtype=torch.float16)), is_half(torch.ones(1)), is_half(None)
+        (True, False, False)
+    """
+    return isinstance(value, Tensor) and value.is_floating_point() and value.dtype.itemsize < 4
+
+
+@contextmanager
+def in_float32(module: nn.Module) -> Iterator[None]:
+    """Inside, parameters and buffers of less precision are float32; afterwards they are what they were, to the bit.
+
+    Example:
+        >>> layer = nn.Linear(2, 1, dtype=torch.bfloat16)
+        >>> with in_float32(layer):
+        ...     layer.weight.dtype
+        torch.float32
+        >>> layer.weight.dtype
+        torch.bfloat16
+    """
+    parameters = {parameter: parameter.data for parameter in module.parameters() if is_half(parameter)}
+    buffers = [
+        (part, name, buffer) for part in module.modules() for name, buffer in part._buffers.items() if is_half(buffer)
+    ]
+    try:
+        for parameter, value in parameters.items():
+            parameter.data = value.float()
+        for part, name, buffer in buffers:
+            part._buffers[name] = buffer.float()
+        yield
+    finally:
+        for parameter, value in parameters.items():
+            parameter.data = value
+        for part, name, buffer in buffers:
+            part._buffers[name] = buffer
+
+
 @contextmanager
 def hooked(
     modules: Iterable[nn.Module], before: Callable | None = None, after: Callable | None = None
