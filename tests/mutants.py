@@ -630,6 +630,29 @@ MUTANTS = [
         ),
     ),
     *_of(
+        "python_api/partnets/nn/several.py",
+        f"{NETS}/nn/test_several.py",
+        (
+            "examples in order",
+            "torch.tensor(order).argsort()",
+            "torch.tensor(order)",
+            "outputs of a mixed batch are given to other examples",
+        ),
+        (
+            "views that follow",
+            "rows == list(range(rows[0], rows[0] + len(rows))) if rows else True",
+            "True",
+            "a subnetwork computes examples of others",
+        ),
+        (
+            "penalties of psi",
+            "if group.update else penalties()",
+            "",
+            "penalties count where no partition learns",
+        ),
+        ("forward for good", "if not forward.users:", "if False:", "a model groups its calls for ever"),
+    ),
+    *_of(
         "python_api/partnets/nn/partitioned.py",
         f"{NETS}/nn/test_threads.py",
         ("one for all threads", "class _Live(threading.local):", "class _Live:", "threads share a subnetwork"),
@@ -820,6 +843,18 @@ MUTANTS = [
             "            module.eval()\n        if not",
             "            pass\n        if not",
             "a frozen backbone's dropout is on",
+        ),
+        (
+            "parts of a batch",
+            "return self._parts or",
+            "return dict.fromkeys(self._parts, self.batch_size) or",
+            "one_pass takes a whole batch for each partition",
+        ),
+        (
+            "psi's parts",
+            "self._hyper_parts.get(chunk, self.hyper_batch_size)",
+            "self.hyper_batch_size",
+            "one_pass takes a whole batch of each unseen chunk",
         ),
     ),
     *_of(

@@ -15,7 +15,7 @@ from partnets.training.trainer import Trainer
 # Their code's: beyond it, the safe variant gives no bonus.
 SAFE_WIDTH = 10.0
 # Options of partnets.Trainer for steps of w and ψ that are apart.
-SEPARATE = {"hyper_every", "hyper_steps", "hyper_after", "hyper_chunks", "hyper_batch_size", "sampling"}
+SEPARATE = {"hyper_every", "hyper_steps", "hyper_after", "hyper_chunks", "hyper_batch_size", "sampling", "one_pass"}
 
 
 class Augerino(Trainer):

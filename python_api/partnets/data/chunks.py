@@ -299,6 +299,27 @@ def draw_k(u: Sequence[float], generator: Generator, *, start: int = 1) -> int:
     return start + int(torch.multinomial(torch.tensor(u[start - 1 :], device="cpu"), 1, generator=generator))
 
 
+def divided(name: str, batch_size: int, shares: Mapping[int, float]) -> dict[int, int]:
+    """How many examples of a batch each k gets by its share, at least one; none where the share is 0.
+
+    Raises:
+        ValueError: the batch has too few for that.
+
+    Example:
+        >>> divided("batch_size", 20, {1: 0.8, 2: 0.1, 3: 0.1})
+        {1: 16, 2: 2, 3: 2}
+    """
+    whole = sum(shares.values())
+    counts = zip(shares, sizes(batch_size, [share / whole for share in shares.values()]), strict=True)
+    parts = {k: examples for k, examples in counts if shares[k]}
+    if missing := [k for k, examples in parts.items() if not examples]:
+        raise ValueError(
+            f"{name}={batch_size}, divided by {', '.join(f'{share:g}' for share in shares.values())}, leaves no example"
+            f" for k={missing[0]}; pass a larger one, or leave one_pass out."
+        )
+    return parts
+
+
 def check_unseen(chunks: Chunks) -> None:
     """Raises ValueError unless there is a chunk that some subnetwork has not seen."""
     if chunks.count < 2:

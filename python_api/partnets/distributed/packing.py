@@ -55,9 +55,8 @@ class Packing:
             self._learning.clear()
         for parameter in self._parameters:
             layer, _ = self._owners.get(parameter, (None, ""))
-            update = 1 if layer is None else layer.update
-            if parameter.requires_grad and update is not None:
-                self._learning.setdefault(parameter, set()).add(update)
+            if parameter.requires_grad and (learning := {1} if layer is None else layer.learning()):
+                self._learning.setdefault(parameter, set()).update(learning)
 
     def travelling(self, parameter: nn.Parameter, grad: Tensor) -> Iterator[tuple[Tensor, Partition | None, int]]:
         """Views of a parameter's gradient, and whose entries travel; None as Partition if all do."""

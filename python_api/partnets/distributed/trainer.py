@@ -52,6 +52,12 @@ class Trainer(partnets.Trainer):
         super().__init__(model, share(chunks), **options)
         facts = {"the seed": self.seed, "the chunks": chunks.order, "the examples": checkpoint.digest(chunks)}
         check_agreement(facts | checkpoint.configuration(self))
+        ranks, parts = dist.get_world_size(), [*self._parts.values(), *self._hyper_parts.values()]
+        if any(examples % ranks for examples in parts):
+            raise ValueError(
+                f"one_pass divides the batches into {', '.join(map(str, parts))} examples, which {ranks} ranks cannot"
+                f" share; pass sizes whose parts are multiples of {ranks}."
+            )
         if not isinstance(model, FSDPModule):
             self._forward = DDP(model)
         self.shows_progress = dist.get_rank() == 0

@@ -32,6 +32,25 @@ def penalties() -> Iterator[list[Tensor]]:
         yield found
 
 
+@contextmanager
+def weighed_penalties(weight: float) -> Iterator[None]:
+    """Inside, in this thread, what Penalty modules append counts by so much.
+
+    Example:
+        >>> from partnets import hyper
+        >>> penalty = hyper.ActivationPenalty(2.0)
+        >>> with penalties() as found, weighed_penalties(0.25):
+        ...     x = penalty(torch.ones(3, 4))
+        >>> found[0].mean().item()
+        0.5
+    """
+    found = _gathering.get()
+    start = len(found or ())
+    yield
+    if found is not None:
+        found[start:] = [weight * term for term in found[start:]]
+
+
 class Penalty(Hyperparameter):
     """The base class of layers that pass x through, and in training add a term to the loss: `penalty(x)`.
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from partkernels.operators.checks import check_live
 from partnets.hyper import hyperparameters
 from partnets.nn.partitioned import HANDED_ON, Partitioned, count, partitioned_layers
+from partnets.nn.several import Several, grouped, grouping
 from partnets.utils.modules import frozen
 
 
 @contextmanager
-def subnetwork(model: nn.Module, active: int, update: int | None = None, *, hyper: bool = False) -> Iterator[None]:
+def subnetwork(
+    model: nn.Module, active: int | Tensor, update: int | Tensor | None = None, *, hyper: bool = False
+) -> Iterator[None]:
     """Inside, the model is its subnetwork w_s^(active), and gradients reach partition `update` only (Eq. 3).
 
     With update=None no parameter of a partitioned layer receives a gradient, and none is computed (Eq. 4). With a
@@ -33,14 +37,21 @@ def subnetwork(model: nn.Module, active: int, update: int | None = None, *, hype
     torch._dynamo.config.recompile_limit, 8, torch runs the rest uncompiled and warns, or raises with fullgraph=True:
     from C = 3 on set that limit, or torch.compile's argument of this name, to as many.
 
+    **A number for each example** (Appendix C): with tensors [N], `model(...)` computes each example in its subnetwork,
+    and each partition learns from its own examples alone. Tensors that the model is given are divided where their first
+    dimension is N, and so must be what it gives; others go to all examples. The examples of one subnetwork and one
+    `update` are a batch of their own, as for BatchNorm, computed one after another, in order and without copies where
+    `active` is sorted. Its layers alone, called outside of the model's own call, raise.
+
     Args:
         model: with partitioned layers, all of C partitions; or such a layer.
-        active: k, 1..C.
-        update: 1..active, or None.
+        active: k, 1..C; or int [N].
+        update: 1..active, or None; or int [N], 0 for examples from which no partition learns.
         hyper: whether ψ, the parameters of partnets.hyper's modules, receive gradients also where a partition learns.
 
     Raises:
         ValueError: active or update is out of range, or the model has no partitioned layers; nothing has changed then.
+            In a call of a model of several subnetworks: no input has N rows, or a part of the output has not.
         RuntimeError: on leaving, another one was entered in this thread meanwhile and is not left.
 
     Example:
@@ -51,9 +62,23 @@ def subnetwork(model: nn.Module, active: int, update: int | None = None, *, hype
         >>> layer.bias.grad
         tensor([[2., 2., 2.],
                 [0., 0., 0.]])
+        >>> layer.bias.grad = None
+        >>> with subnetwork(layer, active=torch.tensor([1, 2, 2]), update=torch.tensor([1, 2, 0])):
+        ...     layer(torch.ones(3, 4)).sum().backward()
+        >>> layer.bias.grad
+        tensor([[1., 1., 1.],
+                [1., 1., 1.]])
     """
-    count(model)
+    last = count(model)
     layers = [layer for _, layer in partitioned_layers(model)]
+    if isinstance(active, Tensor) or isinstance(update, Tensor):
+        several = Several(grouped(active, update, last), partial(subnetwork, model, hyper=hyper))
+        with live(dict.fromkeys(layers, several)), grouping(model, layers[0]):
+            yield
+        for layer in layers:
+            if layer._live.unlearned is not None:  # which of them it was is not known in the backward pass
+                layer._live.unlearned = several
+        return
     check_live(layers[0], active, update)  # of a partition it reads the count alone
     withheld = hyperparameters(model) if update is not None and not hyper else ()
     with live(dict.fromkeys(layers, (active, update))), frozen(withheld):
@@ -61,7 +86,7 @@ def subnetwork(model: nn.Module, active: int, update: int | None = None, *, hype
 
 
 @contextmanager
-def live(subnetworks: Mapping[Partitioned, tuple[int, int | None]]) -> Iterator[None]:
+def live(subnetworks: Mapping[Partitioned, tuple[int, int | None] | Several]) -> Iterator[None]:
     """Inside, in this thread, each of these layers has these `active` and `update`."""
     handed_on = torch._C._get_obj_in_tls(HANDED_ON) if torch._C._is_key_in_tls(HANDED_ON) else {}
     before = {layer: layer._live.now for layer in subnetworks}
@@ -69,7 +94,7 @@ def live(subnetworks: Mapping[Partitioned, tuple[int, int | None]]) -> Iterator[
         torch._C._stash_obj_in_tls(HANDED_ON, {**handed_on, **subnetworks})
         for layer, state in subnetworks.items():
             layer._live.now = state
-            if state is not None and state[1] is not None:
+            if isinstance(state, tuple) and state[1] is not None:
                 layer._live.learned.add(state[1])
         yield
         if _is_mixed(subnetworks):

@@ -130,6 +130,13 @@ class Partitioned(nn.Module):
             now = self._handed_on()
         return self._outside if now is None else now
 
+    def learning(self) -> set[int]:
+        """The partitions that may learn: `update`, or all where each example has a subnetwork of its own."""
+        now = self.current_subnetwork()
+        if not isinstance(now, tuple):
+            return set(range(1, self.count + 1))
+        return set() if now[1] is None else {now[1]}
+
     def is_inside(self) -> bool:
         """Whether a subnetwork has been chosen, by partnets.subnetwork or by `active` and `update`."""
         chosen = self._live.now is not None or self._handed_on() is not None

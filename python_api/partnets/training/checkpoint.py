@@ -22,6 +22,8 @@ from partnets.utils import sealed
 
 FORMAT = 4
 _EXPECTED = f"checkpoint of format {FORMAT}; pass a file that Trainer.save wrote."
+# Of a configuration, what files of before it was there were saved with.
+_OF_BEFORE = {"one_pass": False}
 # What all checkpoints have beside format and configuration.
 _NAMES = (
     *("order", "examples", "model", "optimizer", "hyper_optimizer", "scheduler", "hyper_scheduler", "best"),
@@ -59,7 +61,7 @@ def read(trainer: TrainingState, path: str | PathLike, rank: int = 0, without: C
     if not _same(saved.get("format"), FORMAT) or not isinstance(saved.get("configuration"), dict):
         raise ValueError(f"{path} is no {_EXPECTED}")
     own = configuration(trainer)
-    for name, value in saved["configuration"].items():
+    for name, value in (_OF_BEFORE | saved["configuration"]).items():
         if not _same(value, own.get(name)):
             raise ValueError(
                 f"{path} was saved with {name} {reprlib.repr(value)}, and this trainer has"
@@ -160,6 +162,7 @@ def configuration(trainer: TrainingState) -> dict:
         "hyper_steps": trainer.hyper_steps,
         "hyper_after": trainer.hyper_after,
         "hyper_chunks": trainer.hyper_chunks,
+        "one_pass": trainer.one_pass,
         "keep_best": trainer.best is not None,
         **trainer.settings(),
     }

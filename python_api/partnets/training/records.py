@@ -16,8 +16,9 @@ class Records:
 
     Attributes:
         steps: a list for each of step (from 1), k and loss (of the step of w_k: the mean negative log-likelihood of the
-            batch from D_1:k, in nats), hyper_k and hyper_loss (of the step of ψ: that of the batch from D_k on
-            subnetwork k - 1; None where ψ took no step, and hyper_k where it took one on all chunks).
+            batch from D_1:k, in nats; k is 0 where all partitions took one), hyper_k and hyper_loss (of the step of ψ:
+            that of the batch from D_k on subnetwork k - 1; None where ψ took no step, and hyper_k where it took one on
+            all chunks).
         values: a list for each hyperparameter, its value after each step, in its units.
         lml: a list for each of step and lml, in nats.
         metrics: under each metric's name, a list for each of step and value.

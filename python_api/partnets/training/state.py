@@ -29,8 +29,8 @@ class TrainingState:
         generator: of the draws of chunks and batches.
         best: the step, L_ML and state that keep_best kept; None where nothing is kept.
         noise: while callbacks run, the random states from which training goes on after them; otherwise None.
-        batch_size, hyper_batch_size, sampling, clip, hyper_every, hyper_steps, hyper_after, hyper_chunks, patience: as
-            of Trainer.
+        batch_size, hyper_batch_size, sampling, clip, hyper_every, hyper_steps, hyper_after, hyper_chunks, one_pass,
+            patience: as of Trainer.
     """
 
     model: nn.Module
@@ -56,6 +56,7 @@ class TrainingState:
     hyper_steps: int
     hyper_after: int
     hyper_chunks: str
+    one_pass: bool
     patience: int | None
 
     @property

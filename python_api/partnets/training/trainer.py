@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from partkernels.defaults import check_seed
 from partnets import optim
 from partnets.data.batch import Forward, Loss, call, mean
-from partnets.data.chunks import Chunks, check_unseen, draw_k
+from partnets.data.chunks import Chunks, check_unseen, divided, draw_k
 from partnets.data.fetching import check_options
 from partnets.evaluation.likelihood import check_loss, plain
 from partnets.evaluation.metrics import check_counts
@@ -45,7 +45,8 @@ class Trainer(TrainingState):
     """Alternates steps of the partitions w_k (Eq. 3) and of the hyperparameters ψ (Eq. 4), as in Appendix I.1.
 
     A step of w_k is partnets.step_weights on a batch of D_1:k with k ~ Cat(sampling), one of ψ partnets.step_hyper on a
-    batch of D_k with k ~ Cat(u_2..u_C), u being the chunks' proportions. Loops of your own take the same two.
+    batch of D_k with k ~ Cat(u_2..u_C), u being the chunks' proportions. Loops of your own take the same two. With
+    one_pass all of them learn in each step, from one batch that is divided among them (Appendix C).
 
     While one of the two is updated, the other requires no gradient and none is computed. Batches go to the model's
     device. Before the first step a batch of D_2 is tried, of which nothing stays but a warning or an error. Chunks and
@@ -72,6 +73,9 @@ class Trainer(TrainingState):
         hyper_after: how many steps of w come before the first of ψ.
         hyper_chunks: 'one': a step of ψ takes a batch of one chunk, D_k with k ~ Cat(u_2..u_C). 'all': one of each
             unseen chunk, weighted by their sizes, at C - 1 times the cost: the same gradient in the mean, less noise.
+        one_pass: each step updates w_1..w_C one after another, each on its part of batch_size examples, by `sampling`;
+            and a step of ψ takes its part of hyper_batch_size from each unseen chunk, by their sizes. So no batch is
+            larger than its part: see docs/training.md for what that costs.
         lml_every: evaluates L_ML in full each time that so many steps are done, with the same noise; None never does.
         keep_best: keeps a copy of the model where L_ML was highest; see restore_best.
         patience: fit ends where so many evaluations of L_ML in a row brought none higher; None never ends early.
@@ -135,6 +139,7 @@ class Trainer(TrainingState):
         hyper_steps: int = 1,
         hyper_after: int = 0,
         hyper_chunks: str = "one",
+        one_pass: bool = False,
         lml_every: int | None = None,
         keep_best: bool = False,
         patience: int | None = None,
@@ -159,6 +164,10 @@ class Trainer(TrainingState):
         check_seed("seed", seed)
         if hyper_chunks not in ("one", "all"):
             raise ValueError(f"hyper_chunks={hyper_chunks!r}; pass 'one' or 'all'.")
+        if one_pass and hyper_chunks == "all":
+            raise ValueError(
+                "hyper_chunks='all' takes a batch of each chunk, and one_pass a part of one; pass one of them."
+            )
         if lml_every is None and (keep_best or patience is not None):
             raise ValueError("keep_best and patience go by L_ML; pass lml_every, how many steps apart to evaluate it.")
         self.hyper = find_hyper(model, hyper)
@@ -187,6 +196,12 @@ class Trainer(TrainingState):
         self.sampling = _check_sampling(chunks.proportions if sampling is None else sampling, model, chunks)
         self.hyper_every, self.hyper_steps = hyper_every, hyper_steps
         self.hyper_after, self.hyper_chunks = hyper_after, hyper_chunks
+        self.one_pass, self._parts, self._hyper_parts = one_pass, {}, {}
+        if one_pass:
+            self._parts = divided("batch_size", batch_size, dict(enumerate(self.sampling, start=1)))
+            if self.hyper:
+                unseen = dict(enumerate(chunks.proportions[1:], start=2))
+                self._hyper_parts = divided("hyper_batch_size", hyper_batch_size, unseen)
         self.best, self.patience, self.callbacks = Best() if keep_best else None, patience, list(callbacks)
         self.clip, self.seed, self.generator = clip, seed, torch.Generator().manual_seed(seed)
         self.noise: dict | None = None
@@ -259,7 +274,10 @@ class Trainer(TrainingState):
         return output, mean(self.loss, output, y)
 
     def iterate(self) -> tuple[int, float, int | None, float | None]:
-        """One iteration of Appendix I.1; returns k and loss of the step of w, and of the last of ψ if some are due."""
+        """One iteration of Appendix I.1; returns k and loss of the step of w, and of the last of ψ if some are due.
+
+        As k, 0 stands for all partitions, and None for all unseen chunks.
+        """
         k, loss = self.step_weights()
         found = None, None
         if self._hyper_learns(self.steps + 1):
@@ -277,18 +295,25 @@ class Trainer(TrainingState):
         return bool(self.hyper) and late >= 1 and late % self.hyper_every == 0
 
     def step_weights(self) -> tuple[int, float]:
-        """Updates w_k on a batch from D_1:k, with k ~ Cat(sampling); returns k and the loss."""
-        k = draw_k(self.sampling, self.generator)
-        batch = self._source.sample_upto(k, self.batch_size, self.generator)
-        loss = self._update_weights(k, batch, partial(self._loss, self.loss), clip=self.clip, backward=self._backward)
+        """Updates w_k on a batch from D_1:k, with k ~ Cat(sampling); returns k and the loss.
+
+        With one_pass updates all of them, on a part of a batch each; returns 0 and the mean loss of all examples.
+        """
+        parts, options = self._draw_learning(self.generator), {"clip": self.clip, "backward": self._backward}
+        losses = []
+        for k, examples in parts.items():
+            batch = self._source.sample_upto(k, examples, self.generator)
+            losses.append(self._update_weights(k, batch, partial(self._loss, self.loss), **options).item())
         if self.scheduler is not None:
             self.scheduler.step()
-        return k, loss.item()
+        if not self.one_pass:
+            return k, losses[0]
+        return 0, sum(examples * loss for examples, loss in zip(parts.values(), losses, strict=True)) / self.batch_size
 
     def step_hyper(self) -> tuple[int | None, float]:
         """Updates ψ on chunks that the subnetworks have not seen; returns k, None for all chunks, and the loss."""
         k, weights = self._draw_unseen(self.generator)
-        batches = _Drawn(weights, lambda j: self._source.sample(j, self.hyper_batch_size, self.generator))
+        batches = _Drawn(weights, lambda j: self._source.sample(j, self._examples_of(j), self.generator))
         options = {"weights": weights, "backward": self._backward}
         loss = self._update_hyper(batches, partial(self._loss, self.hyper_loss), **options)
         if self.hyper_scheduler is not None:
@@ -301,19 +326,28 @@ class Trainer(TrainingState):
     def _update_hyper(self, *arguments, **options) -> Tensor:
         return step_hyper(self.model, self.hyper_optimizer, *arguments, **options)
 
+    def _draw_learning(self, generator: torch.Generator) -> dict[int, int]:
+        """The partitions that a step of w updates, and of how many examples."""
+        return self._parts or {draw_k(self.sampling, generator): self.batch_size}
+
+    def _examples_of(self, chunk: int) -> int:
+        """How many a step of ψ takes from a chunk."""
+        return self._hyper_parts.get(chunk, self.hyper_batch_size)
+
     def _draw_unseen(self, generator: torch.Generator) -> tuple[int | None, dict[int, float]]:
         """The chunk of a step of ψ, None for all of them, and the weight of each."""
         u = self.chunks.proportions
-        k = draw_k(u, generator, start=2) if self.hyper_chunks == "one" else None
+        k = draw_k(u, generator, start=2) if self.hyper_chunks == "one" and not self.one_pass else None
         return k, {k: 1.0} if k else {j: share / sum(u[1:]) for j, share in enumerate(u[1:], start=2)}
 
     def _plan(self, steps: int, generator: torch.Generator) -> Iterator[tuple[str, int, int]]:
         """What step_weights and step_hyper will draw in so many steps, in their order: see Ahead."""
         for step in range(self.steps + 1, self.steps + 1 + steps):
-            yield "draw_upto", draw_k(self.sampling, generator), self.batch_size
+            for k, examples in self._draw_learning(generator).items():
+                yield "draw_upto", k, examples
             for _ in range(self.hyper_steps if self._hyper_learns(step) else 0):
                 for j in self._draw_unseen(generator)[1]:
-                    yield "draw", j, self.hyper_batch_size
+                    yield "draw", j, self._examples_of(j)
 
     def save(self, path: str | PathLike) -> None:
         """Writes a checkpoint, from which `load` resumes with the same bits; whole or not at all.

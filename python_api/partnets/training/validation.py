@@ -164,8 +164,9 @@ def _history(trainer: TrainingState, state: dict, _) -> None:
         raise ValueError("the steps are not numbered 1, 2, 3, ...")
     if steps and history.values.keys() != trainer.values().keys():
         raise ValueError(f"the values are of {[*history.values]}, and this trainer's of {[*trainer.values()]}.")
-    if not all(1 <= each <= trainer.chunks.count for each in k):
-        raise ValueError(f"k is not in 1..{trainer.chunks.count}.")
+    possible = [0] if trainer.one_pass else range(1, trainer.chunks.count + 1)
+    if not all(each in possible for each in k):
+        raise ValueError(f"k is not in {[*possible]}.")
 
 
 PARTS = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from training import OPTIMIZERS, PROPORTIONS, learn, loss, network
+from training import OPTIMIZERS, PROPORTIONS, learn, loss, mine, network
 
 import partnets
 from partnets import distributed, hyper
@@ -66,6 +66,24 @@ def test_the_bytes_sent_are_those_of_the_partition_that_learns(scheme, two_ranks
         exact = sum(p * share for p, share in zip(probabilities, PROPORTIONS, strict=True))  # 0.333, and 0.66
         # Of biases and norms one row travels, 1 / 3 whatever the proportions, and of ψ nothing.
         assert mean / whole <= min(limit, 1.02 * exact)
+
+
+def gradients_of_several(scheme):
+    """Of a batch whose examples have subnetworks of their own, others on each rank."""
+    model = network(scheme)
+    call = distributed.DDP(model) if dist.is_initialized() else model
+    active, update = torch.tensor([1, 3, 3, 1, 2, 2, 2, 1]), torch.tensor([1, 0, 3, 1, 2, 1, 0, 0])
+    with partnets.subnetwork(model, active=mine(active), update=mine(update)):
+        value = loss(call, 0)
+    value.backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("scheme", ["weight", "nested"])
+def test_ranks_may_have_other_subnetworks_of_a_batch(scheme, two_ranks):
+    expected = gradients_of_several(scheme)
+    for found in two_ranks(gradients_of_several, scheme):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
 def gradients(updates):

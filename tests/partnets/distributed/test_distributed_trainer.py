@@ -9,6 +9,8 @@ from training import examples, learned, trainer, whole
 import partnets
 from partnets import distributed, hyper
 
+ONE_PASS = {"one_pass": True, "batch_size": 20, "hyper_batch_size": 8}
+
 
 def train(steps, options):
     one = trainer(distributed.Trainer, **options)
@@ -18,7 +20,12 @@ def train(steps, options):
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")
 @pytest.mark.parametrize(
-    "options", [{"hyper_every": 2, "pin_memory": True}, {"hyper_chunks": "all", "hyper_batch_size": 6}]
+    "options",
+    [
+        {"hyper_every": 2, "pin_memory": True},
+        {"hyper_chunks": "all", "hyper_batch_size": 6},
+        ONE_PASS,
+    ],
 )
 def test_two_ranks_learn_what_one_process_learns_from_the_same_batches(options, two_ranks):
     one = trainer(partnets.Trainer, **options)
@@ -125,6 +132,11 @@ def construct_with(options):
 def test_ranks_whose_trainers_differ_are_refused(options, named, two_ranks):
     with pytest.raises(AssertionError, match=f"ValueError: the ranks differ in {named}.*; make model"):
         two_ranks(construct_with, options)
+
+
+def test_parts_that_ranks_cannot_share_are_refused(two_ranks):
+    with pytest.raises(AssertionError, match="divides the batches into 10, 3, 3, 8, 8 examples, which 2 ranks"):
+        two_ranks(construct_with, {"one_pass": (True, True)})
 
 
 def save_where_nothing_can_be(path):

@@ -65,6 +65,7 @@ OPTIONS = {
     "Adam": lambda model, mask: {"optimizer": optim.Adam(model)},
     "SGD": lambda model, mask: {"optimizer": optim.SGD(model, lr=0.1, momentum=0.9)},
     "every option": every_option,
+    "one pass": lambda model, mask: {"one_pass": True},
 }
 
 
@@ -273,6 +274,7 @@ OTHERS = {
     "hyper_every": lambda: trainer(hyper_every=2),
     "hyper_after": lambda: trainer(hyper_after=5),
     "hyper_chunks": lambda: trainer(hyper_chunks="all"),
+    "one_pass": lambda: trainer(one_pass=True),
     "keep_best": lambda: trainer(keep_best=True, lml_every=5),
     "parameters": lambda: partnets.Trainer(*parts(width=7)[:2], batch_size=16),
     "parameters of another type": lambda: partnets.Trainer((split := parts())[0].double(), split[1], hyper=split[2]),

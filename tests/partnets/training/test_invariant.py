@@ -39,7 +39,7 @@ NETWORKS = {
 }
 
 
-def trainer(optimizer, network="layers", changed=None, cls=partnets.Trainer, scheme="weight"):
+def trainer(optimizer, network="layers", changed=None, cls=partnets.Trainer, scheme="weight", **options):
     """A new trainer with ψ present but frozen, the same each time, except for the examples of chunk `changed`."""
     torch.manual_seed(0)
     x, y = torch.randn(60, 1, SIZE, SIZE), torch.randint(3, (60,))
@@ -51,7 +51,7 @@ def trainer(optimizer, network="layers", changed=None, cls=partnets.Trainer, sch
     averaged = hyper.Averaged(hyper.Affine(), NETWORKS[network](), samples=2)
     example = {"example": x[:2]} if scheme == "nested" else {}
     model = partnets.partition(averaged, PROPORTIONS, scheme=scheme, **example)
-    return cls(model, chunks, optimizer=OPTIMIZERS[optimizer](model), batch_size=8)
+    return cls(model, chunks, optimizer=OPTIMIZERS[optimizer](model), batch_size=8, **options)
 
 
 def owned(trainer, partitions):
@@ -70,14 +70,16 @@ def owned(trainer, partitions):
     return tensors
 
 
-def check_invariant(optimizer, k, folder, network="layers", cls=partnets.Trainer, steps=STEPS, scheme="weight"):
+def check_invariant(
+    optimizer, k, folder, network="layers", cls=partnets.Trainer, steps=STEPS, scheme="weight", **options
+):
     """Trains twice, with other examples in D_k the second time, and compares the bits, also of reloaded checkpoints."""
-    pair = [trainer(optimizer, network, changed, cls, scheme) for changed in (None, k)]
+    pair = [trainer(optimizer, network, changed, cls, scheme, **options) for changed in (None, k)]
     for i, one in enumerate(pair):
         torch.manual_seed(2)  # the augmentation's noise is torch's
         one.fit(steps)
         one.save(folder / f"{i}.pt")
-    reloaded = [trainer(optimizer, network, changed, cls, scheme) for changed in (None, k)]
+    reloaded = [trainer(optimizer, network, changed, cls, scheme, **options) for changed in (None, k)]
     for i, one in enumerate(reloaded):
         one.load(folder / f"{i}.pt")
     earlier, later = list(range(1, k)), list(range(k, COUNT + 1))
@@ -107,6 +109,11 @@ def test_nor_do_they_through_norms_and_fixups_scalars(network, optimizer, k, tmp
 @pytest.mark.parametrize("k", [pytest.param(1, marks=pytest.mark.full), 2, pytest.param(3, marks=pytest.mark.full)])
 def test_nor_do_they_where_partitions_are_nested(network, optimizer, k, tmp_path):
     check_invariant(optimizer, k, tmp_path, network, steps=12, scheme="nested")
+
+
+@pytest.mark.parametrize(("scheme", "network", "k"), [("nested", "norms", 3), ("weight", "layers", 2)])
+def test_nor_do_they_where_all_partitions_learn_from_one_batch(scheme, network, k, tmp_path):
+    check_invariant("adam", k, tmp_path, network, steps=8, scheme=scheme, one_pass=True)
 
 
 class DrawsFromAllChunks(partnets.Trainer):

@@ -1,5 +1,7 @@
 """The trainer's options: learning rates, when ψ takes a step and on which chunks, and which partitions are drawn."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -177,6 +179,42 @@ def test_no_chunk_is_recorded_for_a_step_on_all():
     one.fit(4)
     assert one.history.steps["hyper_k"] == [None] * 4
     assert [loss is None for loss in one.history.steps["hyper_loss"]] == [True, False] * 2
+
+
+def test_one_pass_updates_all_partitions_and_psi_on_parts_of_a_batch():
+    one = trainer(one_pass=True, batch_size=10, hyper_batch_size=6, sampling=(5, 3, 0, 2), clip=0.1)
+    model, generator = copy.deepcopy(one.model), one.generator.clone_state()
+    optimizer, hyper_optimizer = optim.Adam(model), torch.optim.SGD(model[0].parameters(), lr=1e-3)
+
+    def loss(batch):
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    for step in range(1, 4):
+        expected = 0.0
+        for k, examples in {1: 5, 2: 3, 4: 2}.items():
+            batch = one.chunks.sample_upto(k, examples, generator)
+            expected += examples / 10 * partnets.step_weights(model, optimizer, k, batch, loss, clip=0.1).item()
+        batches = {k: one.chunks.sample(k, examples, generator) for k, examples in {2: 3, 3: 2, 4: 1}.items()}
+        shares = {k: one.chunks.proportions[k - 1] / sum(one.chunks.proportions[1:]) for k in batches}
+        found = partnets.step_hyper(model, hyper_optimizer, batches, loss, weights=shares).item()
+        one.step()
+        assert {name: values[-1] for name, values in one.history.steps.items()} == {
+            "step": step, "k": 0, "loss": pytest.approx(expected, rel=1e-12), "hyper_k": None, "hyper_loss": found,
+        }  # fmt: skip
+        assert all(map(torch.equal, one.model.parameters(), model.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 3}, "batch_size=3, divided by 0.4, 0.3, 0.2, 0.1, leaves no example for k=4; pass a larger"),
+        ({"hyper_batch_size": 2}, "hyper_batch_size=2, divided by 0.3, 0.2, 0.1, leaves no example for k=4"),
+        ({"hyper_chunks": "all"}, "pass one of them"),
+    ],
+)
+def test_a_batch_that_cannot_be_divided_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        trainer(one_pass=True, **options)
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def workers():
 MANY = {"hyper_chunks": "all", "hyper_after": 2, "callbacks": [record_loss_matrix]}
 
 
-@pytest.mark.parametrize("options", [{}, pytest.param(MANY, marks=pytest.mark.full)])
+@pytest.mark.parametrize("options", [{}, {"one_pass": True}, pytest.param(MANY, marks=pytest.mark.full)])
 def test_worker_processes_change_no_bit(options):
     alone, helped = trainer(**options), trainer(**options, **TWO)
     torch.manual_seed(1)

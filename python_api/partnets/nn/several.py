@@ -1,0 +1,208 @@
+"""Several subnetworks in one call of a model: each example has its own (Appendix C)."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import types
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from itertools import groupby
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from partnets.hyper.penalty import penalties, weighed_penalties
+from partnets.nn.partitioned import Partitioned
+
+# Parts of an output that may be the same for all examples.
+_PLAIN = (int, float, str, type(None))
+
+
+class Group(NamedTuple):
+    """The examples of one subnetwork and of one partition that learns: their indices, in order."""
+
+    active: int
+    update: int | None
+    rows: list[int]
+
+
+class Several:
+    """What is live in a layer where each example has a subnetwork of its own: none that it could compute by itself.
+
+    Args:
+        groups: the examples.
+        enter: enters the subnetwork of a group.
+    """
+
+    def __init__(self, groups: list[Group], enter: Callable[[int, int | None], AbstractContextManager]) -> None:
+        self.groups, self.enter, self.examples = groups, enter, sum(len(group.rows) for group in groups)
+
+    def __getitem__(self, _: int) -> NoReturn:
+        raise RuntimeError(
+            "a layer is in several subnetworks here, and doesn't know which example is whose: call the model that"
+            " partnets.subnetwork was given, or enter one subnetwork, with numbers instead of tensors. Activation"
+            " checkpoints inside of the model need context_fn=partnets.checkpoint_contexts(model), use_reentrant=False."
+        )
+
+
+def grouped(active: Tensor | int, update: Tensor | int | None, count: int) -> list[Group]:
+    """The examples by what is live and what learns for each.
+
+    Args:
+        active, update: as of partnets.subnetwork; one of them is a tensor.
+        count: C.
+
+    Raises:
+        ValueError: a tensor is none of whole numbers, one for each example, or a number is out of range.
+
+    Example:
+        >>> grouped(torch.tensor([2, 1, 2]), torch.tensor([2, 0, 2]), count=2)
+        [Group(active=1, update=None, rows=[1]), Group(active=2, update=2, rows=[0, 2])]
+    """
+    given = _numbers("active", active), _numbers("update", update)
+    lengths = {len(numbers) for numbers in given if isinstance(numbers, list)}
+    if len(lengths) > 1:
+        raise ValueError(
+            f"active is of {len(given[0])} examples and update of {len(given[1])}; pass a number of each for each."
+        )
+    (examples,) = lengths
+    actives, updates = (numbers if isinstance(numbers, list) else [numbers] * examples for numbers in given)
+    for row, (k, learning) in enumerate(zip(actives, updates, strict=True)):
+        if not 1 <= k <= count:
+            raise ValueError(f"active of example {row} is {k}; pass 1..{count}, of the {count} partitions.")
+        if not 0 <= learning <= k:
+            raise ValueError(f"update of example {row} is {learning}; pass 1..{k}, up to its active, or 0 for none.")
+    if not examples:
+        return [Group(count, None, [])]
+    pairs = list(zip(actives, updates, strict=True))
+    order = sorted(range(examples), key=pairs.__getitem__)
+    return [Group(k, learning or None, list(rows)) for (k, learning), rows in groupby(order, key=pairs.__getitem__)]
+
+
+def _numbers(name: str, given: Tensor | int | None) -> list[int] | int:
+    if given is None and name == "update":
+        return 0
+    if not isinstance(given, Tensor):
+        if isinstance(given, bool) or not isinstance(given, int):
+            raise ValueError(f"{name} is {given!r}; pass a number, or a tensor of one for each example.")
+        return given
+    if given.dim() != 1 or given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
+        raise ValueError(
+            f"{name} has the shape {tuple(given.shape)} and {given.dtype}; pass a tensor [N] of whole numbers, one for"
+            " each example."
+        )
+    return given.tolist()
+
+
+@contextmanager
+def grouping(model: nn.Module, layer: Partitioned) -> Iterator[None]:
+    """Inside, model(...) computes group by group in threads where several subnetworks are live in this layer."""
+    with _changing:
+        forward = vars(model).get("forward")
+        if not isinstance(forward, _Forward):
+            forward = vars(model)["forward"] = _Forward(model, layer)
+        forward.users += 1
+    try:
+        yield
+    finally:
+        with _changing:
+            forward.users -= 1
+            if not forward.users:
+                forward.withdraw(model)
+
+
+_changing = threading.Lock()
+
+
+class _Forward:
+    """A model's forward while a thread is inside of `grouping`; copies and pickles have the one of before."""
+
+    def __init__(self, model: nn.Module, layer: Partitioned) -> None:
+        self.own, self.forward, self.layer, self.users = vars(model).get("forward"), model.forward, layer, 0
+
+    def withdraw(self, model: nn.Module) -> None:
+        if self.own is None:
+            del vars(model)["forward"]
+        else:
+            vars(model)["forward"] = self.own
+
+    def __reduce__(self):
+        if isinstance(self.forward, types.MethodType):
+            return _bound, (self.forward.__func__, self.forward.__self__)
+        return _bound, (self.forward,)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.forward)
+
+    @torch.compiler.disable
+    def __call__(self, *inputs, **options) -> Any:
+        now = self.layer.current_subnetwork()
+        if isinstance(now, Several):
+            return _computed(self.forward, now, inputs, options)
+        return self.forward(*inputs, **options)
+
+
+def _bound(function: Callable, *owner: nn.Module) -> Callable:
+    return types.MethodType(function, *owner) if owner else function
+
+
+def _computed(forward: Callable, several: Several, inputs: tuple, options: dict) -> Any:
+    """What a forward gives for all examples, group by group."""
+    if not any(_has_rows(leaf, several.examples) for leaf in tree_flatten((inputs, options))[0]):
+        raise ValueError(
+            f"no input has {several.examples} rows, and active and update are of as many examples; give the model"
+            " tensors whose first dimension is that of the examples."
+        )
+    outputs = []
+    for group in several.groups:
+        # A penalty regularises what learns from these examples, beside a loss that is the mean over all.
+        counting = weighed_penalties(len(group.rows) / several.examples) if group.update else penalties()
+        with several.enter(group.active, group.update), counting:
+            given, named = tree_map(_taking(group.rows, several.examples), (inputs, options))
+            outputs.append(forward(*given, **named))
+    return _joined(outputs, several.groups) if len(outputs) > 1 else outputs[0]
+
+
+def _has_rows(leaf: Any, count: int) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == count
+
+
+def _taking(rows: list[int], count: int) -> Callable[[Any], Any]:
+    """Takes these rows of what has as many as there are examples, as a view where they follow each other."""
+    follow = rows == list(range(rows[0], rows[0] + len(rows))) if rows else True
+
+    def take(leaf: Any) -> Any:
+        if len(rows) == count or not _has_rows(leaf, count):
+            return leaf
+        return leaf.narrow(0, rows[0], len(rows)) if follow else leaf[torch.tensor(rows, device=leaf.device)]
+
+    return take
+
+
+def _joined(outputs: list[Any], groups: list[Group]) -> Any:
+    """The outputs of all groups as one, in the order of the examples."""
+    leaves, structures = zip(*map(tree_flatten, outputs), strict=True)
+    if any(structure != structures[0] for structure in structures):
+        raise ValueError("the model's output has other parts in other subnetworks; compute them apart.")
+    order = [row for group in groups for row in group.rows]
+    back = None if order == sorted(order) else torch.tensor(order).argsort()
+
+    def join(*parts: Any) -> Any:
+        if all(_has_rows(part, len(group.rows)) for part, group in zip(parts, groups, strict=True)):
+            joined = torch.cat(parts)
+            return joined if back is None else joined[back.to(joined.device)]
+        if all(isinstance(part, _PLAIN) and part == parts[0] for part in parts):
+            return parts[0]
+        part, examples = parts[0], len(groups[0].rows)
+        what = f"shape {tuple(part.shape)}" if isinstance(part, Tensor) else f"type {type(part).__name__}"
+        raise ValueError(
+            f"the model's output has a part of {what} for {examples} examples, which can't be put together with those"
+            " of other subnetworks; let it give tensors whose first dimension is that of the examples, and no loss or"
+            " cache."
+        )
+
+    return tree_unflatten(list(map(join, *leaves)), structures[0])

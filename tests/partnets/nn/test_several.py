@@ -1,0 +1,389 @@
+"""subnetwork with a number for each example: one call computes several subnetworks, and nothing passes between them."""
+
+import copy
+import io
+import threading
+from collections import namedtuple
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import partnets
+from partnets import hyper
+from partnets.nn.partitioned import partitioned_layers
+
+PROPORTIONS = (0.5, 0.25, 0.25)
+ACTIVE = torch.tensor([3, 1, 2, 1, 3, 2, 1, 1])
+UPDATE = torch.tensor([3, 1, 2, 0, 0, 2, 1, 0])
+Pair = namedtuple("Pair", "scores features")
+
+
+class Network(nn.Module):
+    """Convolutions, a norm and ψ; gives a tuple with a name for each part."""
+
+    def __init__(self):
+        super().__init__()
+        self.mask = hyper.InputMask(36, temperature=0.7)
+        self.features = nn.Sequential(
+            nn.Conv2d(1, 8, 3), nn.GroupNorm(2, 8), nn.GELU(), nn.Flatten(), nn.Linear(128, 8)
+        )
+        self.scores = nn.Linear(8, 3)
+
+    def forward(self, x, *, scale=1.0):
+        x = self.mask(x.flatten(1)).view_as(x)
+        features = self.features(x).relu()
+        return Pair(scale * self.scores(features), features)
+
+
+def network(scheme="nested", seed=0):
+    torch.manual_seed(seed)
+    example = {"example": torch.randn(2, 1, 6, 6)} if scheme == "nested" else {}
+    model = partnets.partition(Network(), PROPORTIONS, scheme=scheme, **example).double().train()
+    model.mask.eval()  # no noise, or passes could not be compared
+    return model
+
+
+def images(count=8):
+    return torch.randn(count, 1, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def losses(output):
+    return output.scores.square().sum(1) + output.features.sin().sum(1)
+
+
+def gradients(model):
+    return {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("scheme", ["nested", "weight", "node"])
+@pytest.mark.parametrize("order", [slice(None), ACTIVE.argsort(stable=True)], ids=["mixed", "sorted"])
+def test_a_mixed_batch_has_the_outputs_and_the_gradients_of_passes_apart(scheme, order):
+    model, active, update, x = network(scheme), ACTIVE[order], UPDATE[order], images()
+    expected = [None] * len(x)
+    for k in range(1, 4):
+        for learns in range(k + 1):
+            rows = ((active == k) & (update == learns)).nonzero()[:, 0]
+            if len(rows):
+                with partnets.subnetwork(model, active=k, update=learns or None):
+                    output = model(x[rows], scale=2.0)
+                    losses(output).sum().backward()
+                for row, scores, features in zip(rows, *output, strict=True):
+                    expected[row] = torch.cat([scores, features])
+    apart = gradients(model)
+    model.zero_grad()
+    with partnets.subnetwork(model, active=active, update=update):
+        output = model(x, scale=2.0)
+    losses(output).sum().backward()
+    torch.testing.assert_close(torch.cat(output, 1), torch.stack(expected), rtol=1e-12, atol=1e-12)
+    assert isinstance(output, Pair)
+    torch.testing.assert_close(gradients(model), apart, rtol=1e-12, atol=1e-12)
+    assert not any(gradient is None for gradient in apart.values())
+
+
+@pytest.mark.parametrize("scheme", ["nested", "weight"])
+def test_nothing_passes_from_examples_to_partitions_and_outputs_of_others(scheme):
+    found = []
+    for seed in (0, 1):
+        model, x = network(scheme), images()
+        x[UPDATE > 1] += seed
+        with torch.no_grad():
+            for _, layer in partitioned_layers(model):
+                for name, parameter in layer.owned():
+                    for k in (2, 3) if seed else ():
+                        if (entries := layer.entries(name, [parameter.data], k)) is not None:
+                            (view,), partition = entries
+                            view[... if partition is None else partition.mask(k)] = torch.nan
+        with partnets.subnetwork(model, active=ACTIVE, update=UPDATE):
+            output = model(x)
+        first = ACTIVE == 1
+        losses(output)[first].sum().backward()
+        found.append([output.scores[first], output.features[first], *of_first(model)])
+    assert all(map(torch.equal, *found))
+
+
+def of_first(model):
+    """The gradients of w_1."""
+    for _, layer in partitioned_layers(model):
+        for name, parameter in layer.owned():
+            (view,), partition = layer.entries(name, [parameter.grad], 1)
+            yield view if partition is None else view[partition.mask(1)]
+
+
+def test_psi_learns_from_examples_of_which_no_partition_learns_alone():
+    model, x = network(), images()
+    with partnets.subnetwork(model, active=ACTIVE, update=UPDATE):
+        losses(model(x)).sum().backward()
+    expected = model.mask.logits.grad.clone()
+    model.zero_grad()
+    with partnets.subnetwork(model, active=ACTIVE, update=UPDATE):
+        losses(model(x))[UPDATE == 0].sum().backward()
+    torch.testing.assert_close(model.mask.logits.grad, expected, rtol=1e-12, atol=0)
+    assert all(not gradient.any() for gradient in of_first(model))
+
+
+def test_numbers_hold_for_all_examples():
+    model, x = network(), images()
+    for active, update in ((3, UPDATE), (ACTIVE, None), (ACTIVE, 1)):
+        with partnets.subnetwork(model, active=active, update=update):
+            output = model(x)
+        k = torch.as_tensor(active).expand(len(x))
+        for row in range(len(x)):
+            with partnets.subnetwork(model, active=int(k[row])):
+                torch.testing.assert_close(
+                    output.scores[row], model(x[row : row + 1]).scores[0], rtol=1e-12, atol=1e-12
+                )
+
+
+@pytest.mark.parametrize(
+    ("active", "update", "message"),
+    [
+        (torch.tensor([1, 4]), None, "active of example 1 is 4; pass 1..3"),
+        (torch.tensor([0, 1]), None, "active of example 0 is 0"),
+        (torch.tensor([1, 2]), torch.tensor([1, 3]), "update of example 1 is 3; pass 1..2"),
+        (torch.tensor([1, 2]), 2, "update of example 0 is 2; pass 1..1"),
+        (torch.tensor([1, 2]), torch.tensor([-1, 1]), "update of example 0 is -1"),
+        (torch.tensor([1, 2]), torch.tensor([1]), "active is of 2 examples and update of 1"),
+        (torch.tensor([1.0, 2.0]), None, "active has the shape .2,. and torch.float32; pass a tensor .N. of whole"),
+        (torch.tensor([True, True]), None, "torch.bool"),
+        (torch.tensor([[1, 2]]), None, r"the shape \(1, 2\)"),
+        (torch.tensor([1, 2]), "all", "update is 'all'"),
+        (torch.tensor([1, 2]), True, "update is True"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_changes(active, update, message):
+    model = network()
+    with pytest.raises(ValueError, match=message), partnets.subnetwork(model, active=active, update=update):
+        pass
+    assert "forward" not in vars(model) and (model.scores.active, model.scores.update) == (3, 3)
+
+
+class Gives(nn.Module):
+    def __init__(self, give):
+        super().__init__()
+        self.layer, self.give = nn.Linear(2, 2), give
+
+    def forward(self, x, *rest):
+        return self.give(self.layer(x))
+
+
+@pytest.mark.parametrize(
+    ("give", "message"),
+    [
+        (lambda y: {"y": y, "loss": y.mean()}, r"a part of shape \(\)"),
+        (lambda y: y.T, r"a part of shape \(2, 1\) for 1 examples"),
+        (lambda y: (y, len(y)), "a part of type int"),
+        (lambda y: (y, object()), "a part of type object"),
+        (lambda y: [y] * len(y), "other parts"),
+    ],
+)
+def test_outputs_that_are_not_of_examples_are_refused(give, message):
+    model = partnets.partition(Gives(give), (0.5, 0.5))
+    with (
+        partnets.subnetwork(model, active=torch.tensor([1, 2, 2])),
+        pytest.raises(ValueError, match=message),
+    ):
+        model(torch.ones(3, 2))
+
+
+def test_outputs_that_are_the_same_for_all_are_given_once():
+    model = partnets.partition(Gives(lambda y: {"y": y, "names": ("a", None, 3)}), (0.5, 0.5))
+    with partnets.subnetwork(model, active=torch.tensor([2, 1, 2])):
+        output = model(torch.ones(3, 2))
+    assert output["y"].shape == (3, 2) and output["names"] == ("a", None, 3)
+
+
+def test_inputs_without_a_row_for_each_example_are_refused_or_shared():
+    model = network()
+    with partnets.subnetwork(model, active=ACTIVE), pytest.raises(ValueError, match="no input has 8 rows"):
+        model(images(5))
+    model = partnets.partition(Gives(lambda y: y), (0.5, 0.5))
+    with partnets.subnetwork(model, active=torch.tensor([1, 2, 2])):
+        assert model(torch.ones(3, 2), torch.ones(5), "a word").shape == (3, 2)
+
+
+def test_no_examples_and_those_of_one_subnetwork_are_one_call():
+    model, x = network(), images()
+    with partnets.subnetwork(model, active=ACTIVE[:0], update=UPDATE[:0]):
+        assert model(x[:0]).scores.shape == (0, 3)
+    with partnets.subnetwork(model, active=torch.full((8,), 2)), torch.no_grad():
+        found = model(x)
+    with partnets.subnetwork(model, active=2), torch.no_grad():
+        assert all(map(torch.equal, found, model(x)))
+
+
+def test_a_layer_called_by_itself_raises():
+    model = network()
+    with partnets.subnetwork(model, active=ACTIVE), pytest.raises(RuntimeError, match="call the model that"):
+        model.scores(torch.ones(8, 8, dtype=torch.float64))
+    with partnets.subnetwork(model, active=ACTIVE), pytest.raises(RuntimeError, match="call the model that"):
+        model.scores.active  # noqa: B018
+    assert model.scores.active == 3
+
+
+def test_contexts_within_each_other_and_errors_leave_all_as_it_was():
+    model, x = network(), images()
+    with partnets.subnetwork(model, active=1), torch.no_grad():
+        expected = model(x)
+    with torch.no_grad(), partnets.subnetwork(model, active=ACTIVE):
+        mixed = model(x)
+        with partnets.subnetwork(model, active=1):
+            assert all(torch.allclose(*pair, rtol=1e-12, atol=1e-12) for pair in zip(model(x), expected, strict=True))
+        with partnets.subnetwork(model, active=ACTIVE.flip(0)):
+            flipped = model(x.flip(0))
+        assert all(torch.equal(a, b.flip(0)) for a, b in zip(mixed, flipped, strict=True))
+        assert all(map(torch.equal, model(x), mixed))
+    with pytest.raises(ZeroDivisionError), partnets.subnetwork(model, active=ACTIVE):
+        1 / 0  # noqa: B018
+    with torch.no_grad():
+        whole = model(x)
+    assert "forward" not in vars(model) and not torch.allclose(whole.scores, mixed.scores)
+
+
+def test_a_forward_of_the_instance_is_kept():
+    model, x = network(), images()
+    forward = model.forward
+    model.forward = lambda x: Pair(*(2 * part for part in forward(x)))
+    own = model.forward
+    with torch.no_grad(), partnets.subnetwork(model, active=ACTIVE):
+        doubled = model(x)
+    assert model.forward is own
+    del model.forward
+    with torch.no_grad(), partnets.subnetwork(model, active=ACTIVE):
+        torch.testing.assert_close(doubled.scores, 2 * model(x).scores, rtol=1e-12, atol=0)
+
+
+def test_hooks_of_the_model_see_all_examples():
+    model, seen = network(), []
+    model.register_forward_hook(lambda module, given, output: seen.append((len(given[0]), len(output.scores))))
+    with partnets.subnetwork(model, active=ACTIVE):
+        model(images())
+    assert seen == [(8, 8)]
+
+
+def test_threads_have_subnetworks_of_their_own():
+    model, x, found = network(), images(), {}
+    with torch.no_grad():
+        whole = model(x)
+        with partnets.subnetwork(model, active=ACTIVE):
+            mixed = model(x)
+    inside, leave = threading.Barrier(3), threading.Barrier(3)
+
+    def compute(name, active):
+        with torch.no_grad():
+            if active is None:
+                inside.wait()
+                found[name] = model(x)
+                leave.wait()
+            else:
+                with partnets.subnetwork(model, active=active):
+                    inside.wait()
+                    found[name] = model(x)
+                    leave.wait()
+
+    threads = [
+        threading.Thread(target=compute, args=one)
+        for one in (("whole", None), ("mixed", ACTIVE), ("first", torch.ones(8, dtype=torch.int64)))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with torch.no_grad(), partnets.subnetwork(model, active=1):
+        first = model(x)
+    for name, expected in {"whole": whole, "mixed": mixed, "first": first}.items():
+        assert all(map(torch.equal, found[name], expected)), name
+    assert "forward" not in vars(model)
+
+
+def saved(model):
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, saved], ids=["deepcopy", "torch.save"])
+def test_copies_are_in_no_subnetwork_and_compute_by_themselves(copied):
+    model, x = network(), images()
+    with torch.no_grad():
+        expected = model(x)
+        with partnets.subnetwork(model, active=ACTIVE):
+            other = copied(model)
+        model.scores.weight.zero_()
+        assert all(map(torch.equal, other(x), expected))
+
+
+def test_a_compiled_model_computes_each_group_by_its_own_graph():
+    model, x = network(), images()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with torch.no_grad(), partnets.subnetwork(model, active=ACTIVE):
+        expected = model(x)
+        broken = torch.compile(model, backend="eager")(x)
+    with torch.no_grad(), partnets.subnetwork(compiled, active=ACTIVE):
+        found = compiled(x)
+    for each in (found, broken):
+        assert all(torch.allclose(*pair, rtol=1e-12, atol=1e-12) for pair in zip(each, expected, strict=True))
+
+
+class Recomputed(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.first, self.second, self.options = nn.Linear(4, 4), nn.Linear(4, 2), options
+
+    def forward(self, x):
+        options = {name: value() if callable(value) else value for name, value in self.options.items()}
+        return self.second(checkpoint(self.first, x, **options).relu())
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_activation_checkpoints_recompute_the_subnetwork_of_each_group_or_raise(inside):
+    x = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
+    active, update = torch.tensor([1, 2, 2, 1]), torch.tensor([1, 2, 1, 0])
+
+    def learned(**options):
+        torch.manual_seed(0)
+        model = partnets.partition(Recomputed(**options), (0.5, 0.5)).double()
+        model.options.update({"context_fn": lambda: partnets.checkpoint_contexts(model)} if "told" in options else {})
+        model.options.pop("told", None)
+        with partnets.subnetwork(model, active=active, update=update):
+            loss = model(x).square().sum()
+            if inside:
+                loss.backward()
+        if not inside:
+            loss.backward()
+        return gradients(model)
+
+    torch.manual_seed(0)
+    model = partnets.partition(Recomputed(use_reentrant=True), (0.5, 0.5)).double()
+    for k, learning, rows in ((1, 1, [0]), (2, 2, [1]), (2, 1, [2])):
+        with partnets.subnetwork(model, active=k, update=learning):
+            model(x[rows]).square().sum().backward()
+    torch.testing.assert_close(learned(use_reentrant=False, told=True), gradients(model), rtol=1e-12, atol=1e-12)
+    for reentrant in (True, False):
+        with pytest.raises(RuntimeError, match="checkpoint_contexts"):
+            learned(use_reentrant=reentrant)
+
+
+class Penalised(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.penalty, self.head = nn.Linear(4, 4), hyper.ActivationPenalty(2.0), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.penalty(self.layer(x)))
+
+
+def test_penalties_count_by_the_examples_that_partitions_learn_from():
+    model, x = partnets.partition(Penalised(), (0.5, 0.5)).double(), torch.randn(4, 4, dtype=torch.float64)
+    active, update = torch.tensor([1, 2, 2, 1]), torch.tensor([1, 2, 2, 0])
+    with partnets.subnetwork(model, active=active, update=update), hyper.penalties() as found:
+        model(x)
+    expected = 0.0
+    for k, rows in ((1, [0]), (2, [1, 2])):
+        with partnets.subnetwork(model, active=k, update=k), hyper.penalties() as (apart):
+            model(x[rows])
+        expected += len(rows) / 4 * apart[0].mean()
+    assert len(found) == 2
+    torch.testing.assert_close(sum(term.mean() for term in found), expected, rtol=1e-12, atol=0)
