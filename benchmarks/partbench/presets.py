@@ -158,7 +158,7 @@ PRESETS = {
         compiled=(),
         memory=(("mnist-cnn", 2),),
         processes=False,
-        step=(("mnist-cnn", 2, 2),),
+        step=(("mnist-cnn", 20, 2),),
         optim=("resnet-8",),
         scale=0.01,
     ),

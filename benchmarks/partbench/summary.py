@@ -77,7 +77,8 @@ def step(records: Sequence[Record]) -> pd.DataFrame:
 
     Columns: the entries of the case but `active`; `series`, empty for what is no point of one, and `place` on it;
     `scheme`; `parameters` and `hyperparameters`, an update of them over a dense one, the mean over live subnetworks
-    weighted by how often training draws each, as Estimates or None; `paper`, the paper's of both, or None.
+    weighted by how often training draws each, as Estimates or None; `iteration`, both together, or what makes them in
+    one pass; `paper`, the paper's of both, or None.
     """
     found = figures(records, "step")
     found = found[(found.peer != "dense") & found.ratio.notna()]
@@ -90,11 +91,13 @@ def step(records: Sequence[Record]) -> pd.DataFrame:
     rows = []
     for (case, scheme), updates in groups.items():
         place = next(iter(updates.values()))[0].facts.get("place", 0)
-        costs = {update: _expected(updates.get(update, ()), update, bases) for update in UPDATES}
+        costs = {update: _expected(updates.get(update, ()), update, bases) for update in (*UPDATES, "iteration")}
+        if costs["parameters"] and costs["hyperparameters"]:
+            costs["iteration"] = costs["parameters"] + costs["hyperparameters"]
         about = {"series": "", **dict(case), "scheme": scheme, "paper": PAPER.get(dict(case)["model"])}
         rows.append({**about, **costs, "place": place})
-    columns = ["model", "batch", "series", "scheme", "paper", *UPDATES, "place"]
-    return table(rows, columns).astype(dict.fromkeys([*UPDATES, "paper"], object))
+    columns = ["model", "batch", "series", "scheme", "paper", *UPDATES, "iteration", "place"]
+    return table(rows, columns).astype(dict.fromkeys([*UPDATES, "iteration", "paper"], object))
 
 
 def _expected(measured: Sequence[Record], update: str, bases: dict[tuple, Record]) -> Estimate | None:

@@ -188,7 +188,8 @@ def test_tables_show_the_figures_that_were_computed():
     assert ["partkernels cpu", "3.00 ms 3.00–3.00", "1.50× 1.50–1.50", "33 %"] in document.rows
     assert ["where", "6.00 ms 6.00–6.00", "3.00× 3.00–3.00", "17 %"] in document.rows
     assert ["partkernels cpu", "4.000", "0.200", "0.000", "8.000", "12.200", "2.00"] in document.rows
-    assert ["partkernels cpu", "1.10× 1.10–1.10", "1.05× 1.05–1.05", "1.17×", "1.08×"] in document.rows
+    costs = ["1.10× 1.10–1.10", "1.05× 1.05–1.05", "2.15× 2.15–2.15", "1.17×", "1.08×"]
+    assert ["partkernels cpu", *costs] in document.rows
     assert ["partnets", "50.0 µs 50.0–50.0", "0.50× 0.50–0.50"] in document.rows
 
 

@@ -49,6 +49,16 @@ class Estimate:
             cut += 1
         return cls(median(ordered), ordered[cut], ordered[-1 - cut], _confidence(len(ordered), cut))
 
+    def __add__(self, other: Estimate) -> Estimate:
+        """The sum, between the sums of both ends: wider than it need be.
+
+        Example:
+            >>> Estimate(1.0, 0.9, 1.2, 0.95) + Estimate(0.5, 0.5, 0.5, 0.97)
+            Estimate(value=1.5, low=1.4, high=1.7, confidence=0.95)
+        """
+        ends = (self.value + other.value, self.low + other.low, self.high + other.high)
+        return Estimate(*ends, min(self.confidence, other.confidence))
+
     def __format__(self, spec: str) -> str:
         return f"{self.value:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import partnets
 from partbench.peers.schemes import Where, under
+from partnets.data.chunks import divided
 from partnets.hyper import hyperparameters
 from partnets.nn.partitioned import partitioned_layers
 from partnets.utils.modules import frozen
@@ -91,6 +92,34 @@ class TrainStep:
             "defaults": [*stored, *(other.defaults for other in others)],
             "state": [value for state in states for value in state.values() if isinstance(value, Tensor)],
         }
+
+
+class OnePass:
+    """An iteration of partnets.Trainer(one_pass=True): steps of all partitions and of ψ, on parts of one batch.
+
+    Args:
+        model, x, y, optimizer: as of TrainStep.
+        proportions: of the partitions, and of the examples from which each learns.
+    """
+
+    # Of the examples, those from which ψ learns.
+    FOR_HYPER = 0.2
+
+    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, proportions: Sequence[float], optimizer: str) -> None:
+        shares = dict(enumerate(proportions, start=1))
+        ours = round(self.FOR_HYPER * len(x))
+        parts = [(k, k, n) for k, n in divided("batch", len(x) - ours, shares).items()]
+        unseen = {k: share for k, share in shares.items() if k > 1}
+        parts += [(k - 1, None, n) for k, n in divided("batch for ψ", ours, unseen).items()]
+        batches = zip(*(tensor.split([n for *_, n in parts]) for tensor in (x, y)), strict=True)
+        self.steps = [
+            TrainStep("partkernels", model, *batch, active, update, optimizer)
+            for (active, update, _), batch in zip(parts, batches, strict=True)
+        ]
+
+    def __call__(self) -> None:
+        for step in self.steps:
+            step()
 
 
 def dense_optimizer(

@@ -88,10 +88,10 @@ def _steps(records: Sequence[Record]) -> str:
     rows, lines = summary.step(records), []
     for row in rows[rows.series == ""].itertuples():
         samples = f"{row.samples} sample{'s' * (row.samples > 1)}"
-        costs = [f"{cost.value:.2f}" if cost else "" for cost in (row.parameters, row.hyperparameters)]
+        costs = [f"{cost.value:.2f}" if cost else "" for cost in (row.parameters, row.hyperparameters, row.iteration)]
         paper = f"{row.paper[0]}, {row.paper[1]}" if row.paper and row.scheme != "paper" else ""
         lines.append((f"{row.model}, batch {row.batch}, {samples}, {_scheme(row.scheme)}", *costs, paper))
-    head = ("training step over a dense one (Table 8)", "weights", "ψ", "the paper's on its GPU")
+    head = ("training step over a dense one (Table 8)", "weights", "ψ", "both", "the paper's on its GPU")
     return markdown(head, lines) if lines else ""
 
 

@@ -249,7 +249,7 @@ def _step(records: Sequence[Record], results: Results) -> list[Part]:
 
 def by_model(rows: pd.DataFrame) -> list[tuple[str, dict[str, object]]]:
     """The name of each model of Table 8, and its rows by scheme."""
-    case = [name for name in rows if name not in ("scheme", "paper", "place", *summary.UPDATES)]
+    case = [name for name in rows if name not in ("scheme", "paper", "place", "iteration", *summary.UPDATES)]
     groups = rows.groupby(case, sort=False, dropna=False)
     return [
         (text.phrases(group.iloc[0], ["model", "batch"]), {row.scheme: row for row in group.itertuples()})
@@ -273,9 +273,9 @@ def _table_8(rows: pd.DataFrame) -> Part:
         drawn.append(charts.dots(f"Update of the {update}", lines, styles, limits))
     papers = [[number(text.ratio(value)) for value in paper or (math.nan,) * 2] for paper in rows.paper]
     shown = pd.DataFrame({"model": [text.phrases(row, ["model", "batch"]) for _, row in rows.iterrows()]})
-    shown = shown.assign(**{name: list(rows[name]) for name in ("scheme", *summary.UPDATES)})
+    shown = shown.assign(**{name: list(rows[name]) for name in ("scheme", *summary.UPDATES, "iteration")})
     shown = shown.assign(first=[both[0] for both in papers], second=[both[1] for both in papers])
-    names = ["model", "scheme", *summary.UPDATES, *(f"{update}, published" for update in summary.UPDATES)]
+    names = ["model", "scheme", *summary.UPDATES, "both", *(f"{update}, published" for update in summary.UPDATES)]
     return Part("Table 8", TABLE_8, styles.legend(), drawn, [Table.of("Cost over a dense step", shown, names)])
 
 

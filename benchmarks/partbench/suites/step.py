@@ -18,7 +18,7 @@ from partbench.peers.layer import CPU, THREE, Division
 from partbench.peers.models import Model, fixup_resnet
 from partbench.peers.operators import obstacles
 from partbench.peers.schemes import nested, partitioned, under, weight, weighted_layers
-from partbench.peers.train_step import TrainStep, seeded
+from partbench.peers.train_step import OnePass, TrainStep, seeded
 from partbench.suites.options import Options
 from partnets import hyper
 
@@ -74,7 +74,8 @@ def workloads(trainings: Iterable[Training], backends: Sequence[str], *, paper: 
     """A workload for each training and live subnetwork k.
 
     Its peers update the weights of partition k by subnetwork k, or the hyperparameters by the loss of subnetwork k on
-    chunk k + 1; so the last subnetwork has no update of hyperparameters.
+    chunk k + 1; so the last subnetwork has no update of hyperparameters. Beside the first is an iteration in one pass,
+    which is all updates on parts of the batch.
     """
     schemes = [("paper", "paper", "auto")] if paper else []
     schemes += [(f"partkernels {backend}", "partkernels", backend) for backend in backends]
@@ -91,6 +92,9 @@ def workloads(trainings: Iterable[Training], backends: Sequence[str], *, paper: 
                 if active < of.division.count:
                     peers[f"{name}, hyperparameters"] = partial(_run, of, scheme, backend, active, None)
                     facts["share of hyperparameters"] = u[active] / sum(u[1:])
+            if active == 1 and of.division.count > 1:
+                peers["partkernels nested one pass, iteration"] = partial(_one_pass, of)
+                facts["share of iteration"] = 1.0
             case = {"model": of.model.name, "batch": of.batch, "samples": of.samples, "optimizer": of.model.optimizer}
             case |= {"device": of.device.type, **of.division.case(), "active": active}
             if of.series:
@@ -131,6 +135,19 @@ def _run(training: Training, scheme: str, backend: str, active: int, update: int
         _check(got, data, active, update, masked=scheme != "dense")
 
     return Run(call, check)
+
+
+def _one_pass(training: Training, data: Data) -> Run:
+    try:
+        one = OnePass(data.nested, data.x, data.y, training.division.proportions, training.model.optimizer)
+    except ValueError as error:
+        raise Missing(str(error)) from error
+
+    def check() -> None:
+        for step in one.steps:
+            _check_nested(_gradients(step.model.network, data, torch.float32), step.model.network, data)
+
+    return Run(one, check)
 
 
 def _gradients(network: nn.Module, data: Data, dtype: torch.dtype) -> dict[str, Tensor]:
