@@ -26,7 +26,7 @@ import partkernels as pk
 from partbench.peers import models
 from partbench.peers.layer import THREE, Division
 from partbench.peers.operators import under_plan
-from partbench.peers.schemes import partitioned
+from partbench.peers.schemes import nested, partitioned
 from partbench.peers.train_step import PHASES, TrainStep, seeded
 
 # With its own thresholds glibc keeps freed memory for later, and the resident size shows the history instead.
@@ -60,10 +60,13 @@ class Job:
         """The step, after one that made the optimiser's state."""
         found = self.found()
         with seeded(seed):
-            model = partitioned(found.make().to(self.device), self.division, seed)
+            model = found.make().to(self.device)
             x = torch.randn(self.batch, *found.input).to(next(model.parameters()))
             y = torch.randint(found.classes, (self.batch,)).to(self.device)
-        step = TrainStep(self.scheme, model, x, y, self.active, self.active, self.optimizer or found.optimizer)
+            is_nested = self.scheme == "nested"
+            model = nested(model, self.division, x[:2]) if is_nested else partitioned(model, self.division, seed)
+        scheme = "partkernels" if is_nested else self.scheme
+        step = TrainStep(scheme, model, x, y, self.active, self.active, self.optimizer or found.optimizer)
         step()
         return step
 

@@ -88,7 +88,7 @@ class TrainStep:
         states = (state for each in (self.own, *self.optimizers) if each for state in each.state.values())
         return {
             "parameters": [*self.model.parameters()],
-            "map": [*(p.map for p in partitions), *(other.ids for other in others)],
+            "map": [*(p.map for p in partitions if p.map is not None), *(other.ids for other in others)],
             "defaults": [*stored, *(other.defaults for other in others)],
             "state": [value for state in states for value in state.values() if isinstance(value, Tensor)],
         }

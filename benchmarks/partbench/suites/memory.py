@@ -73,12 +73,13 @@ def measure(
     processes = processes and sys.platform == "linux"
     peers = {scheme: {"scheme": scheme} for scheme in SCHEMES}
     peers |= {f"partkernels {backend}": {"scheme": "partkernels", "backend": backend} for backend in backends}
+    of_layers = {"partkernels nested": {"scheme": "nested"}}  # whose share is found by runs, which arithmetic cannot
     by_plan = {"partkernels triton fused": {"scheme": "partkernels", "backend": "triton", "plan": "fused"}}
     found: list[Record] = []
     for job in tqdm(jobs, disable=None, unit="model", leave=False):
         figures: dict[str, Figures] = {}
         more = by_plan if job.model in fused and "triton" in backends else {}
-        for name, peer in (peers | more).items():
+        for name, peer in (peers | of_layers | more).items():
             own = dataclasses.replace(job, **peer)
             obstacle = unavailable().get(own.backend)
             try:
