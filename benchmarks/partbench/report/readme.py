@@ -39,12 +39,14 @@ def tables(results: Sequence[Results]) -> str:
 
 def _how(results: Results) -> str:
     is_gpu = bool(results.machine.get("gpu"))
-    device = results.device if is_gpu else f"{results.device}, {results.settings['threads']} threads"
+    threads = "1 thread" if results.settings["threads"] == 1 else f"{results.settings['threads']} threads"
+    device = results.device if is_gpu else f"{results.device}, {threads}"
     instructions = "" if is_gpu else f", {results.machine['instructions']}"
+    command = "; ".join(shlex.join(shlex.split(each)) for each in results.command.split("; "))
     commit = results.commit[:9] + (" with changes" if results.modified else "")
     return (
         f"**{device}{instructions}**, torch {results.versions['torch']}, commit {commit}, {results.date[:10]}:"
-        f" `{shlex.join(shlex.split(results.command))}`"
+        f" `{command}`"
     )
 
 
