@@ -118,4 +118,11 @@ def test_what_cannot_run_here_is_told_and_the_others_are_measured():
     missing = [record for record in records if record.missing]
     assert [record.peer for record in missing] == ["partkernels cuda"]
     assert missing[0].missing == backends()["cuda"]
-    assert {record.peer for record in records if record.samples} == {"dense", "paper", "floor"}
+    assert {record.peer for record in records if record.samples} == {"dense", "paper", "partkernels nested", "floor"}
+
+
+def test_nested_partitions_keep_no_map_and_need_no_more_than_the_dense_model():
+    dense = Job("mnist-cnn", "dense", batch=32)
+    nested = dataclasses.replace(dense, scheme="nested")
+    assert max(peak.by_allocator(nested).values()) <= max(peak.by_allocator(dense).values())
+    assert memory.counted(nested.make())["map"] == 0
