@@ -36,7 +36,8 @@ def can_be_narrow(found: Search, nestings: Mapping[nn.Module, Nesting]) -> list[
 
     A model's code may count on the number of units: attention divides it by the number of heads. Whether it does is
     tried in runs of subnetworks, with random numbers in place of all that layers compute: what is given to each layer,
-    and the model's outputs, must be what it is where all units are handed on. A model of which a part did not compute
+    the model's outputs, and what it keeps, as a number that its first call makes, must be what they are where all units
+    are handed on. Each run begins with what the model keeps now. A model of which a part did not compute
     for the example has none: nobody knows what that part would do.
     """
     if not _has_computed(found):
@@ -51,15 +52,24 @@ def _tried(found: Search, nestings: Mapping[nn.Module, Nesting]) -> list[set[nn.
     outputs = {layer: nesting.outputs for layer, nesting in nestings.items()}
     own, last = found.values(found.own), found.count - 1
     tried = [(found.modes[0], k) for k in sorted({1, min(2, last), last})] + [(mode, 1) for mode in found.modes[1:]]
+    model = found.runs.model
+    of_layers = {f"{path}." for path, module in model.named_modules() if module in found.runs.rules}
+    without = {name for name, _ in model.named_parameters()}
+    without |= {name for name, _ in model.named_buffers() if name[: name.rfind(".") + 1] in of_layers}
+    start = Held(model, without)
 
-    def runs(narrow: Collection[nn.Module]) -> Iterator[Seen]:
+    def runs(narrow: Collection[nn.Module]) -> Iterator[tuple[Seen, Held]]:
         for mode, k in tried:
             live = {layer: units.owners() <= k for layer, units in found.outputs.items()}
             values = {place: value[k - 1] for place, value in own.items()}
-            with mode(), WithoutDropout():
-                yield found.runs.run(
-                    live, values, few=Few(k, narrow, outputs, found.inputs, found.along), example=example
-                )
+            few = Few(k, narrow, outputs, found.inputs, found.along)
+            try:
+                with mode(), WithoutDropout():
+                    seen = found.runs.run(live, values, few=few, example=example)
+                kept = Held(model, without)
+            finally:
+                start.put_back()
+            yield seen, kept
 
     def able(layer: nn.Module) -> bool:
         if layer in found.runs.rules:
@@ -114,8 +124,14 @@ def _joined(sets: Iterable[set[nn.Module]]) -> list[set[nn.Module]]:
     return joined
 
 
-def _is_same(one: Seen, other: Seen) -> bool:
-    """Whether layers were given the same in two runs, and the outputs are: but for rounding, in sums of fewer units."""
+def _is_same(run: tuple[Seen, Held], expected: tuple[Seen, Held]) -> bool:
+    """Whether layers were given the same in two runs, and the outputs are, but for rounding, in sums of fewer units.
+
+    What the model keeps then must be the same too.
+    """
+    (one, kept), (other, usual) = run, expected
+    if usual.changed(kept):
+        return False
     return len(one.computed) == len(other.computed) and all(
         a is b and _is_near(x, y, max(ROUNDED * torch.finfo(y.dtype).eps, LEAST))
         for (a, x), (b, y) in zip(one.computed, other.computed, strict=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from partnets.nn.own_norm import OwnNorm, own_norm_class, unit_dim_of
 from partnets.nn.own_parameters import OwnUnits
 from partnets.nn.registry import rule_of
 from partnets.utils.held import Held
-from partnets.utils.modules import device_of, evaluating, hooked, to_device
+from partnets.utils.modules import device_of, evaluating, hooked, to_device, training
 from partnets.utils.random_state import preserved
 
 
@@ -83,15 +83,12 @@ def plan(
             why[layer] = "parameters are frozen in part, or its units lie in several dimensions"
         else:
             rules[layer] = cls
-    noisy = [module for module in model.modules() if isinstance(module, _DropoutNd)]
     example = to_device(example, device_of(model))
-    modes = [lambda: evaluating(model)]
-    if model.training:
-        modes.append(lambda: evaluating(*noisy))
-    with _undisturbed(model):
-        made = _planned(model, rules, own, proportions, example, measure, modes)
-        if len(modes) > 1 and any(layer not in made.called for layer in rules):
-            in_training = _planned(model, rules, own, proportions, example, measure, modes[::-1])
+    modes = [lambda: evaluating(model), lambda: _training(model)]
+    with _undisturbed(model) as held:
+        made = _planned(model, rules, own, proportions, example, measure, modes, held)
+        if any(layer not in made.called for layer in rules):
+            in_training = _planned(model, rules, own, proportions, example, measure, modes[::-1], held)
             if in_training.called > made.called:
                 made = in_training
     made.why = {**why, **made.why}
@@ -106,6 +103,7 @@ def _planned(
     example: Any,
     measure: str,
     modes: Sequence[Callable[[], AbstractContextManager]],
+    held: Held,
 ) -> Plan:
     """See plan; rules are the classes of the layers that can nest, and runs are in the first of the modes."""
     made = Plan()
@@ -122,6 +120,7 @@ def _planned(
             del rules[layer]
     _tell(made, found)
     made.norms = {norm: cls for norm, cls in norms.items() if norm in made.nestings}
+    held.put_back()
     made.narrow = can_be_narrow(found, made.nestings)
     return made
 
@@ -175,14 +174,25 @@ def _norms(model: nn.Module, own: Collection[nn.Module], example: Any) -> dict[n
 
 
 @contextmanager
-def _undisturbed(model: nn.Module) -> Iterator[None]:
-    """Inside, a transformer's layers are called; afterwards the model is as before, and random states are."""
+def _training(model: nn.Module) -> Iterator[None]:
+    """Inside, a model trains, without dropout; what is frozen in a model that trains already stays as it is."""
+    noisy = [module for module in model.modules() if isinstance(module, _DropoutNd)]
+    with nullcontext() if model.training else training(model), evaluating(*noisy):
+        yield
+
+
+@contextmanager
+def _undisturbed(model: nn.Module) -> Iterator[Held]:
+    """Inside, a transformer's layers are called; afterwards the model is as before, and random states are.
+
+    Gives what the model held before.
+    """
     held = Held(model, without={name for name, _ in model.named_parameters()})
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # which reads layers' weights and does not call them
     try:
         with preserved(device_of(model)), torch.enable_grad():
-            yield
+            yield held
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
         held.put_back()

@@ -41,7 +41,8 @@ def subnetwork(
     and each partition learns from its own examples alone. Tensors that the model is given are divided where their first
     dimension is N, and so must be what it gives; others go to all examples. The examples of one subnetwork and one
     `update` are a batch of their own, as for BatchNorm, computed one after another, in order and without copies where
-    `active` is sorted. Its layers alone, called outside of the model's own call, raise.
+    `active` is sorted. Its layers alone, called outside of the model's own call, raise; what its forward leaves in an
+    attribute is that of the last group.
 
     Args:
         model: with partitioned layers, all of C partitions; or such a layer.

@@ -124,6 +124,8 @@ class _Forward:
         self.own, self.forward, self.layer, self.users = vars(model).get("forward"), model.forward, layer, 0
 
     def withdraw(self, model: nn.Module) -> None:
+        if vars(model).get("forward") is not self:  # someone has wrapped it: it does nothing any more
+            return
         if self.own is None:
             del vars(model)["forward"]
         else:
@@ -152,6 +154,12 @@ def _bound(function: Callable, *owner: nn.Module) -> Callable:
 
 def _computed(forward: Callable, several: Several, inputs: tuple, options: dict) -> Any:
     """What a forward gives for all examples, group by group."""
+    for given in (*inputs, *options.values()):
+        if isinstance(given, list) and len(given) == several.examples and len(several.groups) > 1:
+            raise ValueError(
+                f"an input is a list of {len(given)}, as many as there are examples, which is not divided among them:"
+                " stack it into one tensor, or make it a tuple if it belongs to all examples."
+            )
     if not any(_has_rows(leaf, several.examples) for leaf in tree_flatten((inputs, options))[0]):
         raise ValueError(
             f"no input has {several.examples} rows, and active and update are of as many examples; give the model"

@@ -172,6 +172,28 @@ def evaluating(*modules: nn.Module) -> Iterator[None]:
             part.training = True
 
 
+@contextmanager
+def training(*modules: nn.Module) -> Iterator[None]:
+    """Inside, these modules and all in them are in training mode; afterwards each is as it was.
+
+    Example:
+        >>> model = nn.Dropout().eval()
+        >>> with training(model):
+        ...     model.training
+        True
+        >>> model.training
+        False
+    """
+    still = [part for module in modules for part in module.modules() if not part.training]
+    try:
+        for part in still:
+            part.training = True
+        yield
+    finally:
+        for part in still:
+            part.training = False
+
+
 def overlapping(tensors: Mapping[str, Tensor]) -> list[tuple[str, str]]:
     """The names of each two tensors that have an entry of memory in common.
 

@@ -420,6 +420,42 @@ def test_a_layer_stays_whole_however_little_the_example_shows(options, dtype):
     assert now.dtype == before.dtype and torch.equal(now, before)
 
 
+class Lazy(nn.Module):
+    """Its first call makes a number of how many units there are, for all calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.scale = nn.Linear(8, 32), nn.Linear(32, 4), None
+
+    def forward(self, x):
+        h = self.a(x).relu()
+        if self.scale is None:
+            self.scale = h.shape[-1] ** -0.5
+        return self.b(h * self.scale)
+
+
+class ByMode(nn.Module):
+    """In training alone it divides by a mean over units."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 32), nn.Linear(32, 4)
+
+    def forward(self, x):
+        h = self.a(x).relu()
+        return self.b(h / (1 + h.mean(-1, keepdim=True)) if self.training else h)
+
+
+@pytest.mark.parametrize("make", [Lazy, ByMode])
+@pytest.mark.parametrize("mode", [True, False])
+def test_what_a_model_keeps_and_does_in_training_shows_whatever_its_mode(make, mode):
+    model, x = make().train(mode), torch.randn(4, 8)
+    partnets.partition(model, PROPORTIONS, scheme="nested", example=x)
+    assert not model.a.is_narrow and model.training is mode and all(part.training is mode for part in model.modules())
+    if make is Lazy:
+        assert model.scale is None
+
+
 def test_weight_norm_is_not_looked_into():
     weight_norm = nn.utils.parametrizations.weight_norm
     network = nn.Sequential(

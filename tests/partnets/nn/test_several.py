@@ -199,6 +199,8 @@ def test_inputs_without_a_row_for_each_example_are_refused_or_shared():
     with partnets.subnetwork(model, active=ACTIVE), pytest.raises(ValueError, match="no input has 8 rows"):
         model(images(5))
     model = partnets.partition(Gives(lambda y: y), (0.5, 0.5))
+    with partnets.subnetwork(model, active=torch.tensor([1, 2, 2])), pytest.raises(ValueError, match="a list of 3, as"):
+        model(torch.ones(3, 2), [0.1, 0.2, 0.3])
     with partnets.subnetwork(model, active=torch.tensor([1, 2, 2])):
         assert model(torch.ones(3, 2), torch.ones(5), "a word").shape == (3, 2)
 
@@ -252,6 +254,22 @@ def test_a_forward_of_the_instance_is_kept():
     del model.forward
     with torch.no_grad(), partnets.subnetwork(model, active=ACTIVE):
         torch.testing.assert_close(doubled.scores, 2 * model(x).scores, rtol=1e-12, atol=0)
+
+
+def test_a_forward_that_is_wrapped_meanwhile_stays_and_computes_as_before():
+    model, x = network(), images()
+    with torch.no_grad():
+        whole = model(x)
+        with partnets.subnetwork(model, active=ACTIVE):
+            mixed = model(x)
+            forward = model.forward
+            model.forward = wrapped = lambda x: Pair(*(2 * part for part in forward(x)))
+            torch.testing.assert_close(model(x).scores, 2 * mixed.scores, rtol=1e-12, atol=1e-12)
+        assert model.forward is wrapped
+        torch.testing.assert_close(model(x).scores, 2 * whole.scores, rtol=1e-12, atol=1e-12)
+        with partnets.subnetwork(model, active=ACTIVE):
+            torch.testing.assert_close(model(x).scores, 2 * mixed.scores, rtol=1e-12, atol=1e-12)
+        assert model.forward is wrapped
 
 
 def test_hooks_of_the_model_see_all_examples():
