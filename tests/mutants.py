@@ -166,6 +166,29 @@ MUTANTS = [
             "works = True",
             "narrow layers compute else",
         ),
+        (
+            "narrow negative",
+            "(min(2, last), NEGATIVE)",
+            "(min(2, last), POSITIVE)",
+            "one-sided code makes layers narrow",
+        ),
+        ("narrow small", "(last, SMALL)", "(last, POSITIVE)", "saturated code makes layers narrow"),
+        (
+            "narrow softmax",
+            "WithoutDropout(), WithoutOne()",
+            "WithoutDropout()",
+            "attention that scales by its heads is narrow after an example of one token",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/convert/marks.py",
+        f"{NETS}/convert/test_nested_models.py",
+        (
+            "narrow ids",
+            "for ids in tensors((args, kwargs)) if is_whole(ids)",
+            "for ids in []",
+            "whole numbers that are made of units make layers narrow",
+        ),
     ),
     *_of(
         "partkernels/operators/nested.py",

@@ -74,12 +74,35 @@ class Failed(Exception):
     """What of the trial did not come out."""
 
 
-def trial(architecture: Architecture, scheme: str = "weight") -> str | None:
+def trial(architecture: Architecture) -> str | None:
     """Partitions, trains a step of w_C and of w_1, and merges; what did not come out, or None."""
+    return outcome(lambda: attempt(*accepted(architecture)))
+
+
+def nested_trial(architecture: Architecture) -> tuple[str | None, str, str]:
+    """As trial, with nested partitions; also what subnetwork 1 skips, of the ideal, and how many layers are narrow."""
+    model, given = accepted(architecture)
+    if what := outcome(lambda: attempt(model, given, "nested")):
+        return what, "", ""
+    explained = partnets.explain_partition(model, given)
+    narrow = sum(layer.narrow for layer in explained.layers)
+    return None, f"{skipped(explained):.0%}", f"{narrow} of {len(explained.layers)}"
+
+
+def skipped(explained: partnets.Explanation) -> float:
+    """What of the multiply-adds that an ideal subnetwork 1 skips, with its units alone everywhere, this one does."""
+    return (1 - explained.computed(1)) / (1 - PROPORTIONS[0] ** 2)
+
+
+def accepted(architecture: Architecture) -> tuple[nn.Module, dict]:
     torch.manual_seed(0)
+    return architecture.accepted()
+
+
+def outcome(trial: Callable[[], None]) -> str | None:
+    """What did not come out of a trial, or None."""
     try:
-        model, given = architecture.accepted()
-        attempt(model, given, scheme)
+        trial()
     except Failed as failure:
         return str(failure)
     except Exception as error:
@@ -185,6 +208,7 @@ def of_timm(only: Collection[str] = ()) -> Iterator[Architecture]:
     for family, names in sorted(_registry._module_to_models.items()):
         if only and family not in only:
             continue
+        names = names - _registry._deprecated_models.keys()  # some of which stand for no model any more
         yield in_timm(family, min(sorted(names), key=lambda name: parameters(lambda: timm.create_model(name))))
 
 
@@ -382,8 +406,12 @@ is; a step of w_3 and one of w_1 change nothing that belongs to others, buffers 
 same in evaluation mode in float32, up to {tolerance:g} of the largest number in the output, or twice the merged model's own rounding
 (its difference from float64) where that is more; and NaN in partitions 2 and 3 leaves the output of subnetwork 1 as it is, to the bit.
 
+**nested** means the same of [nested partitions](nested.md). A number says what of the multiply-adds that an ideal subnetwork 1 skips (all
+but a quarter: half of the units of every layer) this one does; less, where layers are narrow in units, divided at random, or given the
+model's inputs or asked for its outputs. Then comes how many layers with weights hand on their live units alone.
+
 Made by `python tests/partnets/architectures.py > docs/models.md` on {date}, with PyTorch {torch}, timm {timm}, torchvision
-{torchvision} and transformers {transformers}, on a CPU. Nothing is downloaded. `make test FULL=1` tries every row again. How it
+{torchvision} and transformers {transformers}, on a CPU. Nothing is downloaded. `make test FULL=1` tries every row again, some nested. How it
 works, and what is refused: [layers](layers.md#what-is-not-in-the-table)."""  # noqa: E501
 
 
@@ -392,11 +420,12 @@ def rows(library: str, architectures: Iterable[Architecture]) -> tuple[list[str]
     lines, well = [], 0
     for architecture in architectures:
         start = time.process_time()
-        outcome = trial(architecture)
+        at_random, (nested, share, narrow) = trial(architecture), nested_trial(architecture)
+        cells = [architecture.family, f"`{architecture.name}`", at_random or "yes", nested or share, narrow]
         seconds = f"{time.process_time() - start:.1f} s"
-        print(library, architecture.family, architecture.name, outcome or "yes", seconds, file=sys.stderr, flush=True)
-        lines.append(f"| {architecture.family} | `{architecture.name}` | {outcome or 'yes'} |")
-        well += outcome is None
+        print(library, *cells, seconds, file=sys.stderr, flush=True)
+        lines.append(f"| {' | '.join(cells)} |")
+        well += at_random is None
     return lines, well
 
 
@@ -410,7 +439,7 @@ def page() -> Iterator[str]:
         lines, well = rows(library, architectures())
         yield f"\n## {library}: {well} of {len(lines)}\n"
         yield f"{TRIED[library]}.\n"
-        yield "| family | model | partitions, trains, merges |\n|---|---|---|"
+        yield "| family | model | partitions, trains, merges | nested | narrow |\n|---|---|---|---|---|"
         yield from lines
 
 

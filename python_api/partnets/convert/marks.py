@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,13 +28,23 @@ def called(model: nn.Module, example: Any) -> Any:
     return model(*example) if isinstance(example, tuple) else model(example)
 
 
-def results(output: Any, depth: int = 0) -> list[Tensor]:
-    """The tensors of real and complex numbers in what a model has computed, in containers and objects too.
+def results(output: Any) -> list[Tensor]:
+    """The tensors of real and complex numbers in what a model has computed; see tensors."""
+    return [one for one in tensors(output) if not is_whole(one)]
+
+
+def is_whole(tensor: Tensor) -> bool:
+    """Whether a tensor is of whole numbers, or of choices."""
+    return not (tensor.is_floating_point() or tensor.is_complex())
+
+
+def tensors(output: Any, depth: int = 0) -> list[Tensor]:
+    """The tensors in what a model has computed, in containers and objects too.
 
     Caches of keys and values that go back into the model are left out.
     """
     if isinstance(output, Tensor):
-        return [output] if output.is_floating_point() or output.is_complex() else []
+        return [output]
     if isinstance(output, nn.Module | str | bytes | int | float | None) or depth > DEEPEST:
         return []
     if isinstance(output, Mapping):
@@ -46,7 +56,7 @@ def results(output: Any, depth: int = 0) -> list[Tensor]:
             part for name, part in getattr(output, "__dict__", {}).items() if not re.search(r"past_key|cache", name)
         ]
         parts = [] if "ache" in type(output).__name__ else parts
-    return [tensor for part in parts for tensor in results(part, depth + 1)]
+    return [tensor for part in parts for tensor in tensors(part, depth + 1)]
 
 
 # As deep as a tensor in a distribution in a tuple in a dataclass.
@@ -67,7 +77,7 @@ class Seen:
         whole: the layers whose outputs are the model's.
         results: where the model's outputs are not 0.
         is_finite: whether all that layers were given was.
-        computed: what layers were given, of live units alone, call by call; and the model's outputs.
+        computed: what layers were given, of live units alone, call by call; and the model's outputs. Whole numbers too.
     """
 
     nonzero: dict[nn.Module, Tensor | None] = field(default_factory=dict)
@@ -242,6 +252,31 @@ class WithoutDropout(TorchFunctionMode):
 DROPOUTS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout}
 
 
+class WithoutOne(TorchFunctionMode):
+    """A softmax over one number is refused: it is 1, and hides what the number was multiplied by."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if function is F.scaled_dot_product_attention:
+            key = args[1] if len(args) > 1 else kwargs["key"]
+            over = key.shape[-2]
+        elif function in SOFTMAXES:
+            dim = (kwargs or {}).get("dim", args[1] if len(args) > 1 else -1)
+            over = result.shape[-1 if dim is None else dim]
+        else:
+            return result
+        if over == 1:
+            raise Misfit
+        return result
+
+
+SOFTMAXES = {F.softmax, torch.softmax, Tensor.softmax, F.log_softmax, torch.log_softmax, Tensor.log_softmax}
+
+
+# Ranges of random numbers: activations pass positive ones on, and stop or are flat for others.
+POSITIVE, NEGATIVE, SMALL = (0.5, 1.5), (-1.5, -0.5), (-0.1, 0.1)
+
+
 class Runs:
     """A model's runs of an example, in which marks take the place of what layers compute.
 
@@ -266,6 +301,7 @@ class Runs:
             for name, parameter in module._parameters.items()
             if parameter is not None and parameter.is_floating_point()
         }
+        self._results: dict[tuple, Tensor] = {}
 
     def run(
         self,
@@ -274,6 +310,7 @@ class Runs:
         spans: Spans | None = None,
         few: Few | None = None,
         example: Any = None,
+        between: tuple[float, float] = POSITIVE,
     ) -> Seen:
         """Runs the example.
 
@@ -283,11 +320,12 @@ class Runs:
             spans: notes which parts of the layers' outputs are computed with apart.
             few: which layers hand on their live units alone, and which units these are.
             example: another one.
+            between: the least and the largest of the numbers.
         """
         seen, random = Seen(), torch.Generator().manual_seed(0)
 
-        def numbers(like: Tensor) -> Tensor:  # positive ones, which activations pass on
-            return (torch.rand(like.shape, generator=random) + 0.5).to(like.device, like.dtype)
+        def numbers(like: Tensor) -> Tensor:
+            return torch.empty(like.shape).uniform_(*between, generator=random).to(like.device, like.dtype)
 
         values = {place: own.get(place, numbers(parameter)) for place, parameter in self.own.items()}
         if few is not None:
@@ -304,6 +342,7 @@ class Runs:
             if few is not None:  # an ordinary layer takes all units
                 whole = [few.taken(layer, x, self.rules[layer]) for x in inputs]
                 seen.computed += [(layer, few.live(layer, x, self.rules[layer])) for x in whole]
+                seen.computed += [(layer, ids) for ids in tensors((args, kwargs)) if is_whole(ids)]
                 args, kwargs = _replaced((args, kwargs), dict(zip(map(id, inputs), whole, strict=True)))
                 return args, kwargs
             seen.visit(layer, inputs, _makers(inputs, owners), self.rules[layer].unit_dim)
@@ -330,13 +369,45 @@ class Runs:
             for (module, name), value in values.items():
                 module._parameters[name] = value
             torch.manual_seed(0)
-            with hooked(self.rules, before, after), spans or contextlib.nullcontext():
-                leaves = results(called(self.model, self.example if example is None else example))
+            with hooked(self.rules, before, after), self._knowing(), spans or contextlib.nullcontext():
+                output = called(self.model, self.example if example is None else example)
         finally:
             for (module, name), parameter in self.own.items():
                 module._parameters[name] = parameter
+        leaves = results(output)
         norms = [layer for layer, rule in self.rules.items() if rule.keeps_units]
         seen.whole = _makers(leaves, owners, through=norms)
-        seen.computed += [(None, leaf.detach()) for leaf in leaves]
+        seen.computed += [(None, one.detach()) for one in tensors(output)]
         seen.results = [leaf.detach() != 0 for leaf in leaves]
         return seen
+
+    @contextlib.contextmanager
+    def _knowing(self) -> Iterator[None]:
+        """Inside, torch's layers compute for inputs of the same shapes once: marks take the place of what they give."""
+        layers = [layer for layer in self.rules if "forward" not in vars(layer) and _is_of_torch(type(layer).forward)]
+
+        def knowing(layer: nn.Module) -> Callable:
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                if kwargs or not all(isinstance(one, Tensor) for one in args):
+                    return type(layer).forward(layer, *args, **kwargs)
+                place = (layer, layer.training, *((one.shape, one.dtype) for one in args))
+                if place not in self._results:
+                    y = type(layer).forward(layer, *args)
+                    if not isinstance(y, Tensor):
+                        return y
+                    self._results[place] = y.detach().new_zeros(()).expand(y.shape)
+                return self._results[place]
+
+            return forward
+
+        try:
+            for layer in layers:
+                vars(layer)["forward"] = knowing(layer)
+            yield
+        finally:
+            for layer in layers:
+                del vars(layer)["forward"]
+
+
+def _is_of_torch(function: Callable) -> bool:
+    return (function.__module__ or "").startswith("torch.nn.modules.")

@@ -13,7 +13,18 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from partkernels import NestedPartition
-from partnets.convert.marks import Few, Seen, WithoutDropout, called, results
+from partnets.convert.marks import (
+    NEGATIVE,
+    POSITIVE,
+    SMALL,
+    Few,
+    Seen,
+    WithoutDropout,
+    WithoutOne,
+    called,
+    is_whole,
+    results,
+)
 from partnets.convert.units import Search
 from partnets.nn.layer import PartitionedLayer
 from partnets.nn.live import subnetwork
@@ -51,7 +62,8 @@ def _tried(found: Search, nestings: Mapping[nn.Module, Nesting]) -> list[set[nn.
     example = tree_map(lambda leaf: leaf.float() if is_half(leaf) else leaf, found.runs.example)
     outputs = {layer: nesting.outputs for layer, nesting in nestings.items()}
     own, last = found.values(found.own), found.count - 1
-    tried = [(found.modes[0], k) for k in sorted({1, min(2, last), last})] + [(mode, 1) for mode in found.modes[1:]]
+    tried = [(found.modes[0], k, between) for k, between in ((1, POSITIVE), (min(2, last), NEGATIVE), (last, SMALL))]
+    tried += [(mode, 1, POSITIVE) for mode in found.modes[1:]]
     model = found.runs.model
     of_layers = {f"{path}." for path, module in model.named_modules() if module in found.runs.rules}
     without = {name for name, _ in model.named_parameters()}
@@ -59,13 +71,13 @@ def _tried(found: Search, nestings: Mapping[nn.Module, Nesting]) -> list[set[nn.
     start = Held(model, without)
 
     def runs(narrow: Collection[nn.Module]) -> Iterator[tuple[Seen, Held]]:
-        for mode, k in tried:
+        for mode, k, between in tried:
             live = {layer: units.owners() <= k for layer, units in found.outputs.items()}
             values = {place: value[k - 1] for place, value in own.items()}
             few = Few(k, narrow, outputs, found.inputs, found.along)
             try:
-                with mode(), WithoutDropout():
-                    seen = found.runs.run(live, values, few=few, example=example)
+                with mode(), WithoutDropout(), WithoutOne():
+                    seen = found.runs.run(live, values, few=few, example=example, between=between)
                 kept = Held(model, without)
             finally:
                 start.put_back()
@@ -98,10 +110,17 @@ def _tried(found: Search, nestings: Mapping[nn.Module, Nesting]) -> list[set[nn.
             narrow.extend(sets)
         return works
 
-    for sets in alike.values():
-        if not works(sets) and len(sets) > 1:
-            for one in sets:
-                works([one])
+    def add(kinds: list[list[set[nn.Module]]]) -> None:
+        """Makes all narrow; where that does not work, each half that does; at last each set of a kind."""
+        if works([one for sets in kinds for one in sets]):
+            return
+        parts = kinds if len(kinds) > 1 else [[one] for one in kinds[0]]
+        if len(parts) > 1:
+            add(parts[: len(parts) // 2])
+            add(parts[len(parts) // 2 :])
+
+    if alike:
+        add(list(alike.values()))
     return narrow
 
 
@@ -133,15 +152,24 @@ def _is_same(run: tuple[Seen, Held], expected: tuple[Seen, Held]) -> bool:
     if usual.changed(kept):
         return False
     return len(one.computed) == len(other.computed) and all(
-        a is b and _is_near(x, y, max(ROUNDED * torch.finfo(y.dtype).eps, LEAST))
-        for (a, x), (b, y) in zip(one.computed, other.computed, strict=True)
+        a is b and _is_near(x, y) for (a, x), (b, y) in zip(one.computed, other.computed, strict=True)
     )
 
 
-def _is_near(x: Tensor, y: Tensor, most: float) -> bool:
-    """Whether two tensors differ by so much at most, over the largest number."""
-    if x.shape != y.shape:
+def _is_near(x: Tensor, y: Tensor, most: float | None = None) -> bool:
+    """Whether two tensors differ by so much at most, over the largest number; by rounding alone if None.
+
+    What is not finite, as roots of negative numbers are, must be so in both.
+    """
+    if x.shape != y.shape or x.dtype != y.dtype:
         return False
+    if (are_equal := torch.equal(x, y)) or is_whole(y):
+        return are_equal
+    most = max(ROUNDED * torch.finfo(y.dtype).eps, LEAST) if most is None else most
+    finite = y.isfinite()
+    if not torch.equal(x.isfinite(), finite):
+        return False
+    x, y = x[finite], y[finite]
     return not y.numel() or float((x - y).abs().max()) <= most * float(y.abs().max())
 
 

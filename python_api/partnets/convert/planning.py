@@ -34,7 +34,7 @@ class Plan:
         own: how the parameters nest that modules keep of their own.
         norms: of those that norm units, and nest, what they become.
         why: of layers that do not, or less than they could, why, in words that follow "its".
-        called: the layers that computed something.
+        has_more_elsewhere: whether layers are called in the other mode that are not in this one.
         narrow: sets of layers, and of modules with own parameters, that can hand on their live units alone.
         makers: of each layer, those whose outputs it computes with, and the modules whose own parameters.
     """
@@ -43,7 +43,7 @@ class Plan:
     own: dict[nn.Module, OwnUnits] = field(default_factory=dict)
     norms: dict[nn.Module, type[OwnNorm]] = field(default_factory=dict)
     why: dict[nn.Module, str] = field(default_factory=dict)
-    called: set[nn.Module] = field(default_factory=set)
+    has_more_elsewhere: bool = False
     narrow: list[set[nn.Module]] = field(default_factory=list)
     makers: dict[nn.Module, set[nn.Module]] = field(default_factory=dict)
 
@@ -87,10 +87,8 @@ def plan(
     modes = [lambda: evaluating(model), lambda: _training(model)]
     with _undisturbed(model) as held:
         made = _planned(model, rules, own, proportions, example, measure, modes, held)
-        if any(layer not in made.called for layer in rules):
-            in_training = _planned(model, rules, own, proportions, example, measure, modes[::-1], held)
-            if in_training.called > made.called:
-                made = in_training
+        if made.has_more_elsewhere:
+            made = _planned(model, rules, own, proportions, example, measure, modes[::-1], held)
     made.why = {**why, **made.why}
     return made
 
@@ -144,7 +142,7 @@ def _tell(made: Plan, found: Search) -> None:
         own = made.own.get(module, OwnUnits({}, ()))
         nested = (*own.nested, name) if (module, name) in found.own else own.nested
         made.own[module] = OwnUnits({**own.along, name: along}, nested)
-    made.makers, made.called = found.makers, set(found.first.nonzero)
+    made.makers, made.has_more_elsewhere = found.makers, found.has_more_elsewhere
 
 
 def _norms(model: nn.Module, own: Collection[nn.Module], example: Any) -> dict[nn.Module, type[OwnNorm]]:

@@ -27,6 +27,7 @@ class Search:
     Attributes:
         makers: of each layer, those whose outputs it computes with, and the modules whose own parameters.
         whole: the layers whose outputs are the model's.
+        has_more_elsewhere: whether layers are called in another mode that are not in the first one.
         outputs: of each layer that makes units, its own.
         inputs: of each layer, the units of its inputs; those that nobody knows are left out.
         along: of own parameters, along which dimension they may have units, and which these would be.
@@ -45,6 +46,7 @@ class Search:
         others = [seen for mode in modes[1:] if (seen := self._tried(mode)) is not None]
         with modes[0](), WithoutDropout():
             self._look(others)
+        self.has_more_elsewhere = any(seen.nonzero.keys() > self.first.nonzero.keys() for seen in others)
 
     def _tried(self, mode: Callable[[], AbstractContextManager]) -> Seen | None:
         """What a run in another mode shows; None if the model fails in it."""

@@ -255,9 +255,16 @@ def as_class(layer: nn.Module, cls: type[nn.Module]) -> nn.Module:
 
 
 def bind_methods(module: nn.Module, of: nn.Module) -> None:
-    """Makes methods of another module that a module keeps its own: self.activation = self._swish."""
+    """Makes methods of another module that a module keeps its own: self.activation = self._swish.
+
+    Those that the other's class has by that name are dropped: this one's class has its own.
+    """
     for name, value in list(vars(module).items()):
-        if isinstance(value, types.MethodType) and value.__self__ is of:
+        if not isinstance(value, types.MethodType) or value.__self__ is not of:
+            continue
+        if getattr(type(of), name, None) is value.__func__:
+            del vars(module)[name]
+        else:
             vars(module)[name] = types.MethodType(value.__func__, module)
 
 

@@ -200,6 +200,11 @@ def _joined(outputs: list[Any], groups: list[Group]) -> Any:
     back = None if order == sorted(order) else torch.tensor(order).argsort()
 
     def join(*parts: Any) -> Any:
+        if isinstance(parts[0], Tensor) and parts[0].numel() and len({_place(part) for part in parts}) < len(parts):
+            raise ValueError(
+                f"the model's output has a part of shape {tuple(parts[0].shape)} that is one tensor of all groups of"
+                " examples, as a buffer is; let it give tensors whose first dimension is that of the examples alone."
+            )
         if all(_has_rows(part, len(group.rows)) for part, group in zip(parts, groups, strict=True)):
             joined = torch.cat(parts)
             return joined if back is None else joined[back.to(joined.device)]
@@ -214,3 +219,7 @@ def _joined(outputs: list[Any], groups: list[Group]) -> Any:
         )
 
     return tree_unflatten(list(map(join, *leaves)), structures[0])
+
+
+def _place(part: Any) -> Any:
+    return (part.untyped_storage().data_ptr(), part.storage_offset()) if isinstance(part, Tensor) else None

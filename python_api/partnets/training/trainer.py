@@ -164,6 +164,8 @@ class Trainer(TrainingState):
         check_seed("seed", seed)
         if hyper_chunks not in ("one", "all"):
             raise ValueError(f"hyper_chunks={hyper_chunks!r}; pass 'one' or 'all'.")
+        if not isinstance(one_pass, bool):
+            raise ValueError(f"one_pass={one_pass!r}; pass True or False.")
         if one_pass and hyper_chunks == "all":
             raise ValueError(
                 "hyper_chunks='all' takes a batch of each chunk, and one_pass a part of one; pass one of them."

@@ -456,6 +456,57 @@ def test_what_a_model_keeps_and_does_in_training_shows_whatever_its_mode(make, m
         assert model.scale is None
 
 
+class Coded(nn.Module):
+    """With code of one's own between two layers."""
+
+    def __init__(self, code, **parts):
+        super().__init__()
+        self.a, self.b, self.code = nn.Linear(8, 32), nn.Linear(32, 4), code
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def forward(self, x):
+        return self.code(self, self.a(x))
+
+
+MEANS = {
+    "a saturated gate": lambda model, h: model.b(h * F.hardtanh(5 * h.abs().mean(-1, keepdim=True))),
+    "a one-sided gate": lambda model, h: model.b(h * (1 + torch.relu(-h.mean(-1, keepdim=True)))),
+    "a largest unit": lambda model, h: model.b(h * (1 + h.amax(-1, keepdim=True).clamp(max=0))),
+    "row numbers": lambda model, h: model.b(h) + model.rows((20 * h.mean(-1)).long().clamp(0, 49)),
+    "a whole number": lambda model, h: (model.b(h), (100 * h.mean(-1)).long()),
+    "a choice": lambda model, h: {"y": model.b(h), "is_large": h.mean(-1) > 0.75},
+}
+
+
+@pytest.mark.parametrize("what", MEANS)
+def test_a_mean_over_units_is_seen_whatever_becomes_of_it(what):
+    model = Coded(MEANS[what], **{"rows": nn.Embedding(50, 4)} if what == "row numbers" else {})
+    partnets.partition(model, PROPORTIONS, scheme="nested", example=torch.randn(4, 8))
+    assert not model.a.is_narrow and model.a.nesting.outputs.number(1) < 32
+
+
+@pytest.mark.parametrize("attention", ["fused", "softmax", "function"])
+@pytest.mark.parametrize("length", [1, 3])
+def test_attention_of_one_token_hides_what_it_scales_by(length, attention):
+    def attend(model, h, scale=1.0):
+        q = h.unflatten(-1, (-1, 8)).transpose(-2, -3)
+        if attention == "fused":
+            y = F.scaled_dot_product_attention(q, q, q, scale=scale)
+        else:
+            weights = q @ q.mT * scale
+            y = (F.softmax(weights, dim=-1) if attention == "function" else weights.softmax(-1)) @ q
+        return model.b(y.transpose(-2, -3).flatten(-2))
+
+    def by_heads(model, h):
+        return attend(model, h, (h.shape[-1] // 8) ** -0.5)
+
+    x = torch.randn(4, length, 8)
+    for code, may_be_narrow in ((attend, length > 1), (by_heads, False)):
+        model = partnets.partition(Coded(code), PROPORTIONS, scheme="nested", example=x)
+        assert model.a.is_narrow is may_be_narrow
+
+
 def test_weight_norm_is_not_looked_into():
     weight_norm = nn.utils.parametrizations.weight_norm
     network = nn.Sequential(

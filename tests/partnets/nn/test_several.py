@@ -187,6 +187,24 @@ def test_outputs_that_are_not_of_examples_are_refused(give, message):
         model(torch.ones(3, 2))
 
 
+def test_a_tensor_that_the_model_keeps_is_not_taken_for_rows_of_examples():
+    model = partnets.partition(nn.Sequential(nn.Linear(2, 2), Keeping()), (0.5, 0.5))
+    with (
+        partnets.subnetwork(model, active=torch.tensor([1, 1, 2, 2])),
+        pytest.raises(ValueError, match="of all groups"),
+    ):
+        model(torch.ones(4, 2))
+
+
+class Keeping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("prototypes", torch.ones(2, 3))
+
+    def forward(self, y):
+        return y, self.prototypes
+
+
 def test_outputs_that_are_the_same_for_all_are_given_once():
     model = partnets.partition(Gives(lambda y: {"y": y, "names": ("a", None, 3)}), (0.5, 0.5))
     with partnets.subnetwork(model, active=torch.tensor([2, 1, 2])):
@@ -331,6 +349,18 @@ def test_copies_are_in_no_subnetwork_and_compute_by_themselves(copied):
             other = copied(model)
         model.scores.weight.zero_()
         assert all(map(torch.equal, other(x), expected))
+
+
+def test_a_layer_alone_is_merged_inside_and_its_copies_are():
+    layer = partnets.partition(nn.Linear(4, 3), PROPORTIONS).double()
+    x = torch.randn(8, 4, dtype=torch.float64)
+    with partnets.subnetwork(layer, active=ACTIVE):
+        merged = [partnets.merge(one, 1) for one in (layer, copy.deepcopy(layer), saved(layer))]
+    with torch.no_grad(), partnets.subnetwork(layer, active=1):
+        expected = layer(x)
+    for one in merged:
+        assert type(one) is nn.Linear and "forward" not in vars(one)
+        torch.testing.assert_close(one(x), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_a_compiled_model_computes_each_group_by_its_own_graph():

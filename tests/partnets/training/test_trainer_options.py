@@ -210,11 +210,12 @@ def test_one_pass_updates_all_partitions_and_psi_on_parts_of_a_batch():
         ({"batch_size": 3}, "batch_size=3, divided by 0.4, 0.3, 0.2, 0.1, leaves no example for k=4; pass a larger"),
         ({"hyper_batch_size": 2}, "hyper_batch_size=2, divided by 0.3, 0.2, 0.1, leaves no example for k=4"),
         ({"hyper_chunks": "all"}, "pass one of them"),
+        ({"one_pass": "no"}, "one_pass='no'; pass True or False"),
     ],
 )
 def test_a_batch_that_cannot_be_divided_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        trainer(one_pass=True, **options)
+        trainer(**{"one_pass": True, **options})
 
 
 @pytest.mark.parametrize(
