@@ -175,7 +175,7 @@ MUTANTS = [
         ("narrow small", "(last, SMALL)", "(last, POSITIVE)", "saturated code makes layers narrow"),
         (
             "narrow softmax",
-            "WithoutDropout(), WithoutOne()",
+            "WithoutDropout(), of_one",
             "WithoutDropout()",
             "attention that scales by its heads is narrow after an example of one token",
         ),

@@ -252,21 +252,34 @@ class WithoutDropout(TorchFunctionMode):
 DROPOUTS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout}
 
 
-class WithoutOne(TorchFunctionMode):
-    """A softmax over one number is refused: it is 1, and hides what the number was multiplied by."""
+class OfOne(TorchFunctionMode):
+    """Notes of which layers' outputs a softmax over one number is made: it is 1, and hides what they are multiplied by.
+
+    Args:
+        through: see _makers.
+
+    Attributes:
+        makers: the layers.
+    """
+
+    def __init__(self, through: Collection[nn.Module]) -> None:
+        super().__init__()
+        self.through = through
+        self.makers: set[nn.Module] = set()
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
         if function is F.scaled_dot_product_attention:
-            key = args[1] if len(args) > 1 else kwargs["key"]
-            over = key.shape[-2]
+            given = [*args, *kwargs.values()][:2]  # queries and keys
+            over = given[1].shape[-2]
         elif function in SOFTMAXES:
-            dim = (kwargs or {}).get("dim", args[1] if len(args) > 1 else -1)
+            given, dim = [result], kwargs.get("dim", args[1] if len(args) > 1 else None)
             over = result.shape[-1 if dim is None else dim]
         else:
             return result
         if over == 1:
-            raise Misfit
+            self.makers |= _makers(given, {}, self.through)
         return result
 
 

@@ -18,9 +18,9 @@ from partnets.convert.marks import (
     POSITIVE,
     SMALL,
     Few,
+    OfOne,
     Seen,
     WithoutDropout,
-    WithoutOne,
     called,
     is_whole,
     results,
@@ -69,6 +69,7 @@ def _tried(found: Search, nestings: Mapping[nn.Module, Nesting]) -> list[set[nn.
     without = {name for name, _ in model.named_parameters()}
     without |= {name for name, _ in model.named_buffers() if name[: name.rfind(".") + 1] in of_layers}
     start = Held(model, without)
+    of_one = OfOne({layer for layer, rule in found.runs.rules.items() if rule.keeps_units})
 
     def runs(narrow: Collection[nn.Module]) -> Iterator[tuple[Seen, Held]]:
         for mode, k, between in tried:
@@ -76,7 +77,7 @@ def _tried(found: Search, nestings: Mapping[nn.Module, Nesting]) -> list[set[nn.
             values = {place: value[k - 1] for place, value in own.items()}
             few = Few(k, narrow, outputs, found.inputs, found.along)
             try:
-                with mode(), WithoutDropout(), WithoutOne():
+                with mode(), WithoutDropout(), of_one:
                     seen = found.runs.run(live, values, few=few, example=example, between=between)
                 kept = Held(model, without)
             finally:
@@ -88,17 +89,17 @@ def _tried(found: Search, nestings: Mapping[nn.Module, Nesting]) -> list[set[nn.
             return layer in outputs and found.runs.rules[layer].may_be_narrow(layer, outputs[layer])
         return any(module is layer for module, _ in found.along)
 
-    paths = {module: path for path, module in found.runs.model.named_modules()}
-    alike: dict[tuple, list[set[nn.Module]]] = defaultdict(list)
-    for one in _joined(found.makers.values()):
-        if one and all(map(able, one)) and not one & found.whole:
-            # What has the same place in all blocks of a model is alike.
-            kinds = {(re.sub(r"\d+", "*", paths[layer]), repr(outputs.get(layer))) for layer in one}
-            alike[tuple(sorted(kinds))].append(one)
     try:
         expected = list(runs(()))
     except Exception:  # as where a mode needs more examples
         return []
+    paths = {module: path for path, module in model.named_modules()}
+    alike: dict[tuple, list[set[nn.Module]]] = defaultdict(list)
+    for one in _joined(found.makers.values()):
+        if one and all(map(able, one)) and not one & (found.whole | of_one.makers):
+            # What has the same place in all blocks of a model is alike.
+            kinds = {(re.sub(r"\d+", "*", paths[layer]), repr(outputs.get(layer))) for layer in one}
+            alike[tuple(sorted(kinds))].append(one)
     narrow: list[set[nn.Module]] = []
 
     def works(sets: list[set[nn.Module]]) -> bool:
