@@ -193,10 +193,11 @@ MUTANTS = [
     *_of(
         "partkernels/operators/nested.py",
         f"{KERNELS}/test_nested.py",
+        ("nested elsewhere", "out[: rows.stop, cols.stop :] = 0", "pass", "gradients have what memory held"),
         (
             "nested gradient",
-            "for strip, among in ctx.strips:",
-            "for strip, among in ctx.strips[:1]:",
+            "ctx.product.grad_weight(grad, x, weight, *among, out=out[strip])",
+            "ctx.product.grad_weight(grad, x, weight, *among, out=out[strip]); break",
             "w_k learns from a part of its gradient",
         ),
         (

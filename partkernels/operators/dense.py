@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -16,9 +17,11 @@ from partkernels.formats import packed_map
 from partkernels.operators.registration import calls
 
 Pair = Sequence[int]
-# MKL leaves AVX-512 of AMD's processors unused. For 256 x 1024 x 1024, one core of an AMD EPYC, time over PyTorch's:
-# float32 0.50, float64 0.64, bfloat16 1.09.
+# MKL leaves AVX-512 of AMD's processors unused. For 256 x 1024 x 1024, one core, time over PyTorch's: of Zen 5, float32
+# 0.50, float64 0.64, bfloat16 1.09; of Zen 4, which halves vectors of 512 bits, float32 1.09.
 DTYPES = (torch.float32, torch.float64)
+# The family of AMD's processors, as they tell it.
+ZEN_5 = 26
 # A partition of which all entries are live, after its map.
 WHOLE = (None, 1, "zeros", 0.0, 0, 0, 0, 0)
 
@@ -37,12 +40,13 @@ def linear_grad_input(grad_output: Tensor, weight: Tensor) -> Tensor:
     return calls["linear_grad_input"](grad_output, weight, 1, 1, _map(*weight.shape), *WHOLE, dispatch.requested())
 
 
-def linear_grad_weight(grad_output: Tensor, x: Tensor) -> Tensor:
-    """grad_output^T x of all positions: the gradient of F.linear's weight."""
+def linear_grad_weight(grad_output: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
+    """grad_output^T x of all positions: the gradient of F.linear's weight; into `out`, of any strides, if given."""
     if not is_ours(x, grad_output):
-        return grad_output.reshape(-1, grad_output.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
+        return torch.mm(grad_output.reshape(-1, grad_output.shape[-1]).t(), x.reshape(-1, x.shape[-1]), out=out)
     shape = grad_output.shape[-1], x.shape[-1]
-    return calls["linear_grad_weight"](grad_output, x, 1, _map(*shape), 1, dispatch.requested())
+    found = calls["linear_grad_weight"](grad_output, x, 1, _map(*shape), 1, dispatch.requested())
+    return found if out is None else out.copy_(found)
 
 
 def conv2d(
@@ -94,12 +98,21 @@ def _is_cpus(x: Tensor, other: Tensor) -> bool:
 
 @cache
 def _is_faster() -> bool:
-    """Whether there is a compiled library, and a processor of which MKL leaves a half unused."""
+    """Whether the processor is one of which MKL leaves a half unused."""
     facts = Path("/proc/cpuinfo")  # of Linux; of others nothing is known
-    if not facts.exists():
-        return False
-    text = facts.read_text(errors="replace")
-    return "AuthenticAMD" in text and "avx512f" in text
+    return facts.exists() and leaves_half_unused(facts.read_text(errors="replace"))
+
+
+def leaves_half_unused(cpuinfo: str) -> bool:
+    """Whether MKL leaves a half of this processor unused, of which Linux tells so: AMD's from Zen 5 on.
+
+    Example:
+        >>> leaves_half_unused("vendor_id : AuthenticAMD\\ncpu family : 25\\nflags : avx2 avx512f")
+        False
+    """
+    family = re.search(r"cpu family\s*: (\d+)", cpuinfo)
+    is_whole = family is not None and int(family[1]) >= ZEN_5  # a vector of 512 bits at once
+    return is_whole and "AuthenticAMD" in cpuinfo and "avx512f" in cpuinfo
 
 
 def _map_of(shape: Sequence[int]) -> Tensor:

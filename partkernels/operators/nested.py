@@ -31,8 +31,10 @@ class _Linear:
     def grad_input(self, grad: Tensor, weight: Tensor, shape: torch.Size) -> Tensor:
         return dense.linear_grad_input(grad, weight)
 
-    def grad_weight(self, grad: Tensor, x: Tensor, weight: Tensor, rows: slice, cols: slice) -> Tensor:
-        return dense.linear_grad_weight(grad[..., rows], x[..., cols])
+    def grad_weight(
+        self, grad: Tensor, x: Tensor, weight: Tensor, rows: slice, cols: slice, out: Tensor | None = None
+    ) -> Tensor:
+        return dense.linear_grad_weight(grad[..., rows], x[..., cols], out)
 
 
 class _Convolution:
@@ -67,12 +69,14 @@ class _Convolution:
     def grad_input(self, grad: Tensor, weight: Tensor, size: torch.Size) -> Tensor:
         return dense.conv2d_grad_input(grad, weight, size, *self._geometry(len(weight)))
 
-    def grad_weight(self, grad: Tensor, x: Tensor, weight: Tensor, rows: slice, cols: slice) -> Tensor:
+    def grad_weight(
+        self, grad: Tensor, x: Tensor, weight: Tensor, rows: slice, cols: slice, out: Tensor | None = None
+    ) -> Tensor:
         if self.groups > 1:
             first, last = rows.start // self.of_group, rows.stop // self.of_group
             cols = slice(first * cols.stop, last * cols.stop)
         geometry = self._geometry(rows.stop - rows.start)
-        return dense.conv2d_grad_weight(grad[:, rows], x[:, cols], weight.shape[2:], *geometry)
+        return _into(out, dense.conv2d_grad_weight(grad[:, rows], x[:, cols], weight.shape[2:], *geometry))
 
 
 class _Transposed(_Convolution):
@@ -98,8 +102,14 @@ class _Transposed(_Convolution):
     def grad_input(self, grad: Tensor, weight: Tensor, size: torch.Size) -> Tensor:
         return dense.conv2d(grad, weight, None, *self.geometry)
 
-    def grad_weight(self, grad: Tensor, x: Tensor, weight: Tensor, rows: slice, cols: slice) -> Tensor:
-        return dense.conv2d_grad_weight(x[:, rows], grad[:, cols], weight.shape[2:], *self.geometry)
+    def grad_weight(
+        self, grad: Tensor, x: Tensor, weight: Tensor, rows: slice, cols: slice, out: Tensor | None = None
+    ) -> Tensor:
+        return _into(out, dense.conv2d_grad_weight(x[:, rows], grad[:, cols], weight.shape[2:], *self.geometry))
+
+
+def _into(out: Tensor | None, found: Tensor) -> Tensor:
+    return found if out is None else out.copy_(found)
 
 
 class _Product(torch.autograd.Function):
@@ -134,18 +144,40 @@ class _Product(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             grad_x = ctx.product.grad_input(grad, _live(weight, *ctx.live), ctx.x_shape)
         if ctx.needs_input_grad[1]:
-            grad_weight = grad.new_zeros(weight.shape)
-            for strip, among in ctx.strips:
-                grad_weight[strip] = ctx.product.grad_weight(grad, x, weight, *among)
+            grad_weight = _grad_weight(ctx, grad, x, weight)
         if ctx.needs_input_grad[2]:
             others = [dim for dim in range(grad.dim()) if dim != ctx.dim % grad.dim()]
             grad_bias = grad.sum(others) if others else grad
         return grad_x, grad_weight, grad_bias, *[None] * 5
 
 
+def _grad_weight(ctx: Any, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """The gradient in the strips, and 0 elsewhere."""
+    if torch.is_grad_enabled() or _is_transformed():
+        out = grad.new_zeros(weight.shape)
+        for strip, among in ctx.strips:
+            out[strip] = ctx.product.grad_weight(grad, x, weight, *among)
+        return out
+    corner = [rows.start == cols.start == 0 for (rows, cols), _ in ctx.strips]
+    if corner == [True]:  # partition 1, most of the weight: each entry is written once
+        ((rows, cols), _) = ctx.strips[0]
+        out = grad.new_empty(weight.shape)
+        out[rows.stop :] = 0
+        out[: rows.stop, cols.stop :] = 0
+    else:
+        out = grad.new_zeros(weight.shape)
+    for strip, among in ctx.strips:
+        ctx.product.grad_weight(grad, x, weight, *among, out=out[strip])
+    return out
+
+
+def _is_transformed() -> bool:
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
 def _apply(function: type[torch.autograd.Function], *args: Any) -> Any:
     """function.apply, without what that does for torch.func and its default values: 0.1 ms of Python."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if _is_transformed():
         return function.apply(*args)
     return super(torch.autograd.Function, function).apply(*args)
 

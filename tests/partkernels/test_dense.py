@@ -73,3 +73,21 @@ def test_convolutions_of_whole_weights(dtype, groups):
     tolerance = {"rtol": 20 * torch.finfo(dtype).eps, "atol": 20 * torch.finfo(dtype).eps}
     for found, truth in zip((y, *ours, *through), (expected, *grads, *grads), strict=True):
         torch.testing.assert_close(found.double(), truth, **tolerance)
+
+
+@pytest.mark.parametrize(
+    "vendor, family, flags, is_faster",
+    [
+        ("AuthenticAMD", 26, "avx2 avx512f", True),
+        ("AuthenticAMD", 25, "avx2 avx512f", False),
+        ("AuthenticAMD", 26, "avx2", False),
+        ("GenuineIntel", 26, "avx2 avx512f", False),
+    ],
+)
+def test_products_are_ours_where_the_vendors_leave_half_of_the_processor_unused(vendor, family, flags, is_faster):
+    cpuinfo = f"vendor_id\t: {vendor}\ncpu family\t: {family}\nflags\t\t: fpu {flags}\n"
+    assert dense.leaves_half_unused(cpuinfo) is is_faster
+
+
+def test_products_are_not_ours_on_a_processor_that_tells_nothing():
+    assert not dense.leaves_half_unused("processor\t: 0\nFeatures\t: fp asimd\n")

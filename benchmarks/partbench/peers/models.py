@@ -63,6 +63,8 @@ NAMED = {
     "mnist-cnn": Model("MNIST CNN", models.MnistCNN, (1, 28, 28)),
     "resnet-8": fixup_resnet(8),
     "resnet-14": fixup_resnet(14),
+    "resnet-8-wide": fixup_resnet(8, 4),
+    "mlp": Model("MLP, 3×1024", lambda: nn.Sequential(nn.Flatten(), models.MLP(784, [1024] * 3, 10)), (1, 28, 28)),
     "wrn-20": Model("Wide ResNet-20-5", models.WideResNet, (3, 32, 32), optimizer="sgd"),
     "resnet-50": Model("thin ResNet-50", models.ThinResNet50, (3, 32, 32), optimizer="sgd"),
     "resnet-9": Model("ResNet-9", models.ResNet9, (3, 32, 32)),

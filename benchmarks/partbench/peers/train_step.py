@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +42,8 @@ class TrainStep:
     ) -> None:
         self.model = under(scheme, model, active, update)
         self.x, self.y, self.update, self.own = x, y, update, None
+        inside = partial(partnets.subnetwork, self.model, active=active, update=update)  # as in training
+        self.inside = inside if scheme == "partkernels" else nullcontext
         psi = list(hyperparameters(self.model))
         if update is None:
             for parameter in set(self.model.parameters()) - set(psi):
@@ -58,7 +61,8 @@ class TrainStep:
                 self.own = partitioned_optimizer(optimizer, self.model, LR)
 
     def forward(self) -> None:
-        self.loss = F.cross_entropy(self.model(self.x), self.y)
+        with self.inside():
+            self.loss = F.cross_entropy(self.model(self.x), self.y)
 
     def backward(self) -> None:
         self.loss.backward()

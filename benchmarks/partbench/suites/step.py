@@ -29,6 +29,8 @@ SLACK = 4.0
 # thousand checks. The suite of layers holds the same kernels to the tolerance rule.
 JUMP = 1e-2
 CHECKED = 8
+# Of nested partitions: what is made of them.
+NESTED = {"nested": "partkernels", "smaller": "dense"}
 
 
 @dataclass(frozen=True)
@@ -75,11 +77,11 @@ def workloads(trainings: Iterable[Training], backends: Sequence[str], *, paper: 
 
     Its peers update the weights of partition k by subnetwork k, or the hyperparameters by the loss of subnetwork k on
     chunk k + 1; so the last subnetwork has no update of hyperparameters. Beside the first is an iteration in one pass,
-    which is all updates on parts of the batch.
+    which is all updates on parts of the batch. What bounds nested partitions is the ordinary network of these widths.
     """
     schemes = [("paper", "paper", "auto")] if paper else []
     schemes += [(f"partkernels {backend}", "partkernels", backend) for backend in backends]
-    schemes += [("partkernels nested", "nested", "auto")]
+    schemes += [("partkernels nested", "nested", "auto"), ("smaller dense", "smaller", "auto")]
     found = []
     for of in trainings:
         u = of.division.proportions
@@ -118,9 +120,9 @@ def _setup(training: Training, seed: int) -> Data:
 def _run(training: Training, scheme: str, backend: str, active: int, update: int | None, data: Data) -> Run:
     if backend in obstacles():
         raise Missing(obstacles()[backend])
-    is_nested = scheme == "nested"
-    model, scheme = (data.nested, "partkernels") if is_nested else (data.model, scheme)
-    step = TrainStep(scheme, model, data.x, data.y, active, update, training.model.optimizer)
+    is_nested = scheme in NESTED
+    model = data.nested if is_nested else data.model
+    step = TrainStep(NESTED.get(scheme, scheme), model, data.x, data.y, active, update, training.model.optimizer)
 
     def call() -> None:
         with pk.use_backend(backend):

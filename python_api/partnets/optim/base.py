@@ -9,7 +9,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from partkernels import Partition
+from partkernels import Partition, gather_entries
 from partkernels.operators.optimizers import check_not_negative
 from partnets.hyper import hyperparameters
 from partnets.nn.local_shard import local_entries
@@ -151,7 +151,8 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         if found is None:
             return False
         (grad,), partition = found
-        return bool((grad if partition is None or partition.count == 1 else grad[partition.mask(update)]).any())
+        is_whole = partition is None or partition.count == 1
+        return bool((grad if is_whole else gather_entries(grad, partition, update)).any())
 
     def fill_state(self) -> None:
         """Gives each parameter the state that its first step would, all 0: what a saved one can be loaded into."""

@@ -469,8 +469,9 @@ class Coded(nn.Module):
         return self.code(self, self.a(x))
 
 
+# Of little effect, or the outputs of the whole model would show it.
 MEANS = {
-    "a saturated gate": lambda model, h: model.b(h * F.hardtanh(5 * h.abs().mean(-1, keepdim=True))),
+    "a saturated gate": lambda model, h: model.b(h * (1 + 0.05 * F.hardtanh(5 * h.abs().mean(-1, keepdim=True)))),
     "a one-sided gate": lambda model, h: model.b(h * (1 + torch.relu(-h.mean(-1, keepdim=True)))),
     "a largest unit": lambda model, h: model.b(h * (1 + h.amax(-1, keepdim=True).clamp(max=0))),
     "row numbers": lambda model, h: model.b(h) + model.rows((20 * h.mean(-1)).long().clamp(0, 49)),
