@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from partbench.paper import report, runs
+from partbench.paper import report, runs, validation
 from partbench.paper.__main__ import main
 from partbench.paper.experiment import EXPERIMENTS, Experiment, text
 from partbench.paper.methods import Learner
@@ -43,6 +43,11 @@ def claims(made):
 def test_lml_ranks_networks_by_their_informative_inputs(quick):
     found = claims(quick("input-selection"))
     assert len(found) == 5 and all(claim.holds for claim in found.values()), found
+
+
+def test_equal_arithmetic_is_as_many_steps_where_all_units_are_first():
+    assert validation.longer(1.0) == 1.0
+    assert validation.longer(0.5) > validation.longer(0.8) > validation.longer(0.9) > 1.2
 
 
 @FULL

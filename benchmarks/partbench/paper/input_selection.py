@@ -32,6 +32,9 @@ LR, BATCH = 1e-3, 256
 # Of the prior; a weight decay of 3e-4 (Appendix I.4) for what has seen all examples.
 PRECISION = 3e-4 * EXAMPLES
 EVALUATE_EVERY = 100
+# The methods that are partitioned, and their schemes; Appendix C has those beside the first.
+SCHEMES = {"partitioned": "weight", "node": "node", "nested": "nested"}
+LABELS = {"partitioned": "at random", "node": "by outputs", "nested": "nested"}
 
 
 class FirstInputs(nn.Module):
@@ -63,16 +66,19 @@ class InputSelection(Experiment):
             {"inputs": inputs, "method": method, "steps": QUICK_STEPS if quick else STEPS, "seed": seed}
             for seed in seeds
             for inputs in (QUICK_INPUTS if quick else INPUTS)
-            for method in (("partitioned",) if quick else ("partitioned", "laplace"))
+            for method in (("partitioned",) if quick else (*SCHEMES, "laplace"))
         ]
 
     def train(self, setting: Record, checkpoint: Path) -> Record:
         data = input_selection(EXAMPLES, test=TEST_EXAMPLES, seed=setting["seed"])
-        return getattr(self, setting["method"])(setting, data, checkpoint)
+        train = self.laplace if setting["method"] == "laplace" else self.partitioned
+        return train(setting, data, checkpoint)
 
     def partitioned(self, setting: Record, data: partnets.data.Data, checkpoint: Path) -> Record:
-        proportions = (1 / CHUNKS,) * CHUNKS
-        model = partnets.partition(network(setting["inputs"]), proportions, seed=setting["seed"])
+        proportions, scheme = (1 / CHUNKS,) * CHUNKS, SCHEMES[setting["method"]]
+        nested = {"example": torch.as_tensor(data.train[0][:2])} if scheme == "nested" else {}
+        model = network(setting["inputs"])
+        partnets.partition(model, proportions, seed=setting["seed"], scheme=scheme, **nested)
         chunks = partnets.chunk(data.train, proportions, seed=setting["seed"])
         decay = optim.decays(PRECISION, chunks.sizes)
         trainer = partnets.Trainer(
@@ -106,13 +112,19 @@ class InputSelection(Experiment):
     def table(self, found: pd.DataFrame) -> Table:
         """Means over the seeds, at the highest L_ML."""
         head = ["inputs", "L_ML, nats", "test log-likelihood", "test accuracy, %", "training loss at the end"]
-        laplace, rows = bool((found.method == "laplace").any()), []
+        others = [method for method in ("node", "nested", "laplace") if (found.method == method).any()]
+        for method in others:
+            name = f"{LABELS[method]}: L_ML" if method in LABELS else "Laplace, nats"
+            head += [name, "its test log-likelihood"]
+        rows = []
         for inputs in sorted(found.inputs.unique()):
-            ours, theirs = (select(found, method=method, inputs=inputs) for method in ("partitioned", "laplace"))
+            ours, *theirs = (select(found, method=method, inputs=inputs) for method in ("partitioned", *others))
             row = [str(inputs), text(ours.evidence, 0), text(-ours.test_loss, 4), text(ours.test_accuracy)]
             row.append(text(ours.last_train_loss, 4))
-            rows.append(row + ([text(theirs.evidence, 0), text(-theirs.test_loss, 4)] if laplace else []))
-        return head + ["Laplace, nats", "its test log-likelihood"] * laplace, rows
+            for their in theirs:
+                row += [text(their.evidence, 0), text(-their.test_loss, 4)]
+            rows.append(row)
+        return head, rows
 
     def draw(self, found: pd.DataFrame) -> Figure:
         """Evidence, log-likelihoods and accuracies over the number of inputs, as the paper."""
@@ -136,24 +148,34 @@ class InputSelection(Experiment):
         return figure
 
     def claims(self, found: pd.DataFrame) -> list[Claim]:
-        means = (
-            select(found, method="partitioned").groupby("inputs")[["evidence", "test_loss", "last_train_loss"]].mean()
-        )
-        evidence, late = means.evidence, means.last_train_loss.loc[INFORMATIVE:]
-        falls = (
-            evidence.loc[:INFORMATIVE].is_monotonic_increasing and evidence.loc[INFORMATIVE:].is_monotonic_decreasing
-        )
-        correlation = float(spearmanr(evidence, -means.test_loss).statistic)
+        claims = []
+        for method, label in LABELS.items():
+            if not (mine := select(found, method=method)).empty:
+                claims += _of_evidence(mine, "" if method == "partitioned" else f"{label}: ")
+        late = select(found, method="partitioned").groupby("inputs").last_train_loss.mean().loc[INFORMATIVE:]
         training = ", ".join(f"{inputs}: {loss:.4f}" for inputs, loss in late.items())
-        show = ", ".join(f"{inputs}: {value:.0f}" for inputs, value in evidence.items())
         every = f"and falls with each of them from {INFORMATIVE} on"
         return [
-            Claim(f"L_ML is highest at {INFORMATIVE} inputs", show, evidence.idxmax() == INFORMATIVE),
-            Claim("it falls on both sides", show, falls),
-            Claim("it ranks networks as their test log-likelihood", f"Spearman {correlation:.2f}", correlation >= 0.9),
-            Claim(f"the training loss is lowest at {means.index[-1]}", training, late.min() == late.iloc[-1]),
+            *claims,
+            Claim(f"the training loss is lowest at {late.index[-1]}", training, late.min() == late.iloc[-1]),
             Claim(every, training, late.is_monotonic_decreasing),
         ]
+
+
+def _of_evidence(found: pd.DataFrame, label: str) -> list[Claim]:
+    """What the paper says of L_ML, of one scheme."""
+    means = found.groupby("inputs")[["evidence", "test_loss"]].mean()
+    evidence = means.evidence
+    falls = evidence.loc[:INFORMATIVE].is_monotonic_increasing and evidence.loc[INFORMATIVE:].is_monotonic_decreasing
+    correlation = float(spearmanr(evidence, -means.test_loss).statistic)
+    show = ", ".join(f"{inputs}: {value:.0f}" for inputs, value in evidence.items())
+    return [
+        Claim(f"{label}L_ML is highest at {INFORMATIVE} inputs", show, evidence.idxmax() == INFORMATIVE),
+        Claim(f"{label}it falls on both sides", show, falls),
+        Claim(
+            f"{label}it ranks networks as their test log-likelihood", f"Spearman {correlation:.2f}", correlation >= 0.9
+        ),
+    ]
 
 
 def measured(model: nn.Module, data: partnets.data.Data) -> Record:

@@ -12,12 +12,18 @@ from matplotlib.figure import Figure
 from partbench.paper.experiment import Claim, Experiment, Record, Table, at_least, curve, registered, select, text
 from partbench.paper.methods import Learner
 from partbench.paper.recipes import limited, recipe
+from partbench.paper.schemes import LEVEL
 
 # The share of D_1; the rest is D_2, or the validation set.
 TRAINING = (0.3, 0.5, 0.7, 0.8, 0.9)
-QUICK_TRAINING, QUICK_STEPS = (0.5,), 100
+QUICK_TRAINING, QUICK_STEPS, QUICK_SCHEMES = (0.5,), 100, ("partitioned",)
+# Appendix C has other schemes, at as many steps; "longer" is at as much arithmetic as random partitions take.
+SCHEMES = {"partitioned": "weight", "node": "node", "nested": "nested", "longer": "nested"}
 ROWS = (
     ("partitioned", "accuracy", "partitioned"),
+    ("node", "accuracy", "by outputs"),
+    ("nested", "accuracy", "nested"),
+    ("longer", "accuracy", "nested, equal arithmetic"),
     ("validation", "accuracy", "validation-set optimisation"),
     ("validation", "finetuned_accuracy", "+ finetuning"),
 )
@@ -38,26 +44,31 @@ class Validation(Experiment):
         examples, found = EXAMPLES[dataset], []
         steps = LONGER * recipe(dataset).steps_for(examples, rotated=False)
         shares = QUICK_TRAINING if quick else TRAINING
-        for seed, training, method in product(seeds, shares, ("partitioned", "validation")):
+        for seed, training, method in product(
+            seeds, shares, (*(SCHEMES if not quick else QUICK_SCHEMES), "validation")
+        ):
             setting = {"dataset": dataset, "method": method, "training": training, "examples": examples}
-            found.append(limited({**setting, "steps": steps, "seed": seed}, quick, QUICK_STEPS))
+            enough = round(steps * longer(training)) if method == "longer" else steps
+            found.append(limited({**setting, "steps": enough, "seed": seed}, quick, QUICK_STEPS))
         return found
 
     def train(self, setting: Record, checkpoint: Path) -> Record:
         learner, training = Learner.of(setting, checkpoint), setting["training"]
-        if setting["method"] == "partitioned":
-            return learner.partitioned((training, 1 - training))
-        return learner.validation(1 - training)
+        if setting["method"] == "validation":
+            return learner.validation(1 - training)
+        return learner.partitioned((training, 1 - training), scheme=SCHEMES[setting["method"]])
 
     def table(self, found: pd.DataFrame) -> Table:
         shares = sorted(found.training.unique())
-        rows = [[label, *(text(select(found, method=m, training=t)[y]) for t in shares)] for m, y, label in ROWS]
+        rows = [
+            [label, *(text(select(found, method=m, training=t)[y]) for t in shares)] for m, y, label in _rows(found)
+        ]
         return ["test accuracy, %", *(f"{t:.1f}, {1 - t:.1f}" for t in shares)], rows
 
     def draw(self, found: pd.DataFrame) -> Figure:
         figure = Figure(figsize=(6, 4), layout="constrained")
         axes = figure.subplots()
-        for method, name, label in ROWS:
+        for method, name, label in _rows(found):
             mine = select(found, method=method)
             curve(axes, mine.training, mine[name], label, linewidth=1.5)
         axes.set(xlabel="share of the first chunk", ylabel="test accuracy [%]", xticks=found.training.unique())
@@ -71,4 +82,26 @@ class Validation(Experiment):
                 select(found, method=method, training=training).accuracy for method in ("partitioned", "validation")
             ]
             claims.append(at_least(f"{training:.1f}, {1 - training:.1f}: {what}", *both))
+        for method, _, label in _rows(found):
+            if method in SCHEMES and method != "partitioned":
+                ours, random = (select(found, method=one).accuracy for one in (method, "partitioned"))
+                holds = bool(ours.mean() >= random.mean() - LEVEL)
+                claims.append(
+                    Claim(f"{label}: level with random partitions", f"{text(ours)} and {text(random)} %", holds)
+                )
         return claims
+
+
+def _rows(found: pd.DataFrame) -> list[tuple[str, str, str]]:
+    return [row for row in ROWS if (found.method == row[0]).any()]
+
+
+def longer(first: float) -> float:
+    """How many steps of nested partitions, of so much of the units first, take the arithmetic of one of random ones.
+
+    An iteration is a step of w_k, of three products, and one of ψ, of two; of random partitions each is of all weights.
+    Both dimensions of a nested layer shrink; w_2's last product leaves out what is w_1's.
+    """
+    of_first = first**2
+    weights = first * 3 * of_first + (1 - first) * (3 - of_first)
+    return (3 + 2) / (weights + 2 * of_first)
