@@ -60,7 +60,10 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> tuple[str, bool]:
-    """The commit of the checkout that partkernels comes from, 'unknown' if it is none; and whether files differ."""
+    """The commit of the checkout that partkernels comes from, 'unknown' if it is none; and whether files differ.
+
+    Committed results are no such files: they are measured anew.
+    """
     if not (ROOT / "csrc").is_dir():  # installed: a repository around it is another project's
         return "unknown", False
 
@@ -69,7 +72,8 @@ def commit() -> tuple[str, bool]:
         return done.stdout.strip() if done.returncode == 0 else ""
 
     try:
-        return git("rev-parse", "HEAD") or "unknown", bool(git("status", "--porcelain", "--untracked-files=no"))
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")
+        return git("rev-parse", "HEAD") or "unknown", bool(changed)
     except FileNotFoundError:  # no git on this machine
         return "unknown", False
 
