@@ -13,6 +13,7 @@ from torch import Tensor
 
 import partkernels
 from partnets.nn.batch_norm import _BatchNorm
+from partnets.nn.conv import _Convolution
 from partnets.nn.layer import PartitionedLayer
 
 
@@ -29,14 +30,11 @@ class Linear(PartitionedLayer, _Linear):
         return self.compute(partkernels.linear, input)
 
 
-class Conv2dSame(PartitionedLayer, _Conv2dSame):
+class Conv2dSame(_Convolution, _Conv2dSame):
     """timm's Conv2dSame, partitioned as partnets.Conv2d is: padded for each input as TensorFlow's 'SAME' does."""
 
     ordinary = _Conv2dSame
-    weights = ("weight",)
-    shifts = ("bias",)
     unit_dim = -3
-    unit_names = ("in_channels", "out_channels")
 
     def forward(self, x: Tensor) -> Tensor:
         x = pad_same(x, self.kernel_size, self.stride, self.dilation)

@@ -680,6 +680,19 @@ def test_a_layer_stays_whole_where_the_models_code_counts_units():
     assert model.second.nesting.inputs == model.first.nesting.outputs
 
 
+def test_timms_grouped_convolutions_merge_to_fewer_groups():
+    from timm.layers import Conv2dSame
+
+    network = nn.Sequential(nn.Conv2d(3, 20, 1), Conv2dSame(20, 20, 3, stride=2, groups=20), nn.Conv2d(20, 4, 1))
+    x = torch.randn(2, 3, 8, 8)
+    model = partnets.partition(network, PROPORTIONS, scheme="nested", example=x)
+    with partnets.subnetwork(model, 1):
+        expected = model(x)
+    merged = partnets.merge(model, 1)
+    torch.testing.assert_close(merged(x), expected)
+    assert merged[1].groups == len(merged[1].weight) < 20
+
+
 def test_volumes():
     network = nn.Sequential(nn.Conv3d(1, 16, 3), nn.ReLU(), nn.ConvTranspose3d(16, 8, 2), nn.GELU(), nn.Conv3d(8, 2, 1))
     x = torch.randn(2, 1, 5, 5, 5)
