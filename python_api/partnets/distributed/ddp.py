@@ -46,11 +46,9 @@ class DDP(nn.parallel.DistributedDataParallel):
         )
         self.packing = Packing(module, self.process_group)
         self.register_comm_hook(self.packing, all_reduce_packed)
-        self._unsent = False
 
     def forward(self, *inputs, **arguments):
         # The backward pass may run outside of partnets.subnetwork, and then the layers no longer know what learns.
         if torch.is_grad_enabled():
-            self.packing.expect(more=self._unsent)
-            self._unsent = not self.require_backward_grad_sync
+            self.packing.expect()
         return super().forward(*inputs, **arguments)

@@ -99,7 +99,12 @@ def _numbers(name: str, given: Tensor | int | None) -> list[int] | int:
 
 @contextmanager
 def grouping(model: nn.Module, layer: Partitioned) -> Iterator[None]:
-    """Inside, model(...) computes group by group in threads where several subnetworks are live in this layer."""
+    """Inside, model(...) computes group by group in threads where several subnetworks are live in this layer.
+
+    Of DistributedDataParallel the module inside does: ranks may have other groups, and gradients travel once.
+    """
+    while isinstance(model, nn.parallel.DistributedDataParallel):
+        model = model.module
     with _changing:
         forward = vars(model).get("forward")
         if not isinstance(forward, _Forward):

@@ -68,21 +68,42 @@ def test_the_bytes_sent_are_those_of_the_partition_that_learns(scheme, two_ranks
         assert mean / whole <= min(limit, 1.02 * exact)
 
 
-def gradients_of_several(scheme):
+def gradients_of_several(scheme, is_given_wrapped=False):
     """Of a batch whose examples have subnetworks of their own, others on each rank."""
     model = network(scheme)
     call = distributed.DDP(model) if dist.is_initialized() else model
     active, update = torch.tensor([1, 3, 3, 1, 2, 2, 2, 1]), torch.tensor([1, 0, 3, 1, 2, 1, 0, 0])
-    with partnets.subnetwork(model, active=mine(active), update=mine(update)):
+    given = call if is_given_wrapped else model
+    with partnets.subnetwork(given, active=mine(active), update=mine(update)):
         value = loss(call, 0)
     value.backward()
     return [parameter.grad for parameter in model.parameters()]
 
 
+@pytest.mark.parametrize("is_given_wrapped", [False, True])
 @pytest.mark.parametrize("scheme", ["weight", "nested"])
-def test_ranks_may_have_other_subnetworks_of_a_batch(scheme, two_ranks):
+def test_ranks_may_have_other_subnetworks_of_a_batch(scheme, is_given_wrapped, two_ranks):
     expected = gradients_of_several(scheme)
-    for found in two_ranks(gradients_of_several, scheme):
+    for found in two_ranks(gradients_of_several, scheme, is_given_wrapped):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def gradients_of_two_calls(scheme):
+    """Of two subnetworks, each of which learns, in two calls of the model and one backward pass."""
+    model = network(scheme)
+    call = distributed.DDP(model) if dist.is_initialized() else model
+    value = 0
+    for k in (1, 3):
+        with partnets.subnetwork(model, active=k, update=k):
+            value = value + loss(call, 0)
+    value.backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("scheme", ["weight", "nested"])
+def test_several_calls_may_have_one_backward_pass(scheme, two_ranks):
+    expected = gradients_of_two_calls(scheme)
+    for found in two_ranks(gradients_of_two_calls, scheme):
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
