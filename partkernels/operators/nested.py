@@ -153,21 +153,19 @@ class _Product(torch.autograd.Function):
 
 def _grad_weight(ctx: Any, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """The gradient in the strips, and 0 elsewhere."""
-    if torch.is_grad_enabled() or _is_transformed():
-        out = grad.new_zeros(weight.shape)
-        for strip, among in ctx.strips:
-            out[strip] = ctx.product.grad_weight(grad, x, weight, *among)
-        return out
-    corner = [rows.start == cols.start == 0 for (rows, cols), _ in ctx.strips]
-    if corner == [True]:  # partition 1, most of the weight: each entry is written once
-        ((rows, cols), _) = ctx.strips[0]
+    if [rows.start == cols.start == 0 for (rows, cols), _ in ctx.strips] == [True]:
+        ((rows, cols), _) = ctx.strips[0]  # of partition 1, most of the weight: each entry is written once
         out = grad.new_empty(weight.shape)
         out[rows.stop :] = 0
         out[: rows.stop, cols.stop :] = 0
     else:
         out = grad.new_zeros(weight.shape)
+    can_write = not (torch.is_grad_enabled() or _is_transformed())  # or products would not be differentiable
     for strip, among in ctx.strips:
-        ctx.product.grad_weight(grad, x, weight, *among, out=out[strip])
+        if can_write:
+            ctx.product.grad_weight(grad, x, weight, *among, out=out[strip])
+        else:
+            out[strip] = ctx.product.grad_weight(grad, x, weight, *among)
     return out
 
 

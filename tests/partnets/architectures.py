@@ -61,7 +61,8 @@ class Architecture:
     given: list[dict] = field(repr=False)
 
     def accepted(self) -> tuple[nn.Module, dict]:
-        """The model, and arguments that it takes."""
+        """The model, and arguments that it takes; the same weights each time."""
+        torch.manual_seed(0)
         for given in self.given[:-1]:
             model = self.make()
             with contextlib.suppress(Exception), torch.no_grad():
@@ -76,12 +77,12 @@ class Failed(Exception):
 
 def trial(architecture: Architecture) -> str | None:
     """Partitions, trains a step of w_C and of w_1, and merges; what did not come out, or None."""
-    return outcome(lambda: attempt(*accepted(architecture)))
+    return outcome(lambda: attempt(*architecture.accepted()))
 
 
 def nested_trial(architecture: Architecture) -> tuple[str | None, str, str]:
     """As trial, with nested partitions; also what subnetwork 1 skips, of the ideal, and how many layers are narrow."""
-    model, given = accepted(architecture)
+    model, given = architecture.accepted()
     if what := outcome(lambda: attempt(model, given, "nested")):
         return what, "", ""
     explained = partnets.explain_partition(model, given)
@@ -92,11 +93,6 @@ def nested_trial(architecture: Architecture) -> tuple[str | None, str, str]:
 def skipped(explained: partnets.Explanation) -> float:
     """What of the multiply-adds that an ideal subnetwork 1 skips, with its units alone everywhere, this one does."""
     return (1 - explained.computed(1)) / (1 - PROPORTIONS[0] ** 2)
-
-
-def accepted(architecture: Architecture) -> tuple[nn.Module, dict]:
-    torch.manual_seed(0)
-    return architecture.accepted()
 
 
 def outcome(trial: Callable[[], None]) -> str | None:

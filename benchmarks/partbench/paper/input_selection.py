@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 import partnets
 from partbench.paper.experiment import Claim, Experiment, Record, Table, curve, registered, select, text
+from partbench.paper.methods import partition
 from partbench.paper.runs import fit
+from partbench.paper.schemes import SCHEMES
 from partnets import baselines, models, optim
 from partnets.data import input_selection
 
@@ -33,8 +35,7 @@ LR, BATCH = 1e-3, 256
 PRECISION = 3e-4 * EXAMPLES
 EVALUATE_EVERY = 100
 # The methods that are partitioned, and their schemes; Appendix C has those beside the first.
-SCHEMES = {"partitioned": "weight", "node": "node", "nested": "nested"}
-LABELS = {"partitioned": "at random", "node": "by outputs", "nested": "nested"}
+PARTITIONED = {"partitioned": "weight", "node": "node", "nested": "nested"}
 
 
 class FirstInputs(nn.Module):
@@ -66,7 +67,7 @@ class InputSelection(Experiment):
             {"inputs": inputs, "method": method, "steps": QUICK_STEPS if quick else STEPS, "seed": seed}
             for seed in seeds
             for inputs in (QUICK_INPUTS if quick else INPUTS)
-            for method in (("partitioned",) if quick else (*SCHEMES, "laplace"))
+            for method in (("partitioned",) if quick else (*PARTITIONED, "laplace"))
         ]
 
     def train(self, setting: Record, checkpoint: Path) -> Record:
@@ -75,10 +76,8 @@ class InputSelection(Experiment):
         return train(setting, data, checkpoint)
 
     def partitioned(self, setting: Record, data: partnets.data.Data, checkpoint: Path) -> Record:
-        proportions, scheme = (1 / CHUNKS,) * CHUNKS, SCHEMES[setting["method"]]
-        nested = {"example": torch.as_tensor(data.train[0][:2])} if scheme == "nested" else {}
-        model = network(setting["inputs"])
-        partnets.partition(model, proportions, seed=setting["seed"], scheme=scheme, **nested)
+        proportions, model = (1 / CHUNKS,) * CHUNKS, network(setting["inputs"])
+        partition(model, proportions, data, PARTITIONED[setting["method"]], setting["seed"])
         chunks = partnets.chunk(data.train, proportions, seed=setting["seed"])
         decay = optim.decays(PRECISION, chunks.sizes)
         trainer = partnets.Trainer(
@@ -114,7 +113,7 @@ class InputSelection(Experiment):
         head = ["inputs", "L_ML, nats", "test log-likelihood", "test accuracy, %", "training loss at the end"]
         others = [method for method in ("node", "nested", "laplace") if (found.method == method).any()]
         for method in others:
-            name = f"{LABELS[method]}: L_ML" if method in LABELS else "Laplace, nats"
+            name = f"{SCHEMES[method]}: L_ML" if method in PARTITIONED else "Laplace, nats"
             head += [name, "its test log-likelihood"]
         rows = []
         for inputs in sorted(found.inputs.unique()):
@@ -149,9 +148,9 @@ class InputSelection(Experiment):
 
     def claims(self, found: pd.DataFrame) -> list[Claim]:
         claims = []
-        for method, label in LABELS.items():
+        for method, scheme in PARTITIONED.items():
             if not (mine := select(found, method=method)).empty:
-                claims += _of_evidence(mine, "" if method == "partitioned" else f"{label}: ")
+                claims += _of_evidence(mine, "" if method == "partitioned" else f"{SCHEMES[scheme]}: ")
         late = select(found, method="partitioned").groupby("inputs").last_train_loss.mean().loc[INFORMATIVE:]
         training = ", ".join(f"{inputs}: {loss:.4f}" for inputs, loss in late.items())
         every = f"and falls with each of them from {INFORMATIVE} on"

@@ -34,6 +34,12 @@ FINETUNE_EPOCHS = 20
 EVALUATION_BATCH = 250
 
 
+def partition(model: nn.Module, proportions: Sequence[float], data: Data, scheme: str, seed: int) -> None:
+    """partnets.partition, in place; nested partitions have two of the data's images or rows as their example."""
+    nested = {"example": torch.as_tensor(data.train[0][:2])} if scheme == "nested" else {}
+    partnets.partition(model, proportions, seed=seed, scheme=scheme, **nested)
+
+
 class Learner:
     """One data set, one recipe, one seed; each method is a function of the same name that gives numbers."""
 
@@ -67,9 +73,8 @@ class Learner:
         proportions = self.recipe.proportions if proportions is None else proportions
         augmentation = self.recipe.augmentation() if augmentation is None else augmentation
         model = self.model(augmentation)
-        nested = {"example": torch.as_tensor(self.data.train[0][:2])} if scheme == "nested" else {}
         parameters = proportions if parameters is None else parameters
-        partnets.partition(model, parameters, seed=self.seed, scheme=scheme, **nested)
+        partition(model, parameters, self.data, scheme, self.seed)
         chunks = partnets.chunk(self.data.train, proportions, seed=self.seed)
         return self.result(self.train(model, chunks, hyper=augmentation))
 

@@ -9,7 +9,18 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from partbench.paper.experiment import Claim, Experiment, Record, Table, curve, registered, rotation, select, text
+from partbench.paper.experiment import (
+    Claim,
+    Experiment,
+    Record,
+    Table,
+    at_least,
+    curve,
+    registered,
+    rotation,
+    select,
+    text,
+)
 from partbench.paper.methods import Learner
 from partbench.paper.recipes import limited, recipe
 
@@ -68,10 +79,9 @@ class Schemes(Experiment):
     def claims(self, found: pd.DataFrame) -> list[Claim]:
         claims = []
         for scheme, rotated in product(("node", "nested", "longer"), (True, False)):
-            ours, random = (select(found, scheme=one, rotated=rotated).accuracy for one in (scheme, "weight"))
+            both = (select(found, scheme=one, rotated=rotated).accuracy for one in (scheme, "weight"))
             what = f"{'rotated' if rotated else 'upright'}, {SCHEMES[scheme]}: level with random partitions, all sizes"
-            holds = bool(ours.mean() >= random.mean() - LEVEL)
-            claims.append(Claim(what, f"{text(ours)} and {text(random)} %", holds))
+            claims.append(at_least(what, *both, margin=-LEVEL))
         return claims
 
 

@@ -34,7 +34,6 @@ class Plan:
         own: how the parameters nest that modules keep of their own.
         norms: of those that norm units, and nest, what they become.
         why: of layers that do not, or less than they could, why, in words that follow "its".
-        has_more_elsewhere: whether layers are called in the other mode that are not in this one.
         narrow: sets of layers, and of modules with own parameters, that can hand on their live units alone.
         makers: of each layer, those whose outputs it computes with, and the modules whose own parameters.
     """
@@ -43,7 +42,6 @@ class Plan:
     own: dict[nn.Module, OwnUnits] = field(default_factory=dict)
     norms: dict[nn.Module, type[OwnNorm]] = field(default_factory=dict)
     why: dict[nn.Module, str] = field(default_factory=dict)
-    has_more_elsewhere: bool = False
     narrow: list[set[nn.Module]] = field(default_factory=list)
     makers: dict[nn.Module, set[nn.Module]] = field(default_factory=dict)
 
@@ -87,8 +85,6 @@ def plan(
     modes = [lambda: evaluating(model), lambda: _training(model)]
     with _undisturbed(model) as held:
         made = _planned(model, rules, own, proportions, example, measure, modes, held)
-        if made.has_more_elsewhere:
-            made = _planned(model, rules, own, proportions, example, measure, modes[::-1], held)
     made.why = {**why, **made.why}
     return made
 
@@ -103,19 +99,25 @@ def _planned(
     modes: Sequence[Callable[[], AbstractContextManager]],
     held: Held,
 ) -> Plan:
-    """See plan; rules are the classes of the layers that can nest, and runs are in the first of the modes."""
+    """See plan; rules are the classes of the layers that can nest, and runs are in the first of the modes.
+
+    If more layers are called in the other, that becomes the first.
+    """
     made = Plan()
     with modes[0]():
         norms = _norms(model, own, example)
-    rules = {**rules, **norms}
+    nesting = {**rules, **norms}
     while True:
-        runs = Runs(model, example, rules, [module for module in own if module not in rules])
+        runs = Runs(model, example, nesting, [module for module in own if module not in nesting])
         found = Search(runs, proportions, measure, modes)
+        if found.has_more_elsewhere:  # which then has no more of them here
+            held.put_back()
+            return _planned(model, rules, own, proportions, example, measure, modes[::-1], held)
         if not (stuck := found.stuck()):
             break
         for layer in stuck:
             made.why[layer] = f"units lie in several segments, across its groups, or in more than {MOST_SEGMENTS}"
-            del rules[layer]
+            del nesting[layer]
     _tell(made, found)
     made.norms = {norm: cls for norm, cls in norms.items() if norm in made.nestings}
     held.put_back()
@@ -142,7 +144,7 @@ def _tell(made: Plan, found: Search) -> None:
         own = made.own.get(module, OwnUnits({}, ()))
         nested = (*own.nested, name) if (module, name) in found.own else own.nested
         made.own[module] = OwnUnits({**own.along, name: along}, nested)
-    made.makers, made.has_more_elsewhere = found.makers, found.has_more_elsewhere
+    made.makers = found.makers
 
 
 def _norms(model: nn.Module, own: Collection[nn.Module], example: Any) -> dict[nn.Module, type[OwnNorm]]:

@@ -22,6 +22,7 @@ class Packing:
 
     Attributes:
         bytes: of gradients handed to all-reduce by this rank since the start.
+        has_travelled: whether a gradient of what is noted has; what is noted next is of another backward pass.
 
     Args:
         model: with partitioned layers.
@@ -44,7 +45,7 @@ class Packing:
             parameter: (layer, name) for _, layer in partitioned_layers(model) for name, parameter in layer.owned()
         }
         self._learning: dict[nn.Parameter, set[int]] = {}
-        self._has_travelled = False
+        self.has_travelled = False
 
     def expect(self) -> None:
         """Notes what the next backward pass gives a gradient: the partition `update` of each layer, and ψ.
@@ -52,17 +53,13 @@ class Packing:
         What was noted before stays as long as no gradient has travelled: several forward passes may have one backward
         pass, and it may follow those of no_sync.
         """
-        if self._has_travelled:
+        if self.has_travelled:
             self._learning.clear()
-            self._has_travelled = False
+            self.has_travelled = False
         for parameter in self._parameters:
             layer, _ = self._owners.get(parameter, (None, ""))
             if parameter.requires_grad and (learning := {1} if layer is None else layer.learning()):
                 self._learning.setdefault(parameter, set()).update(learning)
-
-    def has_travelled(self) -> None:
-        """What is noted from now on is of another backward pass."""
-        self._has_travelled = True
 
     def travelling(self, parameter: nn.Parameter, grad: Tensor) -> Iterator[tuple[Tensor, Partition | None, int]]:
         """Views of a parameter's gradient, and whose entries travel; None as Partition if all do."""
@@ -84,7 +81,7 @@ def _in_place(grad: Tensor, parameter: nn.Parameter) -> Tensor:
 
 def all_reduce_packed(packing: Packing, bucket: dist.GradBucket) -> Future[Tensor]:
     """A communication hook for DistributedDataParallel: the mean over ranks of what learns, in a packed buffer."""
-    packing.has_travelled()
+    packing.has_travelled = True
     parts = [
         part
         for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True)

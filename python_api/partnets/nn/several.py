@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from partnets.hyper.penalty import penalties, weighed_penalties
 from partnets.nn.partitioned import Partitioned
+from partnets.utils.modules import overlapping
 
 # Parts of an output that may be the same for all examples.
 _PLAIN = (int, float, str, type(None))
@@ -205,7 +206,7 @@ def _joined(outputs: list[Any], groups: list[Group]) -> Any:
     back = None if order == sorted(order) else torch.tensor(order).argsort()
 
     def join(*parts: Any) -> Any:
-        if isinstance(parts[0], Tensor) and parts[0].numel() and len({_place(part) for part in parts}) < len(parts):
+        if overlapping({str(i): part for i, part in enumerate(parts) if isinstance(part, Tensor)}):
             raise ValueError(
                 f"the model's output has a part of shape {tuple(parts[0].shape)} that is one tensor of all groups of"
                 " examples, as a buffer is; let it give tensors whose first dimension is that of the examples alone."
@@ -224,7 +225,3 @@ def _joined(outputs: list[Any], groups: list[Group]) -> Any:
         )
 
     return tree_unflatten(list(map(join, *leaves)), structures[0])
-
-
-def _place(part: Any) -> Any:
-    return (part.untyped_storage().data_ptr(), part.storage_offset()) if isinstance(part, Tensor) else None
