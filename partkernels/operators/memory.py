@@ -1,4 +1,4 @@
-"""Where in memory tensors lie: whether they meet there."""
+"""Where in memory tensors lie: whether they meet there, and whether one is a view."""
 
 from __future__ import annotations
 
@@ -22,6 +22,18 @@ def share_memory(first: Tensor, second: Tensor) -> bool:
     if first.is_contiguous() or second.is_contiguous():  # one that leaves nothing out of its range
         return True
     return bool(torch.isin(_places(first), _places(second)).any())
+
+
+def no_view(y: Tensor) -> Tensor:
+    """y itself, or a tensor with its memory that is no view: of views that a Function makes nothing changes in place.
+
+    Example:
+        >>> y = torch.zeros(2, 3).view(3, 2)
+        >>> y._is_view(), no_view(y)._is_view()
+        (True, False)
+    """
+    is_view = not torch.compiler.is_compiling() and y._is_view()
+    return torch.ops.aten._unsafe_view(y, y.shape) if is_view else y
 
 
 def _range(tensor: Tensor) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from partkernels.backend import dispatch
 from partkernels.backend.bias import learning_bias
 from partkernels.backend.reference.conv2d import memory_format
 from partkernels.operators import dense
+from partkernels.operators.memory import no_view
 from partkernels.partition import NestedPartition
 from partkernels.units import Units
 
@@ -125,10 +126,7 @@ class _Product(torch.autograd.Function):
         x: Tensor, weight: Tensor, bias: Tensor | None, product: _Linear | _Convolution, partition: NestedPartition,
         active: int, strips: list, dim: int,
     ) -> Tensor:  # fmt: skip
-        y = product.forward(x, _live(weight, partition, active), bias)
-        # Of views that a Function makes nothing can be changed in place.
-        is_view = not torch.compiler.is_compiling() and y._is_view()
-        return torch.ops.aten._unsafe_view(y, y.shape) if is_view else y
+        return no_view(product.forward(x, _live(weight, partition, active), bias))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from partkernels.backend import dispatch
-from partkernels.operators.memory import share_memory
+from partkernels.operators.memory import no_view, share_memory
 
 _library = torch.library.Library("partkernels", "DEF")
 # Of the backends with compiled libraries, which may be loaded later, or never: what they register are kernels alone.
@@ -112,7 +112,8 @@ def _kernel(name: str, arguments: str) -> Callable:
                 return resolved(*args)
         backend = dispatch.choose(args[-1], args[0].device, args[0].dtype)
         dispatch.note(name, backend, args[-1], args[0])
-        return getattr(backend, name)(*args[:-1])
+        result = getattr(backend, name)(*args[:-1])
+        return result if result is None else no_view(result)
 
     def resolved(*args):
         # A backend reads memory, where a negated view (of z.conj().imag) has the numbers before it was negated.

@@ -530,3 +530,19 @@ def error_cases():
 def test_bad_input_raises_and_names_the_cure(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("backend", ["reference", "auto"])
+@pytest.mark.parametrize("shape, weight", [((2, 3, 8), (4, 8)), ((8,), (4, 8)), ((2, 5, 5), (4, 2, 3, 3))])
+@pytest.mark.parametrize("has_bias, update", [(False, 2), (True, 2), (True, None)])
+def test_what_an_operator_gives_can_be_changed_in_place(backend, shape, weight, has_bias, update):
+    partition = pk.Partition.random(weight, (0.5, 0.5), seed=0, defaults=pk.Uniform(0.5, seed=1))
+    x, w = torch.randn(shape, requires_grad=True), torch.randn(weight, requires_grad=True)
+    operator = pk.conv2d if len(weight) == 4 else pk.linear
+    options = {"bias": torch.randn(2, weight[0]) if has_bias else None, "active": 2, "update": update}
+    with pk.use_backend(backend):
+        y = operator(x, w, partition, **options)
+        expected = torch.autograd.grad((2 * y).square().sum(), x)
+        y = operator(x, w, partition, **options)
+        y *= 2
+        torch.testing.assert_close(torch.autograd.grad(y.square().sum(), x), expected)
