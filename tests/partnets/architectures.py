@@ -129,6 +129,8 @@ def attempt(model: nn.Module, given: dict, scheme: str = "weight") -> None:
     del before
     outputs = {k: output(model, given, k) for k in (LAST, 1)}
     for k, expected in outputs.items():
+        if not all(part.isfinite().all() for part in expected):
+            raise Failed(f"after two steps the output of subnetwork {k} is not finite")
         merged = partnets.merge(model, k)
         computed = output(merged, given)
         if not (error := difference(computed, expected)) <= TOLERANCE and not error <= 2 * rounding(merged, given):

@@ -22,7 +22,7 @@ def table() -> list[tuple[str, str, str, str]]:
         if line.startswith("## "):
             library = line.removeprefix("## ").split(":")[0]
         elif line.startswith("| ") and not line.startswith("| family"):
-            family, name, outcome = (cell.strip(" `") for cell in line.strip("|").split("|"))
+            family, name, outcome, *_ = (cell.strip(" `") for cell in line.strip("|").split("|"))
             rows.append((library, family, name, outcome))
     return rows
 
