@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._autograd import _top_saved_tensors_default_hooks
 
+from partkernels.operators.memory import no_view
 from partnets.nn.live import live
 from partnets.nn.partitioned import Partitioned, partitioned_layers
 
@@ -68,7 +69,8 @@ def same_subnetwork(layer: Partitioned, y: Tensor) -> Tensor:
         return y
     if not y.requires_grad:
         return y
-    return _SameSubnetwork.apply(y, *layer.current_subnetwork())
+    same = _SameSubnetwork.apply(y, *layer.current_subnetwork())
+    return same if y.is_leaf or y._is_view() else no_view(same)  # nn.ReLU(inplace=True) may come next
 
 
 class _SameSubnetwork(torch.autograd.Function):

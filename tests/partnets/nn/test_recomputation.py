@@ -54,6 +54,18 @@ def test_a_checkpoint_recomputes_the_subnetwork_of_its_forward_pass(active, upda
         assert all((layer.active, layer.update) == (3, 3) for layer in model if hasattr(layer, "active"))
 
 
+@pytest.mark.parametrize("scheme", ["weight", "nested"])
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, functools.partial(nn.GroupNorm, 2), nn.Identity])
+def test_what_a_layer_gives_is_changed_in_place_inside_of_a_checkpoint(norm, scheme):
+    first = nn.Sequential(nn.Conv2d(2, 8, 3), norm(8), nn.ReLU(inplace=True), nn.Conv2d(8, 8, 3), nn.SiLU(inplace=True))
+    model, x = nn.Sequential(first, nn.Flatten(), nn.Linear(8, 3)), inputs()
+    partnets.partition(model, PROPORTIONS, scheme=scheme, **({"example": x} if scheme == "nested" else {}))
+    first, last = model[0], model[1:]
+    with partnets.subnetwork(model, 2, 2):
+        expected = gradients(last(first(x)), model, x)
+        assert_equal(gradients(last(checkpoint(first, x, use_reentrant=False)), model, x), expected)
+
+
 def test_each_of_several_checkpoints_recomputes_its_own_subnetwork():
     model, x = network(), inputs()
     contexts = partnets.checkpoint_contexts(model)
