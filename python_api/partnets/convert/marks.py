@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from partkernels import Units
 from partnets.nn.layer import PartitionedLayer
+from partnets.nn.registry import rule_of
 from partnets.utils.modules import hooked
 
 
@@ -106,10 +107,13 @@ def units_of(x: Tensor, dim: int) -> Tensor | None:
 
 
 class _Mark(torch.autograd.Function):
-    """Values in place of what a layer computed; the graph that they are in tells where they have gone."""
+    """Values in place of what a layer computed; the graph that they are in tells where they have gone.
+
+    Of no layer in particular, it is a step on the way from those before.
+    """
 
     @staticmethod
-    def forward(ctx: Any, layer: nn.Module, values: Tensor, *after: Tensor) -> Tensor:
+    def forward(ctx: Any, layer: nn.Module | None, values: Tensor, *after: Tensor) -> Tensor:
         ctx.layer = layer
         return values.clone()
 
@@ -137,7 +141,7 @@ def _makers(
         layer = node.layer if is_mark else owners.get(id(getattr(node, "variable", None)))
         if layer is not None:
             found.add(layer)
-        if not is_mark or layer in through:
+        if not is_mark or layer is None or layer in through:
             front += [before for before, _ in node.next_functions if before is not None]
     return found
 
@@ -293,6 +297,8 @@ POSITIVE, NEGATIVE, SMALL = (0.5, 1.5), (-1.5, -0.5), (-0.1, 0.1)
 class Runs:
     """A model's runs of an example, in which marks take the place of what layers compute.
 
+    Of layers that do not nest too, as frozen ones: all of their units are live, also those that are 0 for this example.
+
     Args:
         model: an ordinary one.
         example: see `called`.
@@ -314,6 +320,7 @@ class Runs:
             for name, parameter in module._parameters.items()
             if parameter is not None and parameter.is_floating_point()
         }
+        self._others = set(_outermost(model, rules))
         self._results: dict[tuple, Tensor] = {}
 
     def run(
@@ -362,6 +369,13 @@ class Runs:
             seen.nonzero.setdefault(layer, None)
             return None
 
+        def of_another(layer: nn.Module, args: tuple, kwargs: dict, output: Any) -> Any:
+            y = output[0] if isinstance(output, tuple) else output
+            if not isinstance(y, Tensor) or is_whole(y):
+                return output
+            marks = _Mark.apply(None, numbers(y), start, *results((args, kwargs)))
+            return (marks, *output[1:]) if isinstance(output, tuple) else marks
+
         def after(layer: nn.Module, args: tuple, kwargs: dict, output: Any) -> Any:
             y, rule = output[0] if isinstance(output, tuple) else output, self.rules[layer]
             mask, inputs = live.get(layer), [start]
@@ -382,7 +396,12 @@ class Runs:
             for (module, name), value in values.items():
                 module._parameters[name] = value
             torch.manual_seed(0)
-            with hooked(self.rules, before, after), self._knowing(), spans or contextlib.nullcontext():
+            with (
+                hooked(self.rules, before, after),
+                hooked(self._others, after=of_another),
+                self._knowing(),
+                spans or contextlib.nullcontext(),
+            ):
                 output = called(self.model, self.example if example is None else example)
         finally:
             for (module, name), parameter in self.own.items():
@@ -397,7 +416,11 @@ class Runs:
     @contextlib.contextmanager
     def _knowing(self) -> Iterator[None]:
         """Inside, torch's layers compute for inputs of the same shapes once: marks take the place of what they give."""
-        layers = [layer for layer in self.rules if "forward" not in vars(layer) and _is_of_torch(type(layer).forward)]
+        layers = [
+            layer
+            for layer in (*self.rules, *self._others)
+            if "forward" not in vars(layer) and _is_of_torch(type(layer).forward)
+        ]
 
         def knowing(layer: nn.Module) -> Callable:
             def forward(*args: Any, **kwargs: Any) -> Any:
@@ -420,6 +443,17 @@ class Runs:
         finally:
             for layer in layers:
                 del vars(layer)["forward"]
+
+
+def _outermost(module: nn.Module, rules: Collection[nn.Module]) -> Iterator[nn.Module]:
+    """The layers in a module for which there is a rule, but for some, and what is in them."""
+    if module in rules:
+        return
+    if rule_of(type(module)) is not None:
+        yield module
+        return
+    for child in module.children():
+        yield from _outermost(child, rules)
 
 
 def _is_of_torch(function: Callable) -> bool:

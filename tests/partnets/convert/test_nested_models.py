@@ -508,6 +508,31 @@ def test_attention_of_one_token_hides_what_it_scales_by(length, attention):
         assert model.a.is_narrow is may_be_narrow
 
 
+@pytest.mark.parametrize("middle", ["frozen", "skipped", "recurrent"])
+class Between(nn.Module):
+    """Some of what `between` gives is 0 for any one example, and of other weights something else."""
+
+    def __init__(self, is_recurrent):
+        super().__init__()
+        self.first, self.last, self.is_recurrent = nn.Linear(5, 8), nn.Linear(16, 3), is_recurrent
+        self.between = nn.RNN(8, 16, nonlinearity="relu") if is_recurrent else nn.Linear(8, 16)
+
+    def forward(self, x):
+        x = self.between(torch.relu(self.first(x)))
+        return self.last(x[0] if self.is_recurrent else torch.relu(x))
+
+
+@pytest.mark.parametrize("between", ["frozen", "skipped", "recurrent"])
+def test_units_of_layers_that_do_not_nest_are_live_whatever_they_are_for_an_example(between):
+    for rows in (1, 2, 20):
+        model = Between(between == "recurrent")
+        if between == "frozen":
+            model.between.requires_grad_(False)
+        skip = ["between"] if between == "skipped" else []
+        partnets.partition(model, PROPORTIONS, scheme="nested", example=torch.randn(rows, 5), skip=skip)
+        assert model.first.nesting is not None and model.last.nesting is None
+
+
 def test_weight_norm_is_not_looked_into():
     weight_norm = nn.utils.parametrizations.weight_norm
     network = nn.Sequential(
