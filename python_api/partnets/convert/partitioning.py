@@ -6,6 +6,7 @@ import inspect
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +32,7 @@ from partnets.nn.own_state import OwnState, own_state_class, sharing
 from partnets.nn.partitioned import EXISTING, REPLACED, Partitioned, bind_methods
 from partnets.nn.registry import Rule, known, rule_of
 from partnets.utils import seeds
+from partnets.utils.eager import eagerly
 from partnets.utils.held import inside
 from partnets.utils.modules import disagreeing, is_frozen, learning, overlapping
 
@@ -43,6 +45,14 @@ SHARED = {"reset_parameters", "seed_defaults"}
 RULE = "give its type a rule with partnets.register"
 
 
+@contextmanager
+def _ordinarily() -> Iterator[None]:
+    """Inside, parameters are made that can learn, and what is compiled runs as it is written."""
+    with torch.inference_mode(False), eagerly():
+        yield
+
+
+@_ordinarily()
 def partition(
     model: nn.Module,
     proportions: Sequence[float],
@@ -283,7 +293,7 @@ def _warn_of_lost(paths: list[str]) -> None:
         f"partition draws the weights of {named}{more} anew, and they don't look as these layers' own initialisation"
         " draws them. If they are pretrained, pass defaults='stored', which keeps them; defaults='seed' draws them anew"
         " without this warning.",
-        stacklevel=3,
+        stacklevel=4,  # past the decorator
     )
 
 

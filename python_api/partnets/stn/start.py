@@ -16,6 +16,7 @@ from partnets.stn.layer import HyperLayer
 from partnets.stn.step import count_examples
 from partnets.stn.vector import HyperVector
 from partnets.training.state import TrainingState
+from partnets.utils.eager import eagerly
 from partnets.utils.held import Held
 from partnets.utils.modules import evaluating, to_device
 from partnets.utils.random_state import preserved
@@ -34,9 +35,8 @@ def check_start(trainer: TrainingState) -> None:
     """Raises ValueError where hyperparameters are not what they seem; nothing of the model changes."""
     vector, before = vector_of(trainer.model), Held(trainer.model)
     _check_decayed(trainer.model)
-    eager = torch.compiler.set_stance("force_eager")
     try:
-        with preserved(trainer.device), torch.no_grad(), eager, vector.noting() as noted:
+        with preserved(trainer.device), torch.no_grad(), eagerly(), vector.noting() as noted:
             batches = [_drawn(trainer, examples) for examples in SIZES]
             outputs = [_trained(trainer, vector, batch) for batch in batches]
             _check_read(trainer, vector, noted)

@@ -508,7 +508,19 @@ def test_attention_of_one_token_hides_what_it_scales_by(length, attention):
         assert model.a.is_narrow is may_be_narrow
 
 
-@pytest.mark.parametrize("middle", ["frozen", "skipped", "recurrent"])
+def test_a_compiled_model_and_inference_mode_make_the_same():
+    network, x = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 3)), torch.randn(4, 5)
+    models = [copy.deepcopy(network), torch.compile(copy.deepcopy(network), backend="eager"), network]
+    for model in models:
+        with torch.inference_mode(model is network):
+            partnets.partition(model, PROPORTIONS, scheme="nested", example=x)
+    found = [str(partnets.explain_partition(getattr(model, "_orig_mod", model))) for model in models]
+    assert "narrow" in found[0] and found == found[:1] * 3
+    with partnets.subnetwork(network, 1, 1):
+        network(x).sum().backward()
+    assert all(parameter.grad is not None for parameter in network.parameters())
+
+
 class Between(nn.Module):
     """Some of what `between` gives is 0 for any one example, and of other weights something else."""
 
