@@ -11,6 +11,7 @@ It measures the partkernels and partnets that Python imports, and needs no check
     compare, report         two files side by side; a page; the tables of docs/benchmarks.md
     bars        what the kernels for CPUs and for GPUs are held to
     overhead    what a call of a small layer costs beyond torch's own: Python and dispatch
+    packing     what it costs to take one partition's entries out of a weight, and to put them back
     tune        which of Triton's plans is the fastest for the layers that speed measures
     gpu         what `make gpu` does: steps, a smoke of every operator, a page on all
     compiled_kernels        the kernels for GPUs as they are compiled, without one

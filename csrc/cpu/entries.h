@@ -46,38 +46,63 @@ class OwnedOfRow {
   std::vector<uint64_t> columns_, bits_;
 };
 
+// How many entries of a row one partition owns. Rows are padded to whole words.
+template <int bits>
+int64_t count_of_row(const uint8_t* ids, int64_t cols, int partition) {
+  constexpr uint64_t kLowest = ~uint64_t{0} / ((uint64_t{1} << bits) - 1);  // bit of each id
+  constexpr int64_t kEach = 64 / bits;
+  const uint64_t own = kLowest * static_cast<uint64_t>(partition - 1);
+  const auto owned = [&](int64_t col) {  // as the lowest bit of each id
+    uint64_t other;
+    std::memcpy(&other, ids + col * bits / 8, sizeof(other));
+    other ^= own;
+    for (int step = 1; step < bits; step *= 2) other |= other >> step;
+    return ~other & kLowest;
+  };
+  int64_t count = 0, col = 0;
+  for (; col + 64 <= cols; col += 64) {
+    uint64_t all = 0;
+    for (int i = 0; i < bits; ++i) all |= owned(col + i * kEach) << i;
+    count += std::popcount(all);
+  }
+  for (; col < cols; col += kEach) {
+    const int64_t left = std::min(cols - col, kEach);
+    count += std::popcount(owned(col) & ~uint64_t{0} >> (kEach - left) * bits);
+  }
+  return count;
+}
+
 inline void count_entries(int64_t rows, int64_t cols, const Owners& owners, int partition, int64_t* starts,
                           const ParallelFor& parallel_for) {
+  const auto count = owners.bits == 1   ? count_of_row<1>
+                     : owners.bits == 2 ? count_of_row<2>
+                     : owners.bits == 4 ? count_of_row<4>
+                                        : count_of_row<8>;
   starts[0] = 0;
   for_strips(rows, cols, parallel_for, [&](int64_t begin, int64_t end) {
-    OwnedOfRow owned(owners, cols, 1, partition);  // whose order makes no difference
     for (int64_t row = begin * kTileRows; row < std::min(rows, end * kTileRows); ++row) {
-      const uint64_t* const bits = owned(row);
-      int64_t count = 0;
-      for (int64_t k = 0; k < owned.words(); ++k) count += std::popcount(bits[k]);
-      starts[row + 1] = count;
+      starts[row + 1] = count(owners.row(row), cols, partition);
     }
   });
   std::partial_sum(starts, starts + rows + 1, starts);
 }
 
-// Calls use(k, j) for the k-th bit that is set, the j-th of all.
+// Calls use(k, j) for each bit j of a word that is set, the k-th of them.
 template <class Use>
-void for_each_bit(const uint64_t* bits, int64_t words, const Use& use) {
-  int64_t k = 0;
-  for (int64_t word = 0; word < words; ++word) {
-    for (uint64_t left = bits[word]; left != 0; left &= left - 1) use(k++, 64 * word + std::countr_zero(left));
-  }
+void for_each_bit(uint64_t word, const Use& use) {
+  for (int64_t k = 0; word != 0; word &= word - 1) use(k++, std::countr_zero(word));
 }
 
 #if defined(PARTKERNELS_AVX512)
-// Calls use(k, j, mask) for the groups of 16 bits from j on of which k are set before.
+// Up to so many entries of 64 are faster moved one by one than 16 at a time.
+constexpr int kFew = 12;
+
+// Calls use(k, j, mask) for the 16 bits of a word from j on, of which k are set before.
 template <class Use>
-void for_each_16_bits(const uint64_t* bits, int64_t words, const Use& use) {
+void for_each_16_bits(uint64_t word, const Use& use) {
   int64_t k = 0;
-  for (int64_t j = 0; j < 64 * words; j += 16) {
-    const auto mask = static_cast<__mmask16>(bits[j / 64] >> j % 64);
-    if (mask == 0) continue;
+  for (int64_t j = 0; j < 64; j += 16) {
+    const auto mask = static_cast<__mmask16>(word >> j);
     use(k, j, mask);
     k += std::popcount(mask);
   }
@@ -87,42 +112,48 @@ void for_each_16_bits(const uint64_t* bits, int64_t words, const Use& use) {
 inline __mmask16 first_of(__mmask16 mask) { return static_cast<__mmask16>((1u << std::popcount(mask)) - 1); }
 #endif
 
-// The owned ones of entries that lie one after another. A compressing store is slow (Zen 4); a masked one is not.
+// The owned ones of 64 entries that lie one after another. A compressing store is slow (Zen 4); a masked one is not.
 template <class T>
-void gather_row(const T* entries, const uint64_t* bits, int64_t words, T* out) {
+void gather_word(const T* entries, uint64_t bits, T* out) {
 #if defined(PARTKERNELS_AVX512)
   if constexpr (std::is_same_v<T, float>) {
-    for_each_16_bits(bits, words, [&](int64_t k, int64_t j, __mmask16 mask) {
-      const __m512 packed = _mm512_maskz_compress_ps(mask, _mm512_maskz_loadu_ps(mask, entries + j));
-      _mm512_mask_storeu_ps(out + k, first_of(mask), packed);
-    });
-    return;
+    if (std::popcount(bits) > kFew) {
+      for_each_16_bits(bits, [&](int64_t k, int64_t j, __mmask16 mask) {
+        const __m512 packed = _mm512_maskz_compress_ps(mask, _mm512_maskz_loadu_ps(mask, entries + j));
+        _mm512_mask_storeu_ps(out + k, first_of(mask), packed);
+      });
+      return;
+    }
   }
 #endif
-  for_each_bit(bits, words, [&](int64_t k, int64_t j) { out[k] = entries[j]; });
+  for_each_bit(bits, [&](int64_t k, int64_t j) { out[k] = entries[j]; });
 }
 
 template <class T>
-void scatter_row(const T* values, const uint64_t* bits, int64_t words, T* entries) {
+void scatter_word(const T* values, uint64_t bits, T* entries) {
 #if defined(PARTKERNELS_AVX512)
   if constexpr (std::is_same_v<T, float>) {
-    for_each_16_bits(bits, words, [&](int64_t k, int64_t j, __mmask16 mask) {
-      const __m512 packed = _mm512_maskz_loadu_ps(first_of(mask), values + k);
-      _mm512_mask_storeu_ps(entries + j, mask, _mm512_maskz_expand_ps(mask, packed));
-    });
-    return;
+    if (std::popcount(bits) > kFew) {
+      for_each_16_bits(bits, [&](int64_t k, int64_t j, __mmask16 mask) {
+        const __m512 packed = _mm512_maskz_loadu_ps(first_of(mask), values + k);
+        _mm512_mask_storeu_ps(entries + j, mask, _mm512_maskz_expand_ps(mask, packed));
+      });
+      return;
+    }
   }
 #endif
-  for_each_bit(bits, words, [&](int64_t k, int64_t j) { entries[j] = values[k]; });
+  for_each_bit(bits, [&](int64_t k, int64_t j) { entries[j] = values[k]; });
 }
 
-// Calls use(row, bits, words, offsets) for each row; offsets of its entries in memory, null if one lies after another.
+// Calls use(k, bits, entries, offsets) for each 64 entries of a row of which a partition owns some: the vector has them
+// from k on. The offsets are those from `entries` in memory, or null if one lies after another.
 template <class T, class Use>
-void for_each_owned_row(const Weight<T>& w, const Owners& owners, int partition, const ParallelFor& parallel_for,
-                        const Use& use) {
+void for_each_owned_word(const Weight<T>& w, const Owners& owners, int partition, const int64_t* starts,
+                         const ParallelFor& parallel_for, const Use& use) {
   const int64_t taps = w.height * w.width;
+  const bool is_dense = taps_are_contiguous(w);
   std::vector<int64_t> offsets;
-  if (!taps_are_contiguous(w)) {
+  if (!is_dense) {
     for (int64_t j = 0; j < w.cols(); ++j) {
       const int64_t tap = j % taps;
       offsets.push_back(j / taps * w.in_stride + tap / w.width * w.y_stride + tap % w.width * w.x_stride);
@@ -131,7 +162,17 @@ void for_each_owned_row(const Weight<T>& w, const Owners& owners, int partition,
   for_strips(w.rows, w.cols(), parallel_for, [&](int64_t begin, int64_t end) {
     OwnedOfRow owned(owners, w.in, taps, partition);
     for (int64_t row = begin * kTileRows; row < std::min(w.rows, end * kTileRows); ++row) {
-      use(row, owned(row), owned.words(), offsets.empty() ? nullptr : offsets.data());
+      const uint64_t* const bits = owned(row);
+      T* const entries = w.data + row * w.row_stride;
+      int64_t k = starts[row];
+      for (int64_t word = 0; word < owned.words(); ++word) {
+        if (is_dense) {
+          use(k, bits[word], entries + 64 * word, nullptr);
+        } else {
+          use(k, bits[word], entries, offsets.data() + 64 * word);
+        }
+        k += std::popcount(bits[word]);
+      }
     }
   });
 }
@@ -139,31 +180,29 @@ void for_each_owned_row(const Weight<T>& w, const Owners& owners, int partition,
 template <class T>
 void gather_entries(Weight<const T> w, const Owners& owners, int partition, const int64_t* starts, T* out,
                     const ParallelFor& parallel_for) {
-  for_each_owned_row(w, owners, partition, parallel_for,
-                     [&](int64_t row, const uint64_t* bits, int64_t words, const int64_t* offsets) {
-                       const T* const entries = w.data + row * w.row_stride;
-                       T* const to = out + starts[row];
-                       if (offsets == nullptr) {
-                         gather_row(entries, bits, words, to);
-                       } else {
-                         for_each_bit(bits, words, [&](int64_t k, int64_t j) { to[k] = entries[offsets[j]]; });
-                       }
-                     });
+  for_each_owned_word(w, owners, partition, starts, parallel_for,
+                      [&](int64_t start, uint64_t bits, const T* entries, const int64_t* offsets) {
+                        T* const to = out + start;
+                        if (offsets == nullptr) {
+                          gather_word(entries, bits, to);
+                        } else {
+                          for_each_bit(bits, [&](int64_t k, int64_t j) { to[k] = entries[offsets[j]]; });
+                        }
+                      });
 }
 
 template <class T>
 void scatter_entries(const T* values, const int64_t* starts, const Owners& owners, int partition, Weight<T> w,
                      const ParallelFor& parallel_for) {
-  for_each_owned_row(w, owners, partition, parallel_for,
-                     [&](int64_t row, const uint64_t* bits, int64_t words, const int64_t* offsets) {
-                       T* const entries = w.data + row * w.row_stride;
-                       const T* const from = values + starts[row];
-                       if (offsets == nullptr) {
-                         scatter_row(from, bits, words, entries);
-                       } else {
-                         for_each_bit(bits, words, [&](int64_t k, int64_t j) { entries[offsets[j]] = from[k]; });
-                       }
-                     });
+  for_each_owned_word(w, owners, partition, starts, parallel_for,
+                      [&](int64_t start, uint64_t bits, T* entries, const int64_t* offsets) {
+                        const T* const from = values + start;
+                        if (offsets == nullptr) {
+                          scatter_word(from, bits, entries);
+                        } else {
+                          for_each_bit(bits, [&](int64_t k, int64_t j) { entries[offsets[j]] = from[k]; });
+                        }
+                      });
 }
 
 }  // namespace partkernels::cpu::PARTKERNELS_ISA

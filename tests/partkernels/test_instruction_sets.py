@@ -41,8 +41,8 @@ def test_operators_are_right_on_each_instruction_set(name):
         assert "cannot run on this processor; unset it, or set it to one of" in asked.stderr
         pytest.skip(f"this processor has no {name}")
     assert asked.stdout.strip() == name
-    tests = Path(__file__).parent / "test_operators.py"
-    done = in_a_process(name, "-m", "pytest", "-q", "-x", "-k", TESTS, str(tests))
+    tests = [str(Path(__file__).parent / file) for file in ("test_operators.py", "test_entries.py")]
+    done = in_a_process(name, "-m", "pytest", "-q", "-x", "-k", f"{TESTS} or test_entries", *tests)
     assert done.returncode == 0, done.stdout[-4000:]
 
 
