@@ -157,7 +157,7 @@ def test_the_preset_has_a_row_for_all_that_is_held_to_something():
     options = Options(PRESETS["gpu"], torch.device("cpu"), backends=("triton",))
     records = [
         Record(workload.suite, workload.case, peer, samples=[[1.0] * 3] * 6, facts=workload.facts)
-        for suite in ("speed", "optim")
+        for suite in ("speed", "optim", "step")
         for workload in SUITES[suite].batch(options).workloads
         for peer in workload.peers
     ]
@@ -173,6 +173,7 @@ def test_the_preset_has_a_row_for_all_that_is_held_to_something():
     assert len([name for name in found if name.startswith("conv2d")]) == 3 * len(PRESETS["gpu"].conv2d)
     assert len([name for name in found if name.startswith("Adam's step")]) == 2
     assert len([name for name in found if name.startswith("peak memory")]) == 1
+    assert len([name for name in found if name.startswith("an iteration")]) == len(PRESETS["gpu"].step)
 
 
 def test_the_table_names_the_gpu_and_the_plan():

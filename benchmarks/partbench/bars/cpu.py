@@ -8,16 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from partbench import summary
+from partbench.bars import nested
 from partbench.bars.bar import Bar
 from partbench.figures import figures
 from partbench.results import Record
 
-OURS, NESTED = "partkernels cpu", "partkernels nested"
+OURS = "partkernels cpu"
 
 
 def measured(records: Sequence[Record]) -> list[Bar]:
     """The rows for which a run has figures."""
-    return [*_layers(records), *_optimizers(records), *_iterations(records)]
+    return [*_layers(records), *_optimizers(records), *_iterations(records), *nested.iterations(records)]
 
 
 def _layers(records: Sequence[Record]) -> Iterable[Bar]:
@@ -61,8 +62,3 @@ def _iterations(records: Sequence[Record]) -> Iterable[Bar]:
         if (model, batch) == ("MNIST CNN", 200) and len(updates) == 2:
             work = f"updates of weights and hyperparameters over a dense step, {model}, batch {batch}"
             yield Bar(work, updates[0] + updates[1], 1.75)
-    nested = [record for record in records if record.suite == "step" and record.peer.startswith((NESTED, "dense"))]
-    for row in summary.step(nested).itertuples() if len({record.peer for record in nested}) > 1 else ():
-        if row.scheme == NESTED and not row.series and row.iteration:
-            work = f"an iteration with nested partitions over a dense step, {row.model}, batch {row.batch}"
-            yield Bar(work, row.iteration, 1.25)

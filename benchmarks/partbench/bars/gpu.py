@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
+from partbench.bars import nested
 from partbench.bars.bar import Bar
 from partbench.figures import figures, over
 from partbench.measuring.estimates import Estimate
@@ -30,7 +31,7 @@ Case = dict
 
 def measured(run: Results) -> list[Bar]:
     """The rows for which a run has cases; a bar whose peers have no figure is missed."""
-    return [*_layers(run), *_optimizers(run.records), *_peaks(run.records)]
+    return [*_layers(run), *_optimizers(run.records), *_peaks(run.records), *nested.iterations(run.records)]
 
 
 def _layers(run: Results) -> Iterable[Bar]:

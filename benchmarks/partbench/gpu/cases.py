@@ -23,7 +23,8 @@ class Case:
     """A call.
 
     Attributes:
-        work: one of operators.WORKS or of EXACT, or an optimiser's step, "sgd" or "adam".
+        work: one of operators.WORKS or of EXACT, an optimiser's step, "sgd" or "adam", or "nested": forward and both
+            gradients with nested partitions, which the reference has as a map.
         layer: what it works on; of work without x, its weight.
         defaults: of what is not live.
         count: C.
@@ -37,7 +38,7 @@ class Case:
     gradient: str = "dense"
 
     def __str__(self) -> str:
-        has_x = self.work in WORKS
+        has_x = self.work in (*WORKS, "nested")
         name = f"{self.layer.operator} {self.work}" if has_x else self.work
         shape = self.layer.shape if has_x else "×".join(map(str, self.layer.weight))
         parts = [f"{name} {shape}", str(self.layer.dtype).removeprefix("torch."), self.defaults, f"C = {self.count}"]
@@ -68,10 +69,25 @@ class Case:
             grad = grad[:1].expand_as(grad)
         partition = made.partition.to(device, dtype)
         with pk.use_backend(backend):
+            if self.work == "nested":
+                return self._nested(x, grad, weight, backend)
             if self.work in WORKS:
                 tensors = SimpleNamespace(layer=self.layer, x=x, grad=grad, weight=weight, partition=partition)
                 return ours(tensors, self.work, self.count - 1, backend)()
             return self._of_weight(x, weight, partition)
+
+    def _nested(self, x: Tensor, grad: Tensor, weight: Tensor, backend: str) -> Tensor:
+        """The output and both gradients, one after another."""
+        ends = ([size * k // self.count for k in range(1, self.count + 1)] for size in weight.shape[:2])
+        nested = pk.Partition.nested(weight.shape, *ends)
+        explicit = pk.Partition.from_ids(nested.ids()).to(weight.device, weight.dtype)
+        partition = explicit if backend == "reference" else nested
+        leaves, active = [x.clone().requires_grad_(), weight.clone().requires_grad_()], self.count - 1
+        if self.layer.operator == "linear":
+            y = pk.linear(*leaves, partition, active, update=active)
+        else:
+            y = pk.conv2d(*leaves, partition, active, update=active, padding=self.layer.padding)
+        return torch.cat([one.flatten() for one in (y, *torch.autograd.grad(y, leaves, grad))])
 
     def _of_weight(self, x: Tensor, weight: Tensor, partition: pk.Partition) -> Tensor:
         active = self.count - 1
@@ -114,6 +130,7 @@ CASES = (
     *(Case("grad_weight", layer) for layer in (ALIGNED, ONE_OUTPUT, ODD, _linear(128, 256, 256, FLOAT32))),
     Case("grad_weight", ALIGNED, gradient="expanded"),
     *(Case(work, CONVOLUTION) for work in WORKS),
+    *(Case("nested", layer, "zeros") for layer in (ALIGNED, CONVOLUTION)),
     *(Case(work, ALIGNED, "normal") for work in EXACT),
     Case("entries", CONVOLUTION),
     *(Case(work, _linear(1, 300, 257, dtype)) for work in ("sgd", "adam") for dtype in (BFLOAT16, FLOAT32)),
