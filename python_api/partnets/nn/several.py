@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import groupby
@@ -166,11 +167,7 @@ def _computed(forward: Callable, several: Several, inputs: tuple, options: dict)
                 f"an input is a list of {len(given)}, as many as there are examples, which is not divided among them:"
                 " stack it into one tensor, or make it a tuple if it belongs to all examples."
             )
-    if not any(_has_rows(leaf, several.examples) for leaf in tree_flatten((inputs, options))[0]):
-        raise ValueError(
-            f"no input has {several.examples} rows, and active and update are of as many examples; give the model"
-            " tensors whose first dimension is that of the examples."
-        )
+    _check_rows(tree_flatten((inputs, options))[0], several)
     outputs = []
     for group in several.groups:
         # A penalty regularises what learns from these examples, beside a loss that is the mean over all.
@@ -179,6 +176,23 @@ def _computed(forward: Callable, several: Several, inputs: tuple, options: dict)
             given, named = tree_map(_taking(group.rows, several.examples), (inputs, options))
             outputs.append(forward(*given, **named))
     return _joined(outputs, several.groups) if len(outputs) > 1 else outputs[0]
+
+
+def _check_rows(leaves: list[Any], several: Several) -> None:
+    count = several.examples
+    divided = [leaf for leaf in leaves if _has_rows(leaf, count)]
+    if not divided:
+        raise ValueError(
+            f"no input has {count} rows, and active and update are of as many examples; give the model tensors whose"
+            " first dimension is that of the examples."
+        )
+    squares = [leaf for leaf in divided if leaf.shape == (count, count)]
+    if 0 < len(squares) < len(divided) and len(several.groups) > 1:
+        warnings.warn(
+            f"an input of shape ({count}, {count}) has as many rows as there are examples, and is divided among them."
+            " If it is the same for all, as a mask over positions, give it a first dimension of 1.",
+            stacklevel=2,
+        )
 
 
 def _has_rows(leaf: Any, count: int) -> bool:

@@ -3,6 +3,7 @@
 import copy
 import io
 import threading
+import warnings
 from collections import namedtuple
 
 import pytest
@@ -221,6 +222,17 @@ def test_inputs_without_a_row_for_each_example_are_refused_or_shared():
         model(torch.ones(3, 2), [0.1, 0.2, 0.3])
     with partnets.subnetwork(model, active=torch.tensor([1, 2, 2])):
         assert model(torch.ones(3, 2), torch.ones(5), "a word").shape == (3, 2)
+
+
+def test_a_square_input_beside_others_is_told_of():
+    model = partnets.partition(Gives(lambda y: y), (0.5, 0.5))
+    with partnets.subnetwork(model, active=torch.tensor([1, 2, 2])):
+        with pytest.warns(UserWarning, match=r"an input of shape \(3, 3\) has as many rows as there are examples"):
+            model(torch.ones(3, 2), torch.zeros(3, 3))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model(torch.ones(3, 2), torch.zeros(1, 3, 3))
+            model(torch.ones(3, 2), torch.zeros(3))
 
 
 def test_no_examples_and_those_of_one_subnetwork_are_one_call():
