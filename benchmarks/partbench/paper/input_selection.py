@@ -35,7 +35,9 @@ LR, BATCH = 1e-3, 256
 PRECISION = 3e-4 * EXAMPLES
 EVALUATE_EVERY = 100
 # The methods that are partitioned, and their schemes; Appendix C has those beside the first.
-PARTITIONED = {"partitioned": "weight", "node": "node", "nested": "nested"}
+PARTITIONED = {"partitioned": "weight", "node": "node", "nested": "nested", "faster": "nested", "weights": "weights"}
+LABELS = {**SCHEMES, "faster": "nested, biases ten times as fast"}
+FASTER = 10
 
 
 class FirstInputs(nn.Module):
@@ -80,10 +82,12 @@ class InputSelection(Experiment):
         partition(model, proportions, data, PARTITIONED[setting["method"]], setting["seed"])
         chunks = partnets.chunk(data.train, proportions, seed=setting["seed"])
         decay = optim.decays(PRECISION, chunks.sizes)
+        biases = [parameter for name, parameter in model.named_parameters() if name.endswith("bias")]
+        groups = [{"params": biases, "lr": FASTER * LR}] if setting["method"] == "faster" else []
         trainer = partnets.Trainer(
             model,
             chunks,
-            optimizer=optim.Adam(model, lr=LR, weight_decay=decay),
+            optimizer=optim.Adam(model, lr=LR, weight_decay=decay, groups=groups),
             batch_size=BATCH,
             lml_every=EVALUATE_EVERY,
             keep_best=True,
@@ -111,9 +115,9 @@ class InputSelection(Experiment):
     def table(self, found: pd.DataFrame) -> Table:
         """Means over the seeds, at the highest L_ML."""
         head = ["inputs", "L_ML, nats", "test log-likelihood", "test accuracy, %", "training loss at the end"]
-        others = [method for method in ("node", "nested", "laplace") if (found.method == method).any()]
+        others = [method for method in (*tuple(PARTITIONED)[1:], "laplace") if (found.method == method).any()]
         for method in others:
-            name = f"{SCHEMES[method]}: L_ML" if method in PARTITIONED else "Laplace, nats"
+            name = f"{LABELS[method]}: L_ML" if method in PARTITIONED else "Laplace, nats"
             head += [name, "its test log-likelihood"]
         rows = []
         for inputs in sorted(found.inputs.unique()):
@@ -148,9 +152,9 @@ class InputSelection(Experiment):
 
     def claims(self, found: pd.DataFrame) -> list[Claim]:
         claims = []
-        for method, scheme in PARTITIONED.items():
+        for method in PARTITIONED:
             if not (mine := select(found, method=method)).empty:
-                claims += _of_evidence(mine, "" if method == "partitioned" else f"{SCHEMES[scheme]}: ")
+                claims += _of_evidence(mine, "" if method == "partitioned" else f"{LABELS[method]}: ")
         late = select(found, method="partitioned").groupby("inputs").last_train_loss.mean().loc[INFORMATIVE:]
         training = ", ".join(f"{inputs}: {loss:.4f}" for inputs, loss in late.items())
         every = f"and falls with each of them from {INFORMATIVE} on"

@@ -35,9 +35,13 @@ EVALUATION_BATCH = 250
 
 
 def partition(model: nn.Module, proportions: Sequence[float], data: Data, scheme: str, seed: int) -> None:
-    """partnets.partition, in place; nested partitions have two of the data's images or rows as their example."""
-    nested = {"example": torch.as_tensor(data.train[0][:2])} if scheme == "nested" else {}
-    partnets.partition(model, proportions, seed=seed, scheme=scheme, **nested)
+    """partnets.partition, in place; nested partitions have two of the data's images or rows as their example.
+
+    With "weights" they are nested, and proportions are those of the weights.
+    """
+    measure = {"nested": "units", "weights": "weights"}.get(scheme)
+    nested = {"scheme": "nested", "example": torch.as_tensor(data.train[0][:2]), "proportions_of": measure}
+    partnets.partition(model, proportions, seed=seed, **(nested if measure else {"scheme": scheme}))
 
 
 class Learner:
