@@ -140,7 +140,12 @@ class _Product(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         grad_x = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
-            grad_x = ctx.product.grad_input(grad, _live(weight, *ctx.live), ctx.x_shape)
+            partition, active = ctx.live
+            if (
+                torch.is_grad_enabled() and not torch.compiler.is_compiling()
+            ):  # its derivative is that of the strips too
+                weight = _apply(_Kept, weight, partition.live(active), [strip for strip, _ in ctx.strips])
+            grad_x = ctx.product.grad_input(grad, _live(weight, partition, active), ctx.x_shape)
         if ctx.needs_input_grad[1]:
             grad_weight = _grad_weight(ctx, grad, x, weight)
         if ctx.needs_input_grad[2]:
@@ -314,7 +319,7 @@ def _vector(vector: Tensor, units: Units, active: int, update: int | None) -> Te
         learns = (0, 0) if update is None else ((0, *ends)[update - 1], ends[update - 1])
         before, learning, after = (0, learns[0]), learns, (learns[1], ends[active - 1])
         for source, (first, last) in zip((still, vector, still), (before, learning, after), strict=True):
-            if first < last:
+            if first < last or (source is vector and update is not None):  # which has a gradient, be it of zeros
                 pieces.append(source[start + first : start + last])
         if ends[active - 1] < ends[-1]:
             pieces.append(still.new_zeros(ends[-1] - ends[active - 1]))

@@ -152,6 +152,22 @@ def test_its_gradients_and_theirs_are_right(case):
     assert torch.autograd.gradgradcheck(function, leaves)
 
 
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("active, update", [(2, 1), (3, 3)])
+def test_second_derivatives_are_the_equal_maps(case, active, update):
+    """As of a penalty on gradients; those of other partitions are 0."""
+    operator, x, weight, bias, partition, options = inputs(case)
+    found = []
+    for each in (partition, partition.explicit()):
+        leaves = [one.clone().requires_grad_() for one in (x, weight, bias)]
+        y = operator(leaves[0], leaves[1], each, active, update=update, bias=leaves[2], **options)
+        first = torch.autograd.grad(y.sin().sum(), leaves, create_graph=True)
+        found.append(torch.autograd.grad(sum(one.square().sum() for one in first), leaves))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
+    assert not found[0][1][~partition.mask(update)].any()
+
+
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # as torch's own compiler does
 def test_transforms_compilers_and_autocast():
     _, x, weight, bias, partition, _ = inputs("linear", torch.float32)

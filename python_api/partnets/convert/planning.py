@@ -84,7 +84,14 @@ def plan(
     example = to_device(example, device_of(model))
     modes = [lambda: evaluating(model), lambda: _training(model)]
     with _undisturbed(model) as held:
-        made = _planned(model, rules, own, proportions, example, measure, modes, held)
+        try:
+            made = _planned(model, rules, own, proportions, example, measure, modes, held)
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(
+                "the model runs with example, but not where numbers without a derivative take the place of what its"
+                f" layers compute, as nested units are found: {type(error).__name__}: {error}. If it differentiates"
+                " inside of its forward, keep to schemes 'weight' and 'node'."
+            ) from error
     made.why = {**why, **made.why}
     return made
 

@@ -73,10 +73,17 @@ class _Sharded(Linear):
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         weight = self.weight.detach() if self.update is None else self.weight
-        return partkernels.linear(x, weight.to_local(), self.shard, self.active, update=self.update, bias=bias)
+        options = {"update": self.update, "bias": bias, "narrow": self.is_narrow}
+        return partkernels.linear(x, weight.to_local(), self.shard, self.active, **options)
 
     def live_bias(self) -> Tensor | None:
-        return None if self.bias is None else live_sum(self.bias.to_local(), self.count, self.active, self.update)
+        if self.bias is None:
+            return None
+        bias, live = self.bias.to_local(), (self.active, self.update)
+        if "bias" not in self.partitions:
+            return live_sum(bias, self.count, *live)
+        partition = local_partition(self.partitions["bias"], self.bias)
+        return partkernels.subnetwork_weight(bias, partition, live[0], update=live[1])
 
 
 class _Colwise(_Sharded):
@@ -90,7 +97,10 @@ class _Rowwise(_Sharded):
     def forward(self, input: Tensor) -> Tensor:
         part = DTensor.from_local(self.product(input, bias=None), self.mesh, [Partial()], run_check=False)
         y = part.redistribute(placements=[Replicate()]).to_local()
-        return y if self.bias is None else y + self.live_bias()
+        if self.bias is None:
+            return y
+        bias = self.live_bias()
+        return y + (self.partition.row_units.take(bias, 0, self.active) if self.is_narrow else bias)
 
 
 def _check_parts(partition: Partition, dim: int, ranks: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from partkernels import Partition
+from partkernels import NestedPartition, Partition
 from partnets.nn.partitioned import Partitioned
 
 
@@ -36,12 +36,22 @@ def local_entries(
     if not local[0].numel():
         return local, None
     if partition is not None:
-        return local, local_partition(partition, tensors[0])
+        seen = layer.seen_by_partition(name, tensors[0])
+        return [layer.seen_by_partition(name, tensor) for tensor in local], _owners(partition, seen)
     if view.dim() == whole.dim():
         return local, None
     start, stop = local_range(tensors[0], 0)
     row = view.storage_offset() // whole.stride(0)
     return [tensor[row - start] if start <= row < stop else tensor[:0] for tensor in local], None
+
+
+def _owners(partition: Partition, weight: Tensor) -> Partition:
+    """As local_partition, and cut anywhere: who owns what, without defaults."""
+    start, stop = local_range(weight, 1) if weight.dim() > 1 else (0, 0)
+    if isinstance(partition, NestedPartition) or start % (8 // partition.bits) == 0:
+        return local_partition(partition, weight)
+    of_rows = partition.rows(*local_range(weight, 0))
+    return Partition.from_ids(of_rows.ids()[:, start:stop], count=partition.count)
 
 
 def local_partition(partition: Partition, weight: Tensor) -> Partition:

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import Shard
-from training import OPTIMIZERS, learn, network
+from training import OPTIMIZERS, learn, network, whole
 
 import partnets
 from partnets import distributed
@@ -37,6 +37,37 @@ def test_two_ranks_learn_the_weights_of_one_process_with_the_joint_batch(name, u
     for parameter, *parts in zip(optimizer.parameters(), *(shapes for _, shapes, _ in found), strict=True):
         assert sum(part[0] for part in parts) == len(parameter)
         assert all(part[0] < len(parameter) for part in parts)
+
+
+def transposed(scheme):
+    """transformers' layer, whose partition is that of the transpose of what is sharded; 11 and 9 inputs."""
+    conv1d = pytest.importorskip("transformers.pytorch_utils").Conv1D
+    torch.manual_seed(0)
+    layers, options = nn.Sequential(conv1d(9, 11), nn.Tanh(), conv1d(3, 9)), {"defaults": "seed"}
+    if scheme == "nested":
+        options = {"scheme": "nested", "example": torch.randn(2, 11)}
+    return partnets.partition(layers, (0.5, 0.3, 0.2), **options).double()
+
+
+def learn_transposed(scheme, sharded=True):
+    model, generator = transposed(scheme), torch.Generator().manual_seed(1)
+    if sharded:
+        distributed.fully_shard(model, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))
+    optimizer = partnets.optim.AdamW(model, lr=0.01, weight_decay=0.1)
+    for k in (1, 2, 3, 2, 1):
+        x = torch.randn(4, 11, generator=generator, dtype=torch.float64)
+        optimizer.zero_grad()
+        with partnets.subnetwork(model, k, k):
+            model(x).square().mean().backward()
+        optimizer.step(update=k)
+    return [whole(parameter) for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("scheme", ["weight", "nested"])
+def test_weights_that_are_kept_transposed_step_the_entries_of_their_partition(scheme, two_ranks):
+    expected = learn_transposed(scheme, sharded=False)
+    for weights in two_ranks(learn_transposed, scheme):
+        torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-12)
 
 
 def shard_along_the_kernel():

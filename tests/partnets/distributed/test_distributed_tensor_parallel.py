@@ -17,6 +17,10 @@ PROPORTIONS = (0.8, 0.1, 0.1)
 def network(defaults="seed", seed=0):
     torch.manual_seed(0)
     layers = [hyper.InputMask(12), nn.Linear(12, 128), nn.Tanh(), nn.Linear(128, 5), nn.LayerNorm(5)]
+    if defaults == "nested":  # of which the second layer's outputs are divided too
+        layers[3:] = [nn.Linear(128, 16), nn.Tanh(), nn.Linear(16, 5)]
+        nested = {"scheme": "nested", "example": torch.randn(2, 12)}
+        return partnets.partition(nn.Sequential(*layers), PROPORTIONS, **nested).double().eval()
     return partnets.partition(nn.Sequential(*layers), PROPORTIONS, defaults=defaults, seed=seed).double().eval()
 
 
@@ -53,11 +57,24 @@ def compute_in_parallel(defaults):
     return outputs_and_gradients(parallel(network(defaults)))
 
 
-@pytest.mark.parametrize("defaults", ["seed", "zero", "stored"])
+@pytest.mark.parametrize("defaults", ["seed", "zero", "stored", "nested"])
 def test_two_ranks_compute_the_outputs_and_gradients_of_one_process(defaults, two_ranks):
     expected = outputs_and_gradients(network(defaults))
     for found in two_ranks(compute_in_parallel, defaults):
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def learn_nested_in_parallel():
+    model = parallel(network("nested"))
+    return learn(model, range(10), optim.Adam(model, lr=0.01))
+
+
+def test_two_ranks_learn_nested_weights_as_one_process(two_ranks):
+    model = network("nested")
+    assert model[1].is_narrow and model[3].is_narrow
+    expected = learn(model, range(10), optim.Adam(model, lr=0.01))
+    for weights in two_ranks(learn_nested_in_parallel):
+        torch.testing.assert_close(weights, expected, rtol=1e-9, atol=1e-11)
 
 
 def learn_in_parallel(folder):
