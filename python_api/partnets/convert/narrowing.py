@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import warnings
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
@@ -25,6 +26,7 @@ from partnets.convert.marks import (
     is_whole,
     results,
 )
+from partnets.convert.merging import merge
 from partnets.convert.units import Search
 from partnets.nn.layer import PartitionedLayer
 from partnets.nn.live import subnetwork
@@ -40,6 +42,8 @@ from partnets.utils.random_state import preserved
 ROUNDED, LEAST = 4, 1e-5
 # How far outputs may be from those of all units, over the largest of them: rounding may have grown through the layers.
 FAR = 0.1
+# And those of a merged subnetwork, whose products are the same.
+MERGED = 1e-4
 
 
 def can_be_narrow(found: Search, nestings: Mapping[nn.Module, Nesting]) -> list[set[nn.Module]]:
@@ -204,17 +208,40 @@ def narrow(
                 taking = set() if (ours := _outputs(model, example)) is None else _taking(model, example)
                 runs = ours is not None and not (trains and _outputs(model, example, training=True) is None)
                 _set_narrow(narrowed, False)
-                if not runs or not _are_near(ours, expected):
+                if not runs or not _are_near(ours, expected, FAR):
                     narrowed, taking = set(), set()
                     break
                 if not (torn := disagreeing(_blocks(layers, narrowed, taking))):
                     break
                 fed = {layer for one in torn for layer in (one, *makers.get(one, ()))}
                 able, narrowed, taking = [one for one in able if not fed & one], set(), set()
+            _make_narrow(layers, narrowed, taking)
+            if narrowed and not _merges(model, example):
+                narrowed, taking = set(), set()
     finally:
         held.put_back()
+    _make_narrow(layers, narrowed, taking)
+
+
+def _make_narrow(layers: Iterable[PartitionedLayer], narrowed: Collection, taking: Collection) -> None:
     for layer in layers:
         layer.is_narrow, layer.takes_narrow = layer in narrowed, layer in taking
+
+
+def _merges(model: nn.Module, example: Any) -> bool:
+    """Whether subnetwork 1 computes the same merged, of layers that tell their code of fewer units."""
+    example = tree_map(lambda leaf: leaf.float() if is_half(leaf) else leaf, example)
+    with in_float32(model), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of statistics that nothing has moved
+        try:
+            with evaluating(model):
+                torch.manual_seed(0)
+                with subnetwork(model, 1):
+                    expected = results(called(model, example))
+                torch.manual_seed(0)
+                return _are_near(results(called(merge(model, active=1), example)), expected, MERGED)
+        except Exception:  # as where code puts the layers' parameters together
+            return False
 
 
 def _is_read(layer: PartitionedLayer) -> bool:
@@ -235,8 +262,8 @@ def _outputs(model: nn.Module, example: Any, training: bool = False) -> list[Ten
     return found
 
 
-def _are_near(ours: list[Tensor], expected: list[Tensor]) -> bool:
-    return len(ours) == len(expected) and all(_is_near(a, b, FAR) for a, b in zip(ours, expected, strict=True))
+def _are_near(ours: list[Tensor], expected: list[Tensor], most: float) -> bool:
+    return len(ours) == len(expected) and all(_is_near(a, b, most) for a, b in zip(ours, expected, strict=True))
 
 
 def _taking(model: nn.Module, example: Any) -> set[PartitionedLayer]:

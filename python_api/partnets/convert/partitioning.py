@@ -23,6 +23,7 @@ from partnets.convert.narrowing import narrow
 from partnets.convert.planning import Plan
 from partnets.convert.planning import plan as plan_units
 from partnets.convert.reads import read_by, written_by
+from partnets.convert.replacing import replace_modules
 from partnets.hyper import Hyperparameter
 from partnets.nn import state_dict
 from partnets.nn.layer import SCHEMES, PartitionedLayer
@@ -295,37 +296,6 @@ def _warn_of_lost(paths: list[str]) -> None:
         " without this warning.",
         stacklevel=4,  # past the decorator
     )
-
-
-def replace_modules(model: nn.Module, new: dict[nn.Module, nn.Module]) -> nn.Module:
-    """The model with each module of `new` replaced, under every path that it has, also inside of what replaces one.
-
-    So are those that a module keeps in plain lists, tuples and dicts beside its attributes: its forward may go through.
-    """
-    for root in (model, *new.values()):
-        for module in list(root.modules()):
-            for name, child in module._modules.items():
-                module._modules[name] = new.get(child, child)
-            for name, value in list(vars(module).items()):
-                if name not in ("_modules", "_parameters", "_buffers"):
-                    vars(module)[name] = _replaced(value, new, [])
-    return new.get(model, model)
-
-
-def _replaced(kept: Any, new: dict[nn.Module, nn.Module], around: list[Any]) -> Any:
-    """A container with modules replaced, however deep; a list or a dict in place, for others may hold it too."""
-    if isinstance(kept, nn.Module):
-        return new.get(kept, kept)
-    if not isinstance(kept, list | tuple | dict) or any(kept is one for one in around):
-        return kept
-    pairs = list(kept.items() if isinstance(kept, dict) else enumerate(kept))
-    found = {key: _replaced(value, new, [*around, kept]) for key, value in pairs}
-    changed = {key: found[key] for key, value in pairs if found[key] is not value}
-    if changed and isinstance(kept, tuple):
-        return getattr(type(kept), "_make", type(kept))(found.values())  # a namedtuple's
-    for key, value in changed.items():
-        kept[key] = value
-    return kept
 
 
 def named(model: nn.Module, entries: Iterable[str | nn.Module], argument: str) -> set[nn.Module]:

@@ -10,8 +10,9 @@ from torch import nn
 
 from partnets.convert.deploying import deployed
 from partnets.convert.merging import merge
-from partnets.convert.partitioning import named, replace_modules
+from partnets.convert.partitioning import named
 from partnets.convert.reads import read_by
+from partnets.convert.replacing import replace_modules
 from partnets.hyper import Hyperparameter, assign, hyperparameters
 from partnets.nn.partitioned import Partitioned
 from partnets.stn.layer import RULES, HyperLayer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import pickle
 
 import pytest
@@ -519,6 +520,40 @@ def test_a_compiled_model_and_inference_mode_make_the_same():
     with partnets.subnetwork(network, 1, 1):
         network(x).sum().backward()
     assert all(parameter.grad is not None for parameter in network.parameters())
+
+
+class Telling(nn.Module):
+    """Code that reads of its layers what a merged one tells otherwise: their sizes, or their weights."""
+
+    def __init__(self, reads):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(5, 16), nn.Linear(16, 16), nn.Linear(16, 3)
+        self.norm, self.layers, self.reads = nn.LayerNorm(16), nn.ModuleList([nn.Linear(5, 16)]), reads
+
+    def forward(self, x):
+        h = torch.relu(self.first(x))
+        if self.reads == "inputs":
+            h = h * math.sqrt(2 / self.second.in_features)
+        elif self.reads == "outputs":
+            h = h * self.first.out_features**0.5
+        elif self.reads == "weight":
+            layer = [self.first, self.second][len(h) > 10**6]
+            h = h / layer.weight.abs().mean()
+        elif self.reads == "tied":
+            h = h + torch.relu(self.layers[0](x))
+            x = F.linear(h, next(iter(self.layers)).weight.t())
+        return self.last(self.norm(h + torch.relu(self.second(h)))), x
+
+
+@pytest.mark.parametrize("reads", ["inputs", "outputs", "weight", "tied"])
+def test_what_code_reads_of_layers_is_the_same_merged(reads):
+    x = torch.randn(4, 5)
+    model = partnets.partition(Telling(reads), PROPORTIONS, scheme="nested", example=x).eval()
+    for k in (1, 2, 3):
+        with partnets.subnetwork(model, k):
+            expected = model(x)
+        for ours, theirs in zip(partnets.merge(model, active=k)(x), expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 class Between(nn.Module):
