@@ -185,8 +185,9 @@ def partition(
     _share_tied(model, new | own, frozen)
     _change_classes(own)
     for module, divided in own.items():  # others may hold the module itself, and it stays
+        compiled = {name: vars(module)[name] for name in vars(module).keys() & {"_compiled_call_impl"}}  # its own call
         vars(module).clear()
-        vars(module).update(vars(divided))
+        vars(module).update(vars(divided) | compiled)
         bind_methods(module, divided)
         EXISTING.add(module)
     for module in model.modules():

@@ -230,10 +230,12 @@ class Partitioned(nn.Module):
 def as_class(layer: nn.Module, cls: type[nn.Module]) -> nn.Module:
     """A shallow copy of a layer as an instance of another class. Hooks are shared, so that their handles still work.
 
-    What a Partitioned layer knows of its partitions is left behind on the way to a class that is none.
+    It is not compiled, as torch's own copies are not: what layer.compile() keeps would call the layer. What a
+    Partitioned layer knows of its partitions is left behind on the way to a class that is none.
     """
     new = cls.__new__(cls)
     new.__dict__.update(layer.__dict__)
+    new.__dict__.pop("_compiled_call_impl", None)
     bind_methods(new, layer)
     for own in ("_parameters", "_buffers", "_modules"):
         new.__dict__[own] = copy.copy(layer.__dict__[own])

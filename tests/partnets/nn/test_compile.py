@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from small_network import CASES, images, partitioned
+from torch import nn
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -91,3 +92,22 @@ def test_torch_stops_compiling_past_its_limit_and_says_so():
         with pytest.raises(FailOnRecompileLimitHit, match="fullgraph=True"), partnets.subnetwork(model, 2, None):
             compiled(images())
     assert graphs.frame_count == 2
+
+
+@pytest.mark.parametrize("scheme", ["weight", "nested"])
+def test_layers_that_were_compiled_before_are_partitioned_and_those_wrapped_afterwards_merge(scheme):
+    torch.manual_seed(0)
+    x, model = torch.randn(5, 6), nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+    model[0].compile(backend="aot_eager")
+    options = {"example": x} if scheme == "nested" else {"defaults": "seed"}
+    partnets.partition(model, (0.5, 0.25, 0.25), scheme=scheme, **options)
+    with partnets.subnetwork(model, 1, 1):
+        model(x).sum().backward()
+    assert not model[0].weight.grad[~model[0].partition.mask(1)].any() and model[0].weight.grad.any()
+    with torch.no_grad():
+        model[0].weight.add_(0.1)
+    model[0] = torch.compile(model[0], backend="aot_eager")
+    for k in (1, 2, 3):
+        with partnets.subnetwork(model, k):
+            expected = model(x)
+        torch.testing.assert_close(partnets.merge(model, active=k)(x), expected)
