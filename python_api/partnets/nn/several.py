@@ -6,7 +6,7 @@ import inspect
 import threading
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from itertools import groupby
 from typing import Any, NamedTuple, NoReturn
@@ -161,12 +161,8 @@ def _bound(function: Callable, *owner: nn.Module) -> Callable:
 
 def _computed(forward: Callable, several: Several, inputs: tuple, options: dict) -> Any:
     """What a forward gives for all examples, group by group."""
-    for given in (*inputs, *options.values()):
-        if isinstance(given, list) and len(given) == several.examples and len(several.groups) > 1:
-            raise ValueError(
-                f"an input is a list of {len(given)}, as many as there are examples, which is not divided among them:"
-                " stack it into one tensor, or make it a tuple if it belongs to all examples."
-            )
+    if len(several.groups) > 1:
+        _check_divides((inputs, options), several.examples)
     _check_rows(tree_flatten((inputs, options))[0], several)
     outputs = []
     for group in several.groups:
@@ -176,6 +172,20 @@ def _computed(forward: Callable, several: Several, inputs: tuple, options: dict)
             given, named = tree_map(_taking(group.rows, several.examples), (inputs, options))
             outputs.append(forward(*given, **named))
     return _joined(outputs, several.groups) if len(outputs) > 1 else outputs[0]
+
+
+def _check_divides(given: Any, count: int) -> None:
+    """Raises ValueError for what has something for each example, and is no tensor."""
+    is_array = not isinstance(given, Tensor) and hasattr(given, "__array__") and bool(getattr(given, "shape", ()))
+    is_plain = isinstance(given, tuple) and all(isinstance(part, int | float | str) for part in given)
+    if (isinstance(given, list) or is_plain or is_array) and len(given) == count:
+        raise ValueError(
+            f"an input is a {type(given).__name__} of {count}, as many as there are examples, and is not divided among"
+            " them: make it one tensor, or let the model keep it if it belongs to all examples."
+        )
+    parts = given.values() if isinstance(given, Mapping) else given if isinstance(given, list | tuple) else ()
+    for part in parts:
+        _check_divides(part, count)
 
 
 def _check_rows(leaves: list[Any], several: Several) -> None:
@@ -226,6 +236,12 @@ def _joined(outputs: list[Any], groups: list[Group]) -> Any:
                 " examples, as a buffer is; let it give tensors whose first dimension is that of the examples alone."
             )
         if all(_has_rows(part, len(group.rows)) for part, group in zip(parts, groups, strict=True)):
+            if len({part.shape[1:] for part in parts}) > 1:
+                shapes = ", ".join(str(tuple(part.shape)) for part in parts)
+                raise ValueError(
+                    f"the model's output has a part of shapes {shapes} for the groups of examples, which do not fit each"
+                    " other: as of similarities between examples, or padded as each group needs; compute them apart."
+                )
             joined = torch.cat(parts)
             return joined if back is None else joined[back.to(joined.device)]
         if all(isinstance(part, _PLAIN) and part == parts[0] for part in parts):

@@ -6,6 +6,7 @@ import threading
 import warnings
 from collections import namedtuple
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -174,6 +175,7 @@ class Gives(nn.Module):
     [
         (lambda y: {"y": y, "loss": y.mean()}, r"a part of shape \(\)"),
         (lambda y: y.T, r"a part of shape \(2, 1\) for 1 examples"),
+        (lambda y: y @ y.T, r"a part of shapes \(1, 1\), \(2, 2\) for the groups"),
         (lambda y: (y, len(y)), "a part of type int"),
         (lambda y: (y, object()), "a part of type object"),
         (lambda y: [y] * len(y), "other parts"),
@@ -220,8 +222,15 @@ def test_inputs_without_a_row_for_each_example_are_refused_or_shared():
     model = partnets.partition(Gives(lambda y: y), (0.5, 0.5))
     with partnets.subnetwork(model, active=torch.tensor([1, 2, 2])), pytest.raises(ValueError, match="a list of 3, as"):
         model(torch.ones(3, 2), [0.1, 0.2, 0.3])
+    of_each = [[0.1, 0.2, 0.3], {"lengths": [1, 2, 3]}, ("words", ["a", "b", "c"]), {"ids": numpy.arange(3)}, (1, 2, 3)]
+    for given in of_each:
+        with (
+            partnets.subnetwork(model, active=torch.tensor([1, 2, 2])),
+            pytest.raises(ValueError, match=r"(list|array|tuple) of 3"),
+        ):
+            model(torch.ones(3, 2), given)
     with partnets.subnetwork(model, active=torch.tensor([1, 2, 2])):
-        assert model(torch.ones(3, 2), torch.ones(5), "a word").shape == (3, 2)
+        assert model(torch.ones(3, 2), torch.ones(5), "a word", (1, 2), numpy.ones(())).shape == (3, 2)
 
 
 def test_a_square_input_beside_others_is_told_of():
