@@ -239,8 +239,8 @@ def _joined(outputs: list[Any], groups: list[Group]) -> Any:
             if len({part.shape[1:] for part in parts}) > 1:
                 shapes = ", ".join(str(tuple(part.shape)) for part in parts)
                 raise ValueError(
-                    f"the model's output has a part of shapes {shapes} for the groups of examples, which do not fit each"
-                    " other: as of similarities between examples, or padded as each group needs; compute them apart."
+                    f"the model's output has a part of shapes {shapes} for the groups of examples, which do not fit"
+                    " each other: as of similarities between examples, or padded as each group needs; compute them apart."
                 )
             joined = torch.cat(parts)
             return joined if back is None else joined[back.to(joined.device)]
