@@ -297,9 +297,9 @@ class _Trial:
         with torch.no_grad():
             for _, layer in partitioned_layers(self.model):
                 for name, parameter in layer.owned():
-                    if parameter in kept:  # tied
-                        continue
-                    kept[parameter] = parameter.detach().clone()
+                    if parameter not in kept:
+                        kept[parameter] = parameter.detach().clone()
+                    # Of tied ones what is above k by any layer's partition: they should be alike.
                     for j in range(k + 1, layer.count + 1):
                         for view, mask in _entries(layer, name, parameter, j):
                             entries = view if mask is None else view[mask]

@@ -492,14 +492,23 @@ class PartitionedLayer(Partitioned):
             return value
         if hasattr(value, "placements"):  # a shard, as FSDP's between two passes: who gathers it asks for it
             return value
-        if not (self.is_read or (self.count > 1 and self.is_inside())):
+        if not (self.is_read or (self.count > 1 and self.is_inside())) or not self._is_divided(name):
             return value
         live = self.live(name)
         if _read is not None:
             _read.append((self, name, live, live.detach().clone()))
         return live
 
+    def owned(self):
+        return ((name, parameter) for name, parameter in super().owned() if self._is_divided(name))
+
+    def _is_divided(self, name: str) -> bool:
+        """Whether a parameter is one of those that were divided; others have been added since."""
+        return name in self.weights or name in self.shifts or name in self.scales
+
     def _value(self, name: str, parameter: Tensor, active: int, update: int | None) -> Tensor:
+        if not self._is_divided(name):
+            return parameter
         if name in self.partitions:
             weight = self.seen_by_partition(name, parameter)
             return self.as_parameter(name, subnetwork_weight(weight, self.partitions[name], active, update=update))

@@ -240,7 +240,7 @@ def _joined(outputs: list[Any], groups: list[Group]) -> Any:
                 shapes = ", ".join(str(tuple(part.shape)) for part in parts)
                 raise ValueError(
                     f"the model's output has a part of shapes {shapes} for the groups of examples, which do not fit"
-                    " each other: as of similarities between examples, or padded as each group needs; compute them apart."
+                    " each other; compute apart what is similarities between examples, or padded as each needs."
                 )
             joined = torch.cat(parts)
             return joined if back is None else joined[back.to(joined.device)]

@@ -341,6 +341,16 @@ def test_a_sound_model_has_no_leak(name, proportions, options):
     assert not before.changed(Held(model))
 
 
+@pytest.mark.parametrize("scheme", ["weight", "nested"])
+def test_weights_that_are_tied_after_they_were_divided_apart_are_found(scheme):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
+    options = {"example": torch.randn(2, 6)} if scheme == "nested" else {}
+    partnets.partition(model, PROPORTIONS, scheme=scheme, **options)
+    model[2].weight = model[0].weight
+    assert any("not live" in str(leak) for leak in partnets.audit(model, batch(), F.cross_entropy))
+
+
 class Reentrant(Around):
     def between(self, x):
         return checkpoint(lambda x: x.tanh(), x, use_reentrant=True)

@@ -195,3 +195,19 @@ def test_reset_parameters_returns_to_the_start():
     trained(layer).reset_parameters()
     assert torch.equal(layer.weight, before)
     assert (layer.bias[1:] == 0).all() and (layer.bias[0] != 0).all()
+
+
+@pytest.mark.parametrize("scheme", ["weight", "nested"])
+def test_a_parameter_that_was_added_afterwards_is_no_partitions(scheme):
+    options = {"example": torch.randn(2, 4)} if scheme == "nested" else {}
+    model = partnets.partition(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)), PROPORTIONS, scheme=scheme, **options)
+    model[1].gain = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+    model[1].register_forward_hook(lambda layer, args, y: y * layer.gain)
+    x = torch.randn(5, 4)
+    for k in (1, 2, 3):
+        with partnets.subnetwork(model, k, k):
+            assert model[1].gain is model[1]._parameters["gain"]
+            expected = model(x)
+        torch.testing.assert_close(partnets.merge(model, active=k)(x), expected)
+    with pytest.raises(ValueError, match=r"1\.gain would learn from every chunk"):
+        partnets.optim.Adam(model)
