@@ -543,6 +543,8 @@ def _obstacle(
         return Obstacle(kind, f"without a rule, which keeps its parameters in {', '.join(others)} too", RULE)
     if len(set(own.values())) < len(own):
         return Obstacle(kind, f"without a rule, with one parameter under several names of {', '.join(own)}", RULE)
+    if own and isinstance(module, torch.jit.ScriptModule):
+        return Obstacle(kind, "whose compiled code reads its own parameters", "take the module that it was made of")
     if (own or kept is not None) and (taken := _taken_names(module, OwnParameters if kept is None else OwnState)):
         return Obstacle(
             kind, f"without a rule, whose {', '.join(taken)} is partnets' own name", f"rename it, or {RULE}"

@@ -14,9 +14,11 @@ def replace_modules(model: nn.Module, new: dict[nn.Module, nn.Module]) -> nn.Mod
     """
     for root in (model, *new.values()):
         for module in list(root.modules()):
-            is_wrapped = module._modules.get("_orig_mod") in new  # by torch.compile, which keeps its call too
-            for name, child in module._modules.items():
-                module._modules[name] = new.get(child, child)
+            children = dict(module._modules.items())
+            is_wrapped = children.get("_orig_mod") in new  # by torch.compile, which keeps its call too
+            for name, child in children.items():
+                if child in new:
+                    module._modules[name] = new[child]
             if is_wrapped:
                 module._initialize()
             for name, value in list(vars(module).items()):

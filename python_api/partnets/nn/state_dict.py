@@ -24,7 +24,7 @@ def guard(model: nn.Module) -> None:
         >>> state = model.state_dict() | {"0.bias": torch.ones(2, 2), "1.weight": torch.zeros(3, 3)}
         >>> model.load_state_dict(state)
         Traceback (most recent call last):
-        RuntimeError: this state_dict does not fit the Sequential, which stays as it is:
+        RuntimeError: this state_dict does not fit the Sequential; load_state_dict has changed nothing:
           1.weight: has the shape [3, 3], and the model's [2, 2].
         >>> bool((model[0].bias == 1).all())
         False
@@ -59,7 +59,9 @@ def refuse_unfit(module: nn.Module, state_dict: Mapping, prefix: str, *_) -> Non
             )
     if unfit:
         listed = "\n".join(f"  {message}" for message in unfit)
-        raise RuntimeError(f"this state_dict does not fit the {type(module).__name__}, which stays as it is:\n{listed}")
+        raise RuntimeError(
+            f"this state_dict does not fit the {type(module).__name__}; load_state_dict has changed nothing:\n{listed}"
+        )
 
 
 def loads_as_torch(module: nn.Module, cls: type[nn.Module]) -> bool:

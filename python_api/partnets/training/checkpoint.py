@@ -11,7 +11,9 @@ from typing import NoReturn
 import torch
 from torch import nn
 
+from partkernels import NestedPartition
 from partnets.data.chunks import digest
+from partnets.nn.partition_format import to_plain
 from partnets.nn.partitioned import partitioned_layers
 from partnets.training import validation
 from partnets.training.best_model import Best
@@ -141,11 +143,22 @@ def _groups(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[l
     return [[names[parameter] for parameter in group["params"]] for group in groups]
 
 
+def _units(model: nn.Module) -> dict[str, dict]:
+    """The nested partitions, as plain values; others come with the weights."""
+    return {
+        f"{path}.{name}".strip("."): to_plain(partition)
+        for path, layer in partitioned_layers(model)
+        for name, partition in getattr(layer, "partitions", {}).items()
+        if isinstance(partition, NestedPartition)
+    }
+
+
 def configuration(trainer: TrainingState) -> dict:
     """What a trainer must have alike to go on where another one was."""
     return {
         "chunk sizes": trainer.chunks.sizes,
         "partitions": {path: layer.count for path, layer in partitioned_layers(trainer.model)},
+        "units": _units(trainer.model),
         "parameters": validation.kinds(trainer.model.state_dict()),
         "hyper": list(trainer.hyper),
         "optimizer": trainer.optimizer.kind,

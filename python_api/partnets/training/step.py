@@ -6,6 +6,7 @@ A loop that has optimiser steps of its own takes weights_learning and hyper_lear
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -215,9 +216,22 @@ def check_clip(clip: float | None) -> None:
 
 
 def clip_gradient(optimizer: torch.optim.Optimizer, clip: float | None) -> None:
-    """Scales the gradient of all that an optimiser steps down to a norm where it is longer; with None it stays."""
-    if clip is not None:  # all gradients but those of w_k are 0
-        nn.utils.clip_grad_norm_(parameters_of(optimizer), clip)
+    """Scales the gradient of all that an optimiser steps down to a norm where it is longer; with None it stays.
+
+    Some parameters may be sharded, and others whole on every rank: torch takes the norm of one kind at a time.
+    """
+    if clip is None:
+        return
+    kinds: dict[bool, list[nn.Parameter]] = defaultdict(list)  # all gradients but those of w_k are 0
+    for parameter in parameters_of(optimizer):
+        kinds[hasattr(parameter, "placements")].append(parameter)
+    if len(kinds) == 1:
+        nn.utils.clip_grad_norm_(*kinds.values(), clip)
+        return
+    norms = [nn.utils.get_total_norm([p.grad for p in some if p.grad is not None]) for some in kinds.values()]
+    norm = torch.stack([norm.full_tensor() if hasattr(norm, "placements") else norm for norm in norms]).norm()
+    for some in kinds.values():
+        nn.utils.clip_grads_with_norm_(some, clip, norm)
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:

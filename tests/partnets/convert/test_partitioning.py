@@ -465,6 +465,19 @@ def test_a_frozen_table_stays_tied():
     assert model["head"].weight is model["table"].weight and isinstance(model["head"], partnets.Linear)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_compiled_scripts_are_refused_unless_they_are_frozen():
+    model = nn.Sequential(nn.Linear(4, 4), torch.jit.trace(nn.Linear(4, 4), torch.ones(2, 4)), nn.Linear(4, 3))
+    assert "compiled code" in partnets.without_rule(model)["1"]
+    with pytest.raises(ValueError, match="take the module that it was made of"):
+        partnets.partition(model, (0.5, 0.5))
+    for parameter in model[1].parameters():
+        parameter.requires_grad_(False)
+    with partnets.subnetwork(partnets.partition(model, (0.5, 0.5)), 1), torch.no_grad():
+        y = model(torch.ones(2, 4))
+    torch.testing.assert_close(partnets.merge(model, active=1)(torch.ones(2, 4)), y)
+
+
 def test_a_model_that_is_frozen_as_a_whole_is_refused_with_the_cure():
     with pytest.raises(ValueError, match="pass frozen=True"):
         partnets.partition(nn.Sequential(nn.Linear(3, 3)).requires_grad_(False), (0.5, 0.5))

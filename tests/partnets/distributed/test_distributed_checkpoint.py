@@ -54,6 +54,26 @@ def test_model_and_optimiser_go_on_from_two_ranks_in_one_process_and_the_other_w
         torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-12)
 
 
+def nested_trainer(measure):
+    torch.manual_seed(0)
+    layers, x = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3)), torch.randn(60, 4)
+    nested = {"scheme": "nested", "example": x[:2], "proportions_of": measure}
+    model = partnets.partition(layers, (0.6, 0.4), **nested)
+    return partnets.Trainer(model, partnets.chunk((x, torch.arange(60) % 3), (0.6, 0.4)), batch_size=8)
+
+
+def test_nested_units_of_another_number_are_refused_before_anything_is_written(tmp_path):
+    saved = nested_trainer("weights")
+    saved.fit(1)
+    distributed.save(saved, tmp_path)
+    other = nested_trainer("units")
+    before = [parameter.clone() for parameter in other.model.parameters()]
+    with pytest.raises(ValueError, match="was saved with units"):
+        distributed.load(other, tmp_path)
+    assert all(map(torch.equal, before, other.model.parameters()))
+    distributed.load(nested_trainer("weights"), tmp_path)
+
+
 def other_partitions(seed):
     return partnets.partition(nn.Sequential(nn.Linear(4, 3)), (0.5, 0.5), seed=seed)
 

@@ -70,6 +70,33 @@ def test_weights_that_are_kept_transposed_step_the_entries_of_their_partition(sc
         torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-12)
 
 
+class Token(nn.Module):
+    """A parameter of a module's own, which fully_shard leaves whole."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last, self.token = nn.Linear(4, 6), nn.Linear(6, 3), nn.Parameter(torch.ones(1, 6))
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x) + self.token))
+
+
+def clipped(sharded=True):
+    torch.manual_seed(0)
+    model = partnets.partition(Token(), (0.6, 0.4), defaults="seed").double()
+    if sharded:
+        distributed.fully_shard(model, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))
+    optimizer, x = partnets.optim.SGD(model, lr=1.0), torch.ones(5, 4, dtype=torch.float64)
+    partnets.step_weights(model, optimizer, 2, x, lambda x: model(x).square().sum(), clip=0.01)
+    return [whole(parameter) for parameter in model.parameters()]
+
+
+def test_gradients_are_clipped_to_one_norm_of_what_is_sharded_and_what_is_not(two_ranks):
+    expected = clipped(sharded=False)
+    for weights in two_ranks(clipped):
+        torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-12)
+
+
 def shard_along_the_kernel():
     model = partnets.partition(nn.Sequential(nn.Conv2d(1, 2, 4)), (0.5, 0.5))
     mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
