@@ -26,7 +26,7 @@ def merge(model: nn.Module, active: int | None = None) -> nn.Module:
         active: k, 1..C; C if None.
 
     Raises:
-        ValueError: active is out of range, or the model has no partitioned layers.
+        ValueError: active is out of range, or the model has no partitioned layers, or is sharded.
 
     Warns:
         UserWarning: running statistics of BatchNorm layers are older than the weights; see
@@ -40,6 +40,11 @@ def merge(model: nn.Module, active: int | None = None) -> nn.Module:
         )
     """
     active = count(model) if active is None else active
+    if any(hasattr(parameter, "placements") for parameter in model.parameters()):
+        raise ValueError(
+            "the model is sharded, and no rank holds all of a weight; save it by torch.distributed.checkpoint, load it"
+            " into a model of one process, and merge that one."
+        )
     warn_of_stale(model)
     model = copy.deepcopy(model)
     layers = [layer for _, layer in partitioned_layers(model)]

@@ -206,7 +206,20 @@ def partition(
         narrow(model, renewed, makers, example)
         for layer, why in plan.why.items():
             new.get(layer, layer).whole_because = why
+        _warn_of_nothing(new.values(), proportions)
     return model
+
+
+def _warn_of_nothing(layers: Iterable[nn.Module], proportions: Sequence[float]) -> None:
+    divided = [p for layer in layers for p in getattr(layer, "partitions", {}).values()]
+    units = [p.row_units for p in divided if isinstance(p, partkernels.NestedPartition) and not p.row_units.is_whole]
+    owned = [sum(sizes) for sizes in zip(*(one.sizes() for one in units), strict=True)]
+    if none := [k for k, (size, share) in enumerate(zip(owned, proportions, strict=False), 1) if share and not size]:
+        warnings.warn(
+            f"partition {', '.join(map(str, none))} of proportions {tuple(proportions)} has no unit of any layer: they"
+            " are too narrow for so small a share. Give it a larger one, or make the layers wider.",
+            stacklevel=4,  # past the decorator
+        )
 
 
 def _units(new: dict[nn.Module, nn.Module]) -> Iterator[tuple[nn.Parameter, nn.Module, str]]:

@@ -33,7 +33,7 @@ def fully_shard(model: nn.Module, units: Iterable[nn.Module] | None = None, **op
         The model.
 
     Raises:
-        ValueError: the ranks' partitions or parameters differ; and torch's own errors.
+        ValueError: the ranks' partitions or parameters differ, or the model is sharded already; and torch's own errors.
 
     Example:
         >>> import torch, partnets
@@ -48,6 +48,11 @@ def fully_shard(model: nn.Module, units: Iterable[nn.Module] | None = None, **op
         (Shard(dim=0),)
         >>> dist.destroy_process_group()
     """
+    if sharded := [name for name, parameter in model.named_parameters() if hasattr(parameter, "placements")]:
+        raise ValueError(
+            f"{sharded[0]} is sharded already; call fully_shard once, with the whole model: units= are the modules of"
+            " which the weights are gathered at once."
+        )
     check_agreement(partitions(model) | dict(model.named_parameters()))  # torch gives each rank a part of its own
     layers, mesh = [layer for _, layer in partitioned_layers(model)], options.get("mesh")
     # Nothing gathers them for a forward that is not their layer's own.

@@ -631,6 +631,12 @@ def test_proportions_and_examples_that_show_nothing_are_refused(proportions, exa
         partnets.partition(MODELS["mlp"][0](), proportions, scheme="nested", example=example)
 
 
+def test_partitions_without_a_unit_are_told_of():
+    network = nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Linear(32, 3))
+    with pytest.warns(UserWarning, match=r"partition 3 of proportions \(0.98, 0.01, 0.01\) has no unit of any layer"):
+        partnets.partition(network, (0.98, 0.01, 0.01), scheme="nested", example=torch.randn(2, 5))
+
+
 def test_units_of_which_code_makes_what_is_not_finite_are_refused():
     class Standardised(nn.Module):
         def __init__(self):

@@ -120,3 +120,22 @@ def shard_what_differs():
 def test_ranks_whose_parameters_differ_are_refused(two_ranks):
     with pytest.raises(AssertionError, match=r"ValueError: the ranks differ in 0.weight, 0.bias; make model"):
         two_ranks(shard_what_differs)
+
+
+def shard_twice_and_merge():
+    torch.manual_seed(0)
+    model = partnets.partition(nn.Sequential(nn.Linear(4, 2)), (0.5, 0.5), defaults="zero")
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    distributed.fully_shard(model, mesh=mesh)
+    found = []
+    for call in (partnets.merge, lambda model: distributed.fully_shard(model, mesh=mesh)):
+        try:
+            call(model)
+        except ValueError as error:
+            found.append(str(error))
+    return found
+
+
+def test_a_sharded_model_is_neither_merged_nor_sharded_again(two_ranks):
+    for merged, sharded in two_ranks(shard_twice_and_merge):
+        assert "load it into a model of one process" in merged and "is sharded already" in sharded
