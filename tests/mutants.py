@@ -219,7 +219,7 @@ MUTANTS = [
         ),
         (
             "entries' rows",
-            "T* const to = out + starts[row];",
+            "T* const to = out + start;",
             "T* const to = out;",
             "rows are written over one another",
         ),

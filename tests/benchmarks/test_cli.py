@@ -72,9 +72,9 @@ def test_users_measure_their_own_model(suite, tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "from torch import nn\n"
         "def net():\n"
-        "    norm = nn.InstanceNorm2d(4, track_running_stats=True)\n"
-        "    features = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), norm, nn.PReLU())\n"
-        "    return nn.Sequential(features, nn.Flatten(), nn.Linear(144, 5))\n"
+        "    norm = nn.InstanceNorm2d(16, track_running_stats=True)\n"
+        "    features = nn.Sequential(nn.Conv2d(3, 16, 3), nn.GroupNorm(2, 16), norm, nn.PReLU())\n"
+        "    return nn.Sequential(features, nn.Flatten(), nn.Linear(576, 5))\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     path = tmp_path / "results.json"
