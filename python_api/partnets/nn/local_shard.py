@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 import torch
 from torch import Tensor
 
@@ -46,12 +48,18 @@ def local_entries(
 
 
 def _owners(partition: Partition, weight: Tensor) -> Partition:
-    """As local_partition, and cut anywhere: who owns what, without defaults."""
-    start, stop = local_range(weight, 1) if weight.dim() > 1 else (0, 0)
-    if isinstance(partition, NestedPartition) or start % (8 // partition.bits) == 0:
+    """As local_partition, and a matrix cut at any column: who owns what, without the defaults."""
+    rows, cols = (local_range(weight, dim) for dim in (0, min(1, weight.dim() - 1)))
+    if isinstance(partition, NestedPartition) or weight.dim() != 2 or cols == (0, weight.shape[1]):
         return local_partition(partition, weight)
-    of_rows = partition.rows(*local_range(weight, 0))
-    return Partition.from_ids(of_rows.ids()[:, start:stop], count=partition.count)
+    shards = _shards.setdefault(partition, {})
+    if (rows, cols) not in shards:
+        shards[rows, cols] = Partition.from_ids(partition.rows(*rows).ids()[:, slice(*cols)], count=partition.count)
+    return shards[rows, cols]
+
+
+# Which are made once, as each step of an optimiser asks for them.
+_shards: WeakKeyDictionary[Partition, dict[tuple, Partition]] = WeakKeyDictionary()
 
 
 def local_partition(partition: Partition, weight: Tensor) -> Partition:

@@ -39,23 +39,23 @@ def test_two_ranks_learn_the_weights_of_one_process_with_the_joint_batch(name, u
         assert all(part[0] < len(parameter) for part in parts)
 
 
-def transposed(scheme):
-    """transformers' layer, whose partition is that of the transpose of what is sharded; 11 and 9 inputs."""
+def transposed(scheme, inputs):
+    """transformers' layer, whose partition is that of the transpose of what is sharded."""
     conv1d = pytest.importorskip("transformers.pytorch_utils").Conv1D
     torch.manual_seed(0)
-    layers, options = nn.Sequential(conv1d(9, 11), nn.Tanh(), conv1d(3, 9)), {"defaults": "seed"}
+    layers, options = nn.Sequential(conv1d(9, inputs), nn.Tanh(), conv1d(3, 9)), {"defaults": "seed"}
     if scheme == "nested":
-        options = {"scheme": "nested", "example": torch.randn(2, 11)}
+        options = {"scheme": "nested", "example": torch.randn(2, inputs)}
     return partnets.partition(layers, (0.5, 0.3, 0.2), **options).double()
 
 
-def learn_transposed(scheme, sharded=True):
-    model, generator = transposed(scheme), torch.Generator().manual_seed(1)
+def learn_transposed(scheme, inputs, sharded=True):
+    model, generator = transposed(scheme, inputs), torch.Generator().manual_seed(1)
     if sharded:
         distributed.fully_shard(model, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))
     optimizer = partnets.optim.AdamW(model, lr=0.01, weight_decay=0.1)
     for k in (1, 2, 3, 2, 1):
-        x = torch.randn(4, 11, generator=generator, dtype=torch.float64)
+        x = torch.randn(4, inputs, generator=generator, dtype=torch.float64)
         optimizer.zero_grad()
         with partnets.subnetwork(model, k, k):
             model(x).square().mean().backward()
@@ -63,10 +63,11 @@ def learn_transposed(scheme, sharded=True):
     return [whole(parameter) for parameter in model.parameters()]
 
 
-@pytest.mark.parametrize("scheme", ["weight", "nested"])
-def test_weights_that_are_kept_transposed_step_the_entries_of_their_partition(scheme, two_ranks):
-    expected = learn_transposed(scheme, sharded=False)
-    for weights in two_ranks(learn_transposed, scheme):
+# The second rank's columns begin inside of a byte of the map, at one, and where defaults are drawn.
+@pytest.mark.parametrize(("scheme", "inputs"), [("weight", 11), ("weight", 16), ("weight", 128), ("nested", 11)])
+def test_weights_that_are_kept_transposed_step_the_entries_of_their_partition(scheme, inputs, two_ranks):
+    expected = learn_transposed(scheme, inputs, sharded=False)
+    for weights in two_ranks(learn_transposed, scheme, inputs):
         torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-12)
 
 
