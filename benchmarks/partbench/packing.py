@@ -6,6 +6,7 @@ python -m partbench.packing
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +22,7 @@ from partbench.measuring.estimates import passes
 from partbench.measuring.timing import Batch, Plan, Run, Workload, measure
 from partbench.peers.layer import CPU, THREE
 from partbench.results import Record
+from partkernels.partition import sizes
 
 # Of 1, 4 and 64 MiB: in a core's cache, near it, and out of all.
 SHAPES = ((512, 512), (1024, 1024), (4096, 4096))
@@ -53,7 +55,7 @@ def workload(shape: tuple[int, int], number: int, work: str) -> Workload:
     share = THREE.proportions[number - 1]
     case = {"weight": "×".join(map(str, shape)), "share": f"{share:.0%}", "work": work}
     peers = {peer: partial(_run, peer, work) for peer in PEERS}
-    entries = pk.Partition.random(shape, THREE.proportions, seed=0).sizes()[number - 1]
+    entries = sizes(math.prod(shape), THREE.proportions)[number - 1]
     return Workload("packing", case, partial(Data.drawn, shape, number), peers, {"entries": entries})
 
 

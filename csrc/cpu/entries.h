@@ -145,7 +145,7 @@ void scatter_word(const T* values, uint64_t bits, T* entries) {
   for_each_bit(bits, [&](int64_t k, int64_t j) { entries[j] = values[k]; });
 }
 
-// Calls use(k, bits, entries, offsets) for each 64 entries of a row of which a partition owns some: the vector has them
+// Calls use(k, bits, entries, offsets) for each 64 entries of a row: the vector has those that a partition owns of them
 // from k on. The offsets are those from `entries` in memory, or null if one lies after another.
 template <class T, class Use>
 void for_each_owned_word(const Weight<T>& w, const Owners& owners, int partition, const int64_t* starts,

@@ -141,9 +141,8 @@ class _Product(torch.autograd.Function):
         grad_x = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
             partition, active = ctx.live
-            if (
-                torch.is_grad_enabled() and not torch.compiler.is_compiling()
-            ):  # its derivative is that of the strips too
+            if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+                # grad_x is differentiated in turn, and of the weight the strips alone may learn by that.
                 weight = _apply(_Kept, weight, partition.live(active), [strip for strip, _ in ctx.strips])
             grad_x = ctx.product.grad_input(grad, _live(weight, partition, active), ctx.x_shape)
         if ctx.needs_input_grad[1]:

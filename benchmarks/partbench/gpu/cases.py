@@ -80,8 +80,7 @@ class Case:
         """The output and both gradients, one after another."""
         ends = ([size * k // self.count for k in range(1, self.count + 1)] for size in weight.shape[:2])
         nested = pk.Partition.nested(weight.shape, *ends)
-        explicit = pk.Partition.from_ids(nested.ids()).to(weight.device, weight.dtype)
-        partition = explicit if backend == "reference" else nested
+        partition = nested.explicit(weight.device) if backend == "reference" else nested
         leaves, active = [x.clone().requires_grad_(), weight.clone().requires_grad_()], self.count - 1
         if self.layer.operator == "linear":
             y = pk.linear(*leaves, partition, active, update=active)

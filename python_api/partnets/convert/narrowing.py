@@ -204,10 +204,10 @@ def narrow(
             trains, expected = _outputs(model, example, training=True) is not None, _outputs(model, example)
             while able and expected is not None:
                 narrowed = set().union(*able)
-                _set_narrow(narrowed, True)
+                _make_narrow(layers, narrowed, ())
                 taking = set() if (ours := _outputs(model, example)) is None else _taking(model, example)
                 runs = ours is not None and not (trains and _outputs(model, example, training=True) is None)
-                _set_narrow(narrowed, False)
+                _make_narrow(layers, (), ())
                 if not runs or not _are_near(ours, expected, FAR):
                     narrowed, taking = set(), set()
                     break
@@ -283,19 +283,14 @@ def _taking(model: nn.Module, example: Any) -> set[PartitionedLayer]:
     return found
 
 
-def _set_narrow(layers: Iterable[PartitionedLayer], is_narrow: bool) -> None:
-    for layer in layers:
-        layer.is_narrow = is_narrow
-
-
 def _blocks(
     layers: Collection[PartitionedLayer], narrowed: set[nn.Module], taking: set[nn.Module]
 ) -> Iterator[tuple[nn.Parameter, PartitionedLayer, torch.Size]]:
     """Of each nested parameter of a layer, the shape of what an ordinary model would need of it."""
+    _make_narrow(layers, narrowed, taking)
     for layer in layers:
-        layer.is_narrow, layer.takes_narrow = layer in narrowed, layer in taking
         for name, parameter in layer.owned():
             if isinstance(partition := layer.partitions.get(name), NestedPartition):
                 whole = layer.seen_by_partition(name, torch.empty(parameter.shape, device="meta"))
                 yield parameter, layer, layer.live_block(name, whole, partition, 1).shape
-        layer.is_narrow = layer.takes_narrow = False
+    _make_narrow(layers, (), ())
