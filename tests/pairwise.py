@@ -19,8 +19,8 @@ def is_full() -> bool:
     return bool(os.environ.get("FULL"))
 
 
-def covering(rows: Iterable[tuple]) -> list[tuple]:
-    """Of these rows a few in which every two values meet that do in any row.
+def covering(rows: Iterable[tuple], strength: int = 2) -> list[tuple]:
+    """Of these rows a few in which every two values meet that do in any row; of strength 1, in which each value is.
 
     Greedily: always the first row in which most values meet that have not met yet. The same rows give the same few.
     """
@@ -30,7 +30,7 @@ def covering(rows: Iterable[tuple]) -> list[tuple]:
     meetings = {}
     for at, row in enumerate(rows):
         numbers = [number(value, known) for value, known in zip(row, places, strict=True)]
-        meetings[at] = set(combinations(enumerate(numbers), min(2, len(row))))
+        meetings[at] = set(combinations(enumerate(numbers), min(strength, len(row))))
     left, chosen = set().union(*meetings.values()), []
     while left:
         best = max(meetings, key=lambda at: len(meetings[at] & left))
@@ -48,11 +48,14 @@ def number(value: Any, known: list[Any]) -> int:
     return len(known) - 1
 
 
-def pairwise(where: Callable[..., bool] | None = None, **dimensions: Iterable | Mapping[str, Any]):
+def pairwise(
+    where: Callable[..., bool] | None = None, *, strength: int = 2, **dimensions: Iterable | Mapping[str, Any]
+):
     """A mark for a test whose arguments are these dimensions.
 
     Args:
         where: takes one value of each dimension; says whether they may come together.
+        strength: 1 where no two values of different dimensions have to meet: each value is in one test at least.
         dimensions: the values of each; of a mapping its values, and its keys name the tests.
 
     Example:
@@ -66,6 +69,6 @@ def pairwise(where: Callable[..., bool] | None = None, **dimensions: Iterable | 
     # The pairs of names and values are one object each: by which they are told apart.
     rows = [row for row in product(*named) if where is None or where(*(value for _, value in row))]
     if not is_full():
-        rows = covering(rows)
+        rows = covering(rows, strength)
     cases = [pytest.param(*(value for _, value in row), id="-".join(name for name, _ in row)) for row in rows]
     return pytest.mark.parametrize(tuple(dimensions), cases)

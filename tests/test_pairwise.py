@@ -32,6 +32,11 @@ def test_every_two_values_meet_that_may_in_few_rows(where, short):
     assert len(rows) <= 1.5 * 4 * 5  # what the two longest dimensions alone take
 
 
+def test_of_strength_1_each_value_is_in_a_row(short):
+    rows = rows_of(pairwise(strength=1, **SIZES))
+    assert len(rows) == 5 and [set(values) for values in zip(*rows, strict=True)] == [set(v) for v in SIZES.values()]
+
+
 @pytest.mark.parametrize("full", ["1", "yes"])
 def test_full_is_every_combination(full, monkeypatch):
     monkeypatch.setenv("FULL", full)

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from pairwise import pairwise
 from simulated import results, workload
 
 from partbench.cli import _parser
@@ -131,9 +132,7 @@ def test_a_program_that_there_is_not_is_a_failed_step(played, tmp_path, monkeypa
     assert outcome.state == "failed" and "no-such-sanitizer" in outcome.output
 
 
-@pytest.mark.parametrize(
-    ("end", "last"), [(signal.SIGKILL, NAMES[0]), (signal.SIGKILL, NAMES[-1]), (signal.SIGTERM, "smoke")]
-)
+@pairwise(strength=1, end=[signal.SIGKILL, signal.SIGTERM], last=[NAMES[0], NAMES[-1]])
 def test_a_run_that_is_killed_leaves_what_it_found_and_a_summary_that_says_how_far_it_came(end, last, tmp_path):
     program = f"""
 import dataclasses, sys

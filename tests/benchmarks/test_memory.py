@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from pairwise import pairwise
 
 import partkernels as pk
 from partbench.measuring import peak
@@ -24,9 +25,11 @@ BACKEND = "cpu" if backends()["cpu"] == READY else "reference"
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc, which Linux has")
 
 
-@pytest.mark.parametrize("scheme", ["dense", "paper", "partkernels"])
-@pytest.mark.parametrize("model", ["mnist-cnn", "resnet-8", "resnet-9", "vit-tiny"])
-@pytest.mark.parametrize("division", [THREE, Division((0.5, 0.5), "zeros"), Division((0.2,) * 5, "stored")], ids=str)
+@pairwise(
+    scheme=["dense", "paper", "partkernels"],
+    model=["mnist-cnn", "resnet-8", "resnet-9", "vit-tiny"],
+    division=[THREE, Division((0.5, 0.5), "zeros"), Division((0.2,) * 5, "stored")],
+)
 def test_arithmetic_gives_what_is_counted(scheme, model, division):
     job = Job(model, scheme, BACKEND, batch=1, division=division)
     with torch.device("meta"):

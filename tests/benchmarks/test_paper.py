@@ -72,7 +72,8 @@ def test_a_feature_extractor_is_learned_from_chunks_better_than_from_a_validatio
     assert all(claim.holds for claim in claims(quick("extractor")).values())
 
 
-@pytest.mark.parametrize("name", ["retraining", *(pytest.param(n, marks=FULL) for n in ("validation", "sensitivity"))])
+@FULL
+@pytest.mark.parametrize("name", ["retraining", "validation", "sensitivity"])
 def test_the_other_experiments_learn_and_tell(name, quick):
     made = quick(name)
     for record in made.records:

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from pairwise import pairwise
 
 from partbench.paper import stn_cnn, stn_lml, stn_lstm, stn_ridge, stn_schedules, stn_sensitivity, tuning
 from partbench.paper.experiment import EXPERIMENTS
@@ -76,8 +77,7 @@ def test_alexnet_is_the_published_one():
     assert sum(values is not None for one in hyper.named_values(network).values() for values in one) == 15
 
 
-@pytest.mark.parametrize("name", ["digits", "documentation"])
-@pytest.mark.parametrize("method", tuning.METHODS)
+@pairwise(strength=1, method=tuning.METHODS, name=["digits", "documentation"])
 def test_every_method_tells_what_it_found(name, method, tmp_path):
     if name == "digits":
         task = stn_cnn.digits_task(0, steps=3, examples=60)

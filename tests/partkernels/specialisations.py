@@ -3,7 +3,7 @@
 On a GPU Triton makes a constant of an integer argument of 1, and another kernel for multiples of 16, for integers of 64
 bits, for pointers that are not aligned and for those that are None. Its interpreter does none of this.
 
-usage: python specialisations.py {translate,corners,compile,again}, without TRITON_INTERPRET
+usage: python specialisations.py {pairs,corners,compile,again}, without TRITON_INTERPRET
 
 Prints what is wrong, as JSON.
 """
@@ -191,7 +191,7 @@ def compiled_again() -> list[str]:
 
 if __name__ == "__main__":
     works = {
-        "translate": lambda: failures(covering, Specialiser.translate),
+        "pairs": lambda: failures(covering, Specialiser.translate),
         "corners": lambda: failures(corners, Specialiser.translate),
         "compile": lambda: failures(corners, Specialiser.compile),
         "again": compiled_again,

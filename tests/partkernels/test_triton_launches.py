@@ -14,8 +14,10 @@ HERE = Path(__file__).parent
 MOST = (1 << 31) - 1, 65535, 65535
 
 
-# To translate is as far as most mistakes show; machine code takes as long again for few of the specialisations.
-@pytest.mark.parametrize("work", ["translate", pytest.param("compile", marks=pytest.mark.full)])
+# "corners" and "pairs" are translated to Triton's own code, which shows most mistakes; "compile" makes machine code.
+@pytest.mark.parametrize(
+    "work", ["corners", *(pytest.param(work, marks=pytest.mark.full) for work in ("pairs", "compile"))]
+)
 def test_every_kernel_compiles_in_every_specialisation(work):
     failures = json.loads(compiling(HERE / "specialisations.py", work))
     assert not failures, "\n".join(failures)

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from pairwise import pairwise
 from ridge import Ridge
 from torch import nn
 
@@ -33,8 +34,7 @@ def lowest(ridge, low=-8.0, high=4.0):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("start", [-5.0, 1.5])
-@pytest.mark.parametrize("options", DESCENTS)
+@pairwise(strength=1, options=DESCENTS, start=[-5.0, 1.5])
 def test_descent_comes_within_a_hundredth_of_the_way_to_the_best_penalty(options, start, seed):
     ridge = Ridge(seed)
     best = lowest(ridge)

@@ -1,6 +1,10 @@
 """What the tests by Flower share: an app of the clients of clients.py, and nodes of which one does something else."""
 
+import copy
+import pickle
+
 from clients import CHUNKS, load_data, make_model, server
+from flwr.app import Message
 
 from partnets.federated.flower import LocalGrid, PartitionedFedAvg, client_app
 
@@ -13,7 +17,20 @@ def grid(app, clients=4, **options):
     return LocalGrid(app, clients, node_config=lambda number: {"chunk": CHUNKS[number]}, **options)
 
 
-def hurting(spoil, node, rounds=(2,), app=app()):  # noqa: B008 - one for all, which has no state between rounds
+def remembered(app):
+    """An app that computes its reply to the same message once."""
+    replies = {}
+
+    def call(message, context):
+        asked = context.node_id, pickle.dumps(message.content)
+        if asked not in replies:
+            replies[asked] = app(message, context).content
+        return Message(copy.deepcopy(replies[asked]), reply_to=message)
+
+    return call
+
+
+def hurting(spoil, node, rounds=(2,), app=remembered(app())):  # noqa: B008 - one for all
     """An app of which one node's replies in these rounds are what spoil(reply) makes of them, if anything."""
 
     def call(message, context):

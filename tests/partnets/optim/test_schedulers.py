@@ -5,6 +5,7 @@ import io
 
 import pytest
 import torch
+from pairwise import pairwise
 from torch import nn
 from torch.optim import lr_scheduler
 
@@ -122,8 +123,7 @@ def test_one_cycle_moves_momentum_against_the_learning_rate():
         assert read(optimizer.param_groups[0]) < 0.86
 
 
-@pytest.mark.parametrize("name", [name for name in SCHEDULERS if name != "plateau"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pairwise(strength=1, optimizer=OPTIMIZERS, name=[name for name in SCHEDULERS if name != "plateau"])
 def test_a_trainers_checkpoint_has_the_schedule(optimizer, name, tmp_path):
     x = torch.randn(40, 4, dtype=torch.float64)
     ours, _, settings = optimizer

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from pairwise import pairwise
 from torch import nn
 
 import partnets
@@ -231,8 +232,7 @@ def test_training_learns_everything(make):
     assert history.lml["lml"][-1] == pytest.approx(expected)
 
 
-@each_made
-@pytest.mark.parametrize("stop", [1, 4, 5])
+@pairwise(strength=1, make=MADE, stop=[1, 4, 5])
 def test_resuming_gives_the_same_bits(make, stop, tmp_path):
     model, chunks = make()
     trainer(model, chunks).fit(8)
