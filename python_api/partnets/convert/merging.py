@@ -12,6 +12,7 @@ from partnets.nn.batch_norm import warn_of_stale
 from partnets.nn.own_state import sharing
 from partnets.nn.partitioned import Partitioned, count, partitioned_layers
 from partnets.nn.state_dict import unguard
+from partnets.utils.modules import is_sharded
 
 
 def merge(model: nn.Module, active: int | None = None) -> nn.Module:
@@ -40,7 +41,7 @@ def merge(model: nn.Module, active: int | None = None) -> nn.Module:
         )
     """
     active = count(model) if active is None else active
-    if any(hasattr(parameter, "placements") for parameter in model.parameters()):
+    if any(map(is_sharded, model.parameters())):
         raise ValueError(
             "the model is sharded, and no rank holds all of a weight; save it by torch.distributed.checkpoint, load it"
             " into a model of one process, and merge that one."

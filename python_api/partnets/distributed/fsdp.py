@@ -12,6 +12,7 @@ from torch.distributed import fsdp
 from partnets.distributed.consistency import check_agreement, partitions
 from partnets.hyper import hyperparameters
 from partnets.nn.partitioned import partitioned_layers
+from partnets.utils.modules import is_sharded
 
 
 def fully_shard(model: nn.Module, units: Iterable[nn.Module] | None = None, **options) -> nn.Module:
@@ -48,7 +49,7 @@ def fully_shard(model: nn.Module, units: Iterable[nn.Module] | None = None, **op
         (Shard(dim=0),)
         >>> dist.destroy_process_group()
     """
-    if sharded := [name for name, parameter in model.named_parameters() if hasattr(parameter, "placements")]:
+    if sharded := [name for name, parameter in model.named_parameters() if is_sharded(parameter)]:
         raise ValueError(
             f"{sharded[0]} is sharded already; call fully_shard once, with the whole model: units= are the modules of"
             " which the weights are gathered at once."

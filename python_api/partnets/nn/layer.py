@@ -24,6 +24,7 @@ from partnets.nn.partitioned import Partitioned, as_class, check_parameters
 from partnets.nn.registry import register, rule_of
 from partnets.nn.state_dict import refuse_unfit, unfit_tensors
 from partnets.utils import seeds
+from partnets.utils.modules import is_sharded
 
 # The default's stream 0 fills a weight; a shift draws from another, so that the two are independent.
 SHIFT_STREAM = 1
@@ -490,7 +491,7 @@ class PartitionedLayer(Partitioned):
         value, own = super().__getattr__(name), self.__dict__
         if value is None or name not in own["_parameters"] or "count" not in own:
             return value
-        if hasattr(value, "placements"):  # a shard, as FSDP's between two passes: who gathers it asks for it
+        if is_sharded(value):  # as FSDP's between two passes: who gathers it asks for it
             return value
         if not (self.is_read or (self.count > 1 and self.is_inside())) or not self._is_divided(name):
             return value

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from partkernels import NestedPartition, Partition
 from partnets.nn.partitioned import Partitioned
+from partnets.utils.modules import is_sharded
 
 
 def local_entries(
@@ -27,7 +28,7 @@ def local_entries(
         >>> local_entries(layer, "bias", [layer.bias], update=2)
         ([tensor([0., 0., 0.], grad_fn=<SelectBackward0>)], None)
     """
-    if not hasattr(tensors[0], "placements"):  # as DTensors have; to import their class takes half a second
+    if not is_sharded(tensors[0]):
         return layer.entries(name, tensors, update)
     whole = torch.empty(tensors[0].shape, device="meta")
     found = layer.entries(name, [whole], update)

@@ -19,7 +19,7 @@ from partnets.nn.batch_norm import heedless_norms, outdate_statistics, running_n
 from partnets.nn.live import subnetwork
 from partnets.nn.partitioned import count
 from partnets.optim.base import PartitionedOptimizer, check_partitioned
-from partnets.utils.modules import evaluating
+from partnets.utils.modules import evaluating, is_sharded
 
 
 @contextmanager
@@ -224,12 +224,12 @@ def clip_gradient(optimizer: torch.optim.Optimizer, clip: float | None) -> None:
         return
     kinds: dict[bool, list[nn.Parameter]] = defaultdict(list)  # all gradients but those of w_k are 0
     for parameter in parameters_of(optimizer):
-        kinds[hasattr(parameter, "placements")].append(parameter)
+        kinds[is_sharded(parameter)].append(parameter)
     if len(kinds) == 1:
         nn.utils.clip_grad_norm_(*kinds.values(), clip)
         return
     norms = [nn.utils.get_total_norm([p.grad for p in some if p.grad is not None]) for some in kinds.values()]
-    norm = torch.stack([norm.full_tensor() if hasattr(norm, "placements") else norm for norm in norms]).norm()
+    norm = torch.stack([norm.full_tensor() if is_sharded(norm) else norm for norm in norms]).norm()
     for some in kinds.values():
         nn.utils.clip_grads_with_norm_(some, clip, norm)
 

@@ -204,7 +204,7 @@ def overlapping(tensors: Mapping[str, Tensor]) -> list[tuple[str, str]]:
     """
     memories: dict[int, list[str]] = {}
     for name, tensor in tensors.items():
-        has_memory = not (is_lazy(tensor) or tensor.is_meta or hasattr(tensor, "placements"))
+        has_memory = not (is_lazy(tensor) or tensor.is_meta or is_sharded(tensor))
         if has_memory and tensor.numel():
             memories.setdefault(tensor.untyped_storage().data_ptr(), []).append(name)
     return [
@@ -213,6 +213,16 @@ def overlapping(tensors: Mapping[str, Tensor]) -> list[tuple[str, str]]:
         for first, second in itertools.combinations(names, 2)
         if share_memory(tensors[first], tensors[second])
     ]
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether it is a DTensor, of which a rank may hold a part. To import their class takes half a second.
+
+    Example:
+        >>> is_sharded(torch.ones(3))
+        False
+    """
+    return hasattr(tensor, "placements")
 
 
 def device_of(model: nn.Module) -> torch.device:
