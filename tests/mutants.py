@@ -511,7 +511,7 @@ MUTANTS = [
         ),
     ),
     *_of(
-        "python_api/partnets/convert/partitioning.py",
+        "python_api/partnets/convert/finding.py",
         f"{NETS}/convert/test_partitioning.py",
         (
             "out of reach",

@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 
 import partnets
 from partbench.peers.layer import Division
-from partnets.convert.partitioning import replace_modules
+from partnets.convert.replacing import replace_modules
 from partnets.nn.layer import PartitionedLayer
 from partnets.nn.partitioned import partitioned_layers
 

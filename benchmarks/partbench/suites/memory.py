@@ -24,7 +24,7 @@ from partbench.peers.train_step import TrainStep
 from partbench.results import Record
 from partbench.suites.options import Options
 from partkernels.formats import packed_map
-from partnets.convert.partitioning import find
+from partnets.convert.finding import find
 
 ABOUT = "bytes a weight, and the peak of a training step"
 SCHEMES = ("dense", "paper")

@@ -2,7 +2,8 @@
 
 from partnets.convert.explaining import explain_partition
 from partnets.convert.finalizing import finalize
+from partnets.convert.finding import without_rule
 from partnets.convert.merging import merge
-from partnets.convert.partitioning import partition, without_rule
+from partnets.convert.partitioning import partition
 
 __all__ = ["explain_partition", "finalize", "merge", "partition", "without_rule"]

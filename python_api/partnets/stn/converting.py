@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from partnets.convert.deploying import deployed
+from partnets.convert.finding import named
 from partnets.convert.merging import merge
-from partnets.convert.partitioning import named
 from partnets.convert.reads import read_by
 from partnets.convert.replacing import replace_modules
 from partnets.hyper import Hyperparameter, assign, hyperparameters
