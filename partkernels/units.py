@@ -158,6 +158,13 @@ class Units:
             )
         return joined([tensor[_at(tensor, dim, block)] for block in self.live(active)], tensor, dim)
 
+    def put(self, tensor: Tensor, dim: int, active: int, values: Tensor) -> None:
+        """The inverse of take in place: sets a tensor's live units along a dimension, and no others."""
+        blocks = self.live(active)
+        parts = values.split([block.stop - block.start for block in blocks], dim)
+        for block, part in zip(blocks, parts, strict=True):
+            tensor[_at(tensor, dim, block)] = part
+
     def spread(self, tensor: Tensor, dim: int, active: int) -> Tensor:
         """The inverse of take, with zeros for the others."""
         if tensor.shape[dim] == self.size:

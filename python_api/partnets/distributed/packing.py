@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 
-from partkernels import Partition, gather_entries, scatter_entries
+from partkernels import Partition
+from partnets.nn.entries import put, take
 from partnets.nn.partitioned import partitioned_layers
 
 
@@ -92,9 +93,7 @@ def all_reduce_packed(packing: Packing, bucket: dist.GradBucket) -> Future[Tenso
         done: Future[Tensor] = Future()
         done.set_result(buffer)
         return done
-    pieces = [
-        view.flatten() if partition is None else gather_entries(view, partition, k) for view, partition, k in parts
-    ]
+    pieces = [take(view, partition, k) for view, partition, k in parts]
     packed = torch.cat(pieces).div_(dist.get_world_size(packing.group))
     packing.bytes += packed.nbytes
     lengths = [len(piece) for piece in pieces]
@@ -102,10 +101,7 @@ def all_reduce_packed(packing: Packing, bucket: dist.GradBucket) -> Future[Tenso
     def unpack(future: Future) -> Tensor:
         (reduced,) = future.value()
         for (view, partition, k), values in zip(parts, reduced.split(lengths), strict=True):
-            if partition is None:
-                view.copy_(values.view_as(view))
-            else:
-                scatter_entries(view, partition, k, values)
+            put(view, partition, k, values)
         return buffer
 
     return dist.all_reduce(packed, group=packing.group, async_op=True).get_future().then(unpack)

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from partkernels import Partition, gather_entries, scatter_entries
+from partkernels import Partition
 from partnets.hyper.hyperparameter import find_hyper
 from partnets.nn.batch_norm import running_norms
+from partnets.nn.entries import put, take
 from partnets.nn.layer import LEARNED_FROM
 from partnets.nn.own_state import OwnState
 from partnets.nn.partitioned import count, partitioned_layers
@@ -149,15 +150,11 @@ class Vectors:
                 continue
             layer, own = self.owners[parameter]
             (view,), partition = layer.entries(own, [tensor], k)
-            divided = partition is not None and partition.count > 1
-            yield view, partition if divided else None, k
+            yield view, partition, k
 
     @torch.no_grad()
     def _gathered(self, name: str, tensor_of) -> list[Tensor]:
-        return [
-            view.flatten() if partition is None else gather_entries(view, partition, k)
-            for view, partition, k in self._views(name, tensor_of)
-        ]
+        return [take(view, partition, k) for view, partition, k in self._views(name, tensor_of)]
 
     def _joined(self, name: str, tensor_of) -> Tensor:
         return torch.cat(self._gathered(name, tensor_of)).cpu()
@@ -165,11 +162,7 @@ class Vectors:
     def _scatter(self, name: str, vector: Tensor, tensor_of) -> None:
         pieces = vector.split(self._pieces[name])
         for (view, partition, k), piece in zip(self._views(name, tensor_of), pieces, strict=True):
-            values = piece.to(view.device)
-            if partition is None:
-                view.copy_(values.view_as(view))
-            else:
-                scatter_entries(view, partition, k, values)
+            put(view, partition, k, piece.to(view.device))
 
     def _fingerprint(self) -> str:
         travelling = {*self.owners, *self.hyper}

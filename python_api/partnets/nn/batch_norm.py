@@ -86,7 +86,7 @@ class _BatchNorm(PartitionedLayer):
         for name, buffer in self._statistics():
             value = buffer[active - 1] if self.count > 1 else buffer
             if value.dim() and self.nesting is not None:
-                value = value[: self.nesting.outputs.number(active)]
+                value = self.nesting.outputs.take(value, 0, active)
             layer._buffers[name] = value.clone()
         return new
 
@@ -120,11 +120,15 @@ class _BatchNorm(PartitionedLayer):
                 factor = 1.0 / float(batches) if self.momentum is None else self.momentum
 
         def norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-            # Those of the live units come first, one after another: views, which follow what the batch is like.
-            live = mean, var
-            if self.nesting is not None and mean is not None:
-                live = mean[: x.shape[1]], var[: x.shape[1]]
-            return F.batch_norm(x, *live, weight, bias, of_batch, factor, self.eps)
+            if self.nesting is None or mean is None:
+                return F.batch_norm(x, mean, var, weight, bias, of_batch, factor, self.eps)
+            units, active = self.nesting.outputs, self.active
+            live = [units.take(each, 0, active) for each in (mean, var)]
+            y = F.batch_norm(x, *live, weight, bias, of_batch, factor, self.eps)
+            if learns and len(units.live(active)) > 1:  # otherwise these are views, which have followed the batch
+                for each, values in zip((mean, var), live, strict=True):
+                    units.put(each, 0, active, values)
+            return y
 
         return self.compute_live(norm, input, "weight", "bias")
 

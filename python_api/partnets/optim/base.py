@@ -9,9 +9,10 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from partkernels import Partition, gather_entries
+from partkernels import Partition
 from partkernels.operators.optimizers import check_not_negative
 from partnets.hyper import hyperparameters
+from partnets.nn.entries import take
 from partnets.nn.local_shard import local_entries
 from partnets.nn.partitioned import UNKNOWN, Partitioned, count, partitioned_layers
 
@@ -151,8 +152,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         if found is None:
             return False
         (grad,), partition = found
-        is_whole = partition is None or partition.count == 1
-        return bool((grad if is_whole else gather_entries(grad, partition, update)).any())
+        return bool(take(grad, partition, update).any())
 
     def fill_state(self) -> None:
         """Gives each parameter the state that its first step would, all 0: what a saved one can be loaded into."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from partkernels import gather_entries, scatter_entries
+from partnets.nn.entries import is_whole, put, take
 from partnets.optim import entrywise
 from partnets.optim.base import PartitionedOptimizer, check_shapes
 
@@ -71,13 +71,13 @@ class PerPartition(PartitionedOptimizer):
 
     def step_entries(self, tensors, state, partition, update, group):
         settings = self._settings(group, update)
-        if partition is None or partition.count == 1:
+        if is_whole(partition):
             parameter, grad = tensors
             state[update] = entrywise.step(self.optimizer, parameter.detach(), grad, state.get(update), settings)
             return
-        entries, grad = (gather_entries(tensor, partition, update) for tensor in tensors)
+        entries, grad = (take(tensor, partition, update) for tensor in tensors)
         state[update] = entrywise.step(self.optimizer, entries, grad, state.get(update), settings)
-        scatter_entries(tensors[0], partition, update, entries)
+        put(tensors[0], partition, update, entries)
 
     def check_states(self, states, group):
         like_entries = self._state(group)

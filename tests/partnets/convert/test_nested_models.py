@@ -818,3 +818,45 @@ def test_inputs_of_another_width_are_refused(case):
 def test_groups_are_torchs_whatever_is_given():
     x, norm = torch.randn(2, 8, 3), nn.GroupNorm(2, 4, affine=False)
     assert torch.equal(partnets.GroupNorm.from_ordinary(norm, (0.5, 0.5))(x), norm(x))
+
+
+class Concatenated(nn.Module):
+    """A norm whose live units are not the first ones."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.narrow = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(3, 16, 1)
+        self.norm, self.last = nn.BatchNorm2d(32), nn.Linear(32, 5)
+
+    def forward(self, x):
+        return self.last(F.relu(self.norm(torch.cat([self.wide(x), self.narrow(x)], 1))).mean((2, 3)))
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_running_statistics_are_those_of_the_unit(trained):
+    """Those that a norm came with, and those that it follows."""
+    model = Concatenated()
+    with torch.no_grad():
+        model.norm.running_mean.copy_(torch.linspace(-1, 1, 32))
+        model.norm.running_var.copy_(torch.linspace(1, 3, 32))
+    before, x = copy.deepcopy(model.norm), images()
+    partnets.partition(model, PROPORTIONS, scheme="nested", example=x)
+    units = model.norm.nesting.outputs
+    live = units.owners() == 1
+    assert len(units.live(1)) == 2
+    with partnets.subnetwork(model, 1, update=1):
+        x = F.relu(torch.cat([model.wide(x), model.narrow(x)], 1))
+        y = units.spread(model.norm.train(trained)(x), 1, 1)
+    expected = before.train(trained)(units.spread(x, 1, 1))
+    torch.testing.assert_close(y[:, live], expected[:, live])
+    for ours, theirs in (
+        (model.norm.running_mean[0], before.running_mean),
+        (model.norm.running_var[0], before.running_var),
+    ):
+        torch.testing.assert_close(ours[live], theirs[live])
+    assert torch.equal(model.norm.running_mean[0, ~live], torch.linspace(-1, 1, 32)[~live])
+    model.norm.hold_statistics()
+    x = images()
+    with partnets.subnetwork(model.eval(), 1):
+        y = model(x)
+    torch.testing.assert_close(partnets.merge(model, active=1)(x), y)

@@ -4,7 +4,6 @@ import copy
 import pickle
 
 from clients import CHUNKS, load_data, make_model, server
-from flwr.app import Message
 
 from partnets.federated.flower import LocalGrid, PartitionedFedAvg, client_app
 
@@ -24,8 +23,8 @@ def remembered(app):
     def call(message, context):
         asked = context.node_id, pickle.dumps(message.content)
         if asked not in replies:
-            replies[asked] = app(message, context).content
-        return Message(copy.deepcopy(replies[asked]), reply_to=message)
+            replies[asked] = app(message, context)
+        return type(message)(copy.deepcopy(replies[asked].content), reply_to=message)
 
     return call
 
