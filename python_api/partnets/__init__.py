@@ -39,7 +39,18 @@ from partnets.nn.live import subnetwork
 from partnets.nn.norm import GroupNorm, LayerNorm, RMSNorm
 from partnets.nn.recurrent import GRU, LSTM, RNN
 from partnets.nn.registry import register
-from partnets.training import History, Trainer, hyper_learning, step_hyper, step_weights, sweep, weights_learning
+from partnets.training import (
+    History,
+    Implicit,
+    Lookahead,
+    Trainer,
+    hyper_learning,
+    step_hyper,
+    step_lookahead,
+    step_weights,
+    sweep,
+    weights_learning,
+)
 
 __all__ = [
     "GRU",
@@ -60,9 +71,11 @@ __all__ = [
     "EmbeddingBag",
     "GroupNorm",
     "History",
+    "Implicit",
     "LayerNorm",
     "Linear",
     "Loader",
+    "Lookahead",
     "MultiheadAttention",
     "RMSNorm",
     "Trainer",
@@ -91,6 +104,7 @@ __all__ = [
     "per_subnetwork",
     "register",
     "step_hyper",
+    "step_lookahead",
     "step_weights",
     "stn",
     "subnetwork",

@@ -34,6 +34,9 @@ class Hyperparameter(nn.Module):
     # Whether partnets.stn may give each example a value of its own: then forward calls its hyper.Learned with what has
     # the examples, as self.strength(x). Otherwise all examples of a batch have the same.
     per_example = False
+    # How partnets.Trainer learns it: 'direct', through the forward pass of unseen data; or by 'lookahead', through the
+    # weights, for what acts on training alone and is off in evaluation mode. See partnets.Lookahead.
+    hyper_gradient = "direct"
 
     def values(self) -> dict[str, float]:
         """The present value of each hyper.Learned inside, in the user's units, under its attribute's or own names.

@@ -28,6 +28,8 @@ class InTraining(Hyperparameter):
         (False, True)
     """
 
+    hyper_gradient = "lookahead"
+
     def __init__(self, module: Hyperparameter) -> None:
         super().__init__()
         if not isinstance(module, Hyperparameter):

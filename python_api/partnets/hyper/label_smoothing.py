@@ -42,6 +42,7 @@ class LabelSmoothing(Hyperparameter):
     """
 
     per_example = True
+    hyper_gradient = "lookahead"
     # By which unseen data are judged.
     plain = staticmethod(F.cross_entropy)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,16 +52,32 @@ def weighed_penalties(weight: float) -> Iterator[None]:
         found[start:] = [weight * term for term in found[start:]]
 
 
+def penalised(loss: Callable[[Any], Tensor], batch: Any) -> tuple[Tensor, Tensor]:
+    """The loss of a batch, and with it all that hyper.Penalty modules give meanwhile.
+
+    Example:
+        >>> from partnets import hyper
+        >>> model = hyper.ActivationPenalty(2.0)
+        >>> [part.item() for part in penalised(lambda x: model(x).mean(), torch.ones(3, 4))]
+        [1.0, 3.0]
+    """
+    with penalties() as found:
+        value = loss(batch)
+    return value, value + sum(penalty.mean() for penalty in found)
+
+
 class Penalty(Hyperparameter):
     """The base class of layers that pass x through, and in training add a term to the loss: `penalty(x)`.
 
-    partnets.stn adds it; in loops of your own do so inside of hyper.penalties. It acts on training alone, so that ψ
-    cannot learn it from unseen data through the forward pass, as partnets.Trainer does: partnets.stn can, through the
-    best response.
+    Trainers add it; in loops of your own do so inside of hyper.penalties. It acts on training alone, so that ψ cannot
+    learn it from unseen data through the forward pass: partnets.Trainer looks ahead for it, and partnets.stn learns it
+    through the best response.
 
     Raises:
         RuntimeError: in training, where a gradient is computed, nobody gathers what it gives.
     """
+
+    hyper_gradient = "lookahead"
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and torch.is_grad_enabled():

@@ -17,7 +17,8 @@ def take(view: Tensor, partition: Partition | None, k: int) -> Tensor:
 
     Example:
         >>> import torch, partkernels
-        >>> take(torch.tensor([1.0, 2.0, 3.0]), partkernels.Partition.from_ids(torch.tensor([[1, 2, 2]])), 2)
+        >>> partition = partkernels.Partition.from_ids(torch.tensor([[1, 2, 2]], dtype=torch.uint8))
+        >>> take(torch.tensor([[1.0, 2.0, 3.0]]), partition, 2)
         tensor([2., 3.])
         >>> take(torch.ones(2, 2), None, 1)
         tensor([1., 1., 1., 1.])
@@ -30,10 +31,11 @@ def put(view: Tensor, partition: Partition | None, k: int, values: Tensor) -> No
 
     Example:
         >>> import torch, partkernels
-        >>> x = torch.zeros(3)
-        >>> put(x, partkernels.Partition.from_ids(torch.tensor([[1, 2, 2]])), 2, torch.tensor([5.0, 6.0]))
+        >>> x = torch.zeros(1, 3)
+        >>> partition = partkernels.Partition.from_ids(torch.tensor([[1, 2, 2]], dtype=torch.uint8))
+        >>> put(x, partition, 2, torch.tensor([5.0, 6.0]))
         >>> x
-        tensor([0., 5., 6.])
+        tensor([[0., 5., 6.]])
     """
     if is_whole(partition):
         view.copy_(values.view_as(view))

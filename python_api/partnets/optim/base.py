@@ -161,7 +161,10 @@ class PartitionedOptimizer(torch.optim.Optimizer):
                 self._filled(parameter, group)
 
     def _filled(self, parameter: nn.Parameter, group: dict) -> dict:
-        state = self.state[parameter]
+        return self._started(self.state[parameter], parameter, group)
+
+    def _started(self, state: dict, parameter: nn.Parameter, group: dict) -> dict:
+        """A parameter's state with what is not in it yet, all 0."""
         for moment in self.moments(group):
             if moment not in state:
                 state[moment] = torch.zeros_like(parameter)
@@ -187,6 +190,47 @@ class PartitionedOptimizer(torch.optim.Optimizer):
                 to be stepped.
         """
         raise NotImplementedError
+
+    def settings_of(self, group: dict, update: int) -> dict:
+        """What torch's optimiser is told for one partition."""
+        settings = {name: value for name, value in group.items() if name != "params"}
+        return settings | {name: settings[name][update - 1] for name in settings.keys() & {"weight_decay"}}
+
+    def entries_of(
+        self, parameter: nn.Parameter, tensor: Tensor, update: int
+    ) -> tuple[list[Tensor], Partition | None] | None:
+        """What a step of one partition changes of a parameter, of a tensor like it; see Partitioned.entries."""
+        layer, name = self._owners[parameter]
+        return layer.entries(name, [tensor], update)
+
+    def as_torchs(
+        self, parameter: nn.Parameter, group: dict, update: int
+    ) -> tuple[type[torch.optim.Optimizer], dict, dict]:
+        """torch's optimiser that steps a parameter's entries of one partition, packed, as this one does.
+
+        Returns:
+            Its class, the settings of its group, and its present state, of which nothing is to be changed.
+        """
+        state = self._started(dict(self.state.get(parameter, {})), parameter, group)
+        moments = []
+        for moment in self.moments(group):
+            (view,), partition = self.entries_of(parameter, state[moment], update)
+            moments.append(take(view, partition, update))
+        return self.torchs(moments, state, update, group)
+
+    def torchs(
+        self, moments: list[Tensor], state: dict, update: int, group: dict
+    ) -> tuple[type[torch.optim.Optimizer], dict, dict]:
+        """What as_torchs returns.
+
+        Args:
+            moments: the entries of one partition, packed.
+            state: the parameter's.
+        """
+        raise NotImplementedError
+
+    def rate_to_follow(self, parameter: nn.Parameter, group: dict) -> Tensor | None:
+        return None
 
     def state_shapes(self, parameter: nn.Parameter, group: dict) -> dict[str, tuple[int, ...]]:
         """The name and shape of everything in the state of a parameter that was stepped."""

@@ -37,7 +37,7 @@ def step(
         (tensor([-0.5000, -0.5000]), {'momentum_buffer': tensor([1., 1.])})
     """
     tensor.grad = grad
-    one = _make(optimizer, tensor, settings)
+    one = make(optimizer, tensor, settings)
     if state is not None:
         one.state[tensor] = state
     one.step()
@@ -69,7 +69,7 @@ def check(optimizer: type[torch.optim.Optimizer], settings: dict, device: torch.
     whole, mask = draw(), draw() > 0
     masks, parts, states = (mask, ~mask), (whole[mask], whole[~mask]), [None, None]
     settings = settings | {"lr": LR}
-    reference = _make(optimizer, whole, settings)
+    reference = make(optimizer, whole, settings)
     try:
         for scale in GRADIENTS:
             whole.grad = scale * draw()
@@ -91,14 +91,16 @@ def check(optimizer: type[torch.optim.Optimizer], settings: dict, device: torch.
 _CURE = "pass one that steps each entry by itself, such as torch.optim.RMSprop."
 
 
-def _make(optimizer: type[torch.optim.Optimizer], tensor: Tensor, settings: dict) -> torch.optim.Optimizer:
+def make(optimizer: type[torch.optim.Optimizer], tensor: Tensor, settings: dict) -> torch.optim.Optimizer:
+    """An optimiser of this class for one tensor, with these settings of its group."""
     # As arguments too, which torch checks; some settings, as AdamW's decoupled_weight_decay, are no arguments.
-    arguments = {name: settings[name] for name in settings.keys() & _arguments(optimizer)}
-    return optimizer([{"params": [tensor], **settings}], **arguments)
+    told = {name: settings[name] for name in settings.keys() & arguments(optimizer)}
+    return optimizer([{"params": [tensor], **settings}], **told)
 
 
 @functools.cache
-def _arguments(optimizer: type[torch.optim.Optimizer]) -> frozenset[str]:
+def arguments(optimizer: type[torch.optim.Optimizer]) -> frozenset[str]:
+    """The names of what an optimiser's class takes."""
     return frozenset(inspect.signature(optimizer).parameters)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import torch
 from torch import nn
 
 from partkernels import adam_step, sgd_step
@@ -76,6 +77,10 @@ class SGD(PartitionedOptimizer):
             nesterov=group["nesterov"],
         )
 
+    def torchs(self, moments, state, update, group):
+        settings = self.settings_of(group, update)
+        return torch.optim.SGD, settings, dict(zip(("momentum_buffer",), moments, strict=False))
+
 
 class Adam(PartitionedOptimizer):
     """Adam (Kingma and Ba 2015), a partition at a time. With C = 1, torch.optim.Adam.
@@ -139,6 +144,12 @@ class Adam(PartitionedOptimizer):
             decoupled=self.decoupled,
         )
         state["step"][update - 1] = step
+
+    def torchs(self, moments, state, update, group):
+        optimizer = torch.optim.AdamW if self.decoupled else torch.optim.Adam
+        step = state["step"][update - 1].double().cpu()
+        moments = dict(zip(self.moments(group), moments, strict=True))
+        return optimizer, self.settings_of(group, update), {"step": step, **moments}
 
 
 class AdamW(Adam):

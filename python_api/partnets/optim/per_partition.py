@@ -70,7 +70,7 @@ class PerPartition(PartitionedOptimizer):
         return ()
 
     def step_entries(self, tensors, state, partition, update, group):
-        settings = self._settings(group, update)
+        settings = self.settings_of(group, update)
         if is_whole(partition):
             parameter, grad = tensors
             state[update] = entrywise.step(self.optimizer, parameter.detach(), grad, state.get(update), settings)
@@ -117,11 +117,7 @@ class PerPartition(PartitionedOptimizer):
     def _state(self, group: dict) -> dict[str, bool]:
         """What entrywise.check says of the optimiser with a group's settings."""
         device = next((parameter.device for parameter in self._owners), None)
-        return entrywise.check(self.optimizer, self._settings(group, 1), device)
+        return entrywise.check(self.optimizer, self.settings_of(group, 1), device)
 
-    def _settings(self, group: dict, update: int) -> dict:
-        """What torch's optimiser is told for one partition."""
-        settings = {name: value for name, value in group.items() if name != "params"}
-        if "weight_decay" in settings:
-            settings["weight_decay"] = settings["weight_decay"][update - 1]
-        return settings
+    def torchs(self, moments, state, update, group):
+        return self.optimizer, self.settings_of(group, update), state.get(update, {})

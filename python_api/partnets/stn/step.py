@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves, tree_map
 
+from partnets.hyper.penalty import penalised
 from partnets.nn.batch_norm import partitioned_norms
 from partnets.nn.layer import PartitionedLayer
 from partnets.nn.partitioned import partitioned_layers
@@ -66,7 +67,7 @@ def step_weights(
         def perturbed_loss(batch: Any) -> Tensor:
             if vector.centred:
                 with vector.at_present():
-                    backward(step.penalised(loss, batch)[1])
+                    backward(penalised(loss, batch)[1])
                 gradients.update(_gradients_of_others(model))
                 stack.enter_context(vector.response_learning())
                 stack.enter_context(_statistics_kept(model))

@@ -69,7 +69,7 @@ class Trainer(trainer.Trainer):
             hyper = vector_of(model).modules
         if sampling is None:
             sampling = _owning(model, chunks)
-        super().__init__(model, chunks, hyper=hyper, sampling=sampling, **options)
+        super().__init__(model, chunks, hyper=hyper, sampling=sampling, hyper_gradient="direct", **options)
 
     def values(self) -> dict[str, float]:
         """The present value of each hyperparameter, in its units, and of each σ, in those of the unconstrained one."""

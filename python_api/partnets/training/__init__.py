@@ -3,17 +3,21 @@
 from partnets.training import callbacks, loggers
 from partnets.training.choices import Sweep, sweep
 from partnets.training.history import History
+from partnets.training.lookahead import Implicit, Lookahead, step_lookahead
 from partnets.training.step import hyper_learning, step_hyper, step_weights, weights_learning
 from partnets.training.trainer import Trainer
 
 __all__ = [
     "History",
+    "Implicit",
+    "Lookahead",
     "Sweep",
     "Trainer",
     "callbacks",
     "hyper_learning",
     "loggers",
     "step_hyper",
+    "step_lookahead",
     "step_weights",
     "sweep",
     "weights_learning",

@@ -176,6 +176,8 @@ def configuration(trainer: TrainingState) -> dict:
         "hyper_after": trainer.hyper_after,
         "hyper_chunks": trainer.hyper_chunks,
         "one_pass": trainer.one_pass,
+        # Files of before version 0.3 say nothing of it.
+        **{f"hyper_gradient of {path}": repr(one) for path, one in trainer.hyper_gradient.items() if one is not None},
         "keep_best": trainer.best is not None,
         **trainer.settings(),
     }

@@ -83,7 +83,8 @@ def check_start(trainer: TrainingState) -> None:
     def draw() -> Any:
         return trainer.chunks.sample(2, trainer.hyper_batch_size, Generator().manual_seed(0))
 
-    loss, y = try_judging(trainer.model, trainer.hyper, 2, draw, trainer.hyper_loss, trainer.forward)
+    direct = {path: module for path, module in trainer.hyper.items() if trainer.hyper_gradient[path] is None}
+    loss, y = try_judging(trainer.model, direct, 2, draw, trainer.hyper_loss, trainer.forward)
     if trainer.steps == 0 and not has_learned(trainer.model):
         warn_of_knowledge(trainer.hyper_loss, loss, y)
 

@@ -29,6 +29,7 @@ class TrainingState:
         generator: of the draws of chunks and batches.
         best: the step, L_ML and state that keep_best kept; None where nothing is kept.
         noise: while callbacks run, the random states from which training goes on after them; otherwise None.
+        hyper_gradient: of each module of hyper, by its path, a partnets.Lookahead or Implicit; None if it is direct.
         batch_size, hyper_batch_size, sampling, clip, hyper_every, hyper_steps, hyper_after, hyper_chunks, one_pass,
             patience: as of Trainer.
     """
@@ -57,6 +58,7 @@ class TrainingState:
     hyper_after: int
     hyper_chunks: str
     one_pass: bool
+    hyper_gradient: dict[str, Any]
     patience: int | None
 
     @property

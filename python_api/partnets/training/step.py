@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from partnets.hyper import penalties
+from partnets.hyper.penalty import penalised
 from partnets.nn.batch_norm import heedless_norms, outdate_statistics, running_norms
 from partnets.nn.live import subnetwork
 from partnets.nn.partitioned import count
@@ -51,7 +52,7 @@ def hyper_learning(model: nn.Module, k: int) -> Iterator[None]:
     Raises:
         ValueError: k is out of range: no subnetwork comes before the first.
     """
-    _check_k(model, k, least=2)
+    check_k(model, k, least=2)
     with subnetwork(model, active=k - 1, update=None), evaluating(*heedless_norms(model)):
         yield
 
@@ -111,7 +112,7 @@ def step_weights(
         True
     """
     check_partitioned(optimizer)
-    _check_k(model, k, least=1)
+    check_k(model, k, least=1)
     check_clip(clip)
     optimizer.zero_grad()
     with weights_learning(model, k):
@@ -164,7 +165,7 @@ def step_hyper(
         raise ValueError(f"batches is {_kind(batches)}; pass {{k: a batch of D_k}}, with k from 2 on.")
     if isinstance(optimizer, PartitionedOptimizer):
         raise ValueError(f"optimizer is a {type(optimizer).__name__} of partitions; pass one of torch.optim, of ψ.")
-    _check_k(model, *batches, least=2)
+    check_k(model, *batches, least=2)
     weights = dict.fromkeys(batches, 1 / len(batches)) if weights is None else weights
     if weights.keys() != batches.keys():
         raise ValueError(f"weights are of the chunks {[*weights]} and batches of {[*batches]}; pass one for each.")
@@ -182,21 +183,7 @@ def step_hyper(
     return sum(values)
 
 
-def penalised(loss: Callable[[Any], Tensor], batch: Any) -> tuple[Tensor, Tensor]:
-    """The loss of a batch, and with it all that hyper.Penalty modules give meanwhile.
-
-    Example:
-        >>> from partnets import hyper
-        >>> model = hyper.ActivationPenalty(2.0)
-        >>> [part.item() for part in penalised(lambda x: model(x).mean(), torch.ones(3, 4))]
-        [1.0, 3.0]
-    """
-    with penalties() as found:
-        value = loss(batch)
-    return value, value + sum(penalty.mean() for penalty in found)
-
-
-def _check_k(model: nn.Module, *ks: int, least: int) -> None:
+def check_k(model: nn.Module, *ks: int, least: int) -> None:
     last = count(model)
     for k in ks:
         if type(k) is not int or not least <= k <= last:

@@ -32,6 +32,7 @@ from partnets.training.ahead import Ahead
 from partnets.training.best_model import Best
 from partnets.training.callbacks import Callback
 from partnets.training.history import History
+from partnets.training.lookahead import Technique, step_lookahead, techniques
 from partnets.training.progress import Progress
 from partnets.training.start import check_finite, check_leaks, check_learns, check_start, warn_of_proportions
 from partnets.training.state import TrainingState
@@ -76,6 +77,12 @@ class Trainer(TrainingState):
         one_pass: each step updates w_1..w_C one after another, each on its part of batch_size examples, by `sampling`;
             and a step of ψ takes its part of hyper_batch_size from each unseen chunk, by their sizes. So no batch is
             larger than its part: see docs/training.md for what that costs.
+        hyper_gradient: how ψ learns. 'direct': from how it changes what the present weights predict of unseen data.
+            'lookahead': from how steps of the weights that it has a part in change that, so that it may act on training
+            alone; a partnets.Lookahead says how many, and how they are differentiated. 'implicit': from how the minimum
+            of the training loss changes; or a partnets.Implicit. For all of hyper, or a dict for some modules of it.
+            Others learn as their classes say: directly, but for hyper.Penalty, LabelSmoothing and what else is off in
+            evaluation. See docs/hyperparameters.md.
         lml_every: evaluates L_ML in full each time that so many steps are done, with the same noise; None never does.
         keep_best: keeps a copy of the model where L_ML was highest; see restore_best.
         patience: fit ends where so many evaluations of L_ML in a row brought none higher; None never ends early.
@@ -140,6 +147,7 @@ class Trainer(TrainingState):
         hyper_after: int = 0,
         hyper_chunks: str = "one",
         one_pass: bool = False,
+        hyper_gradient: str | Technique | Mapping[Hyperparameter, str | Technique] | None = None,
         lml_every: int | None = None,
         keep_best: bool = False,
         patience: int | None = None,
@@ -173,6 +181,8 @@ class Trainer(TrainingState):
         if lml_every is None and (keep_best or patience is not None):
             raise ValueError("keep_best and patience go by L_ML; pass lml_every, how many steps apart to evaluate it.")
         self.hyper = find_hyper(model, hyper)
+        chosen = techniques(self.hyper.values(), hyper_gradient)
+        self.hyper_gradient = {path: chosen[module] for path, module in self.hyper.items()}
         if (self.hyper and self.needs_unseen) or lml_every:
             check_unseen(chunks)
         psi = list(dict.fromkeys(parameter for module in self.hyper.values() for parameter in module.parameters()))
@@ -315,12 +325,18 @@ class Trainer(TrainingState):
     def step_hyper(self) -> tuple[int | None, float]:
         """Updates ψ on chunks that the subnetworks have not seen; returns k, None for all chunks, and the loss."""
         k, weights = self._draw_unseen(self.generator)
-        batches = _Drawn(weights, lambda j: self._source.sample(j, self._examples_of(j), self.generator))
-        options = {"weights": weights, "backward": self._backward}
-        loss = self._update_hyper(batches, partial(self._loss, self.hyper_loss), **options)
+        learn, judge = partial(self._loss, self.loss), partial(self._loss, self.hyper_loss)
+        if not self._inner_steps:
+            batches = _Drawn(weights, self._draw)
+            found = self._update_hyper(batches, judge, weights=weights, backward=self._backward)
+        else:
+            batches = _Drawn(weights, lambda j: (self._draw(j), [self._draw_seen(j) for _ in range(self._inner_steps)]))
+            by = {module: self.hyper_gradient[path] for path, module in self.hyper.items()}
+            optimizers = self.optimizer, self.hyper_optimizer
+            found = step_lookahead(self.model, *optimizers, batches, learn, judge, by=by, weights=weights)
         if self.hyper_scheduler is not None:
             self.hyper_scheduler.step()
-        return k, loss.item()
+        return k, found.item()
 
     def _update_weights(self, *arguments, **options) -> Tensor:
         return step_weights(self.model, self.optimizer, *arguments, **options)
@@ -336,6 +352,21 @@ class Trainer(TrainingState):
         """How many a step of ψ takes from a chunk."""
         return self._hyper_parts.get(chunk, self.hyper_batch_size)
 
+    @property
+    def _inner_steps(self) -> int:
+        """How many batches a step of ψ takes of what the subnetwork has seen."""
+        return max((one.steps for one in self.hyper_gradient.values() if one is not None), default=0)
+
+    def _draw(self, j: int) -> Any:
+        return self._source.sample(j, self._examples_of(j), self.generator)
+
+    def _draw_seen(self, j: int) -> Any:
+        return self._source.sample_upto(j - 1, self._examples_upto(j - 1), self.generator)
+
+    def _examples_upto(self, k: int) -> int:
+        """How many a step of w_k takes."""
+        return self._parts.get(k, self.batch_size)
+
     def _draw_unseen(self, generator: torch.Generator) -> tuple[int | None, dict[int, float]]:
         """The chunk of a step of ψ, None for all of them, and the weight of each."""
         u = self.chunks.proportions
@@ -350,6 +381,8 @@ class Trainer(TrainingState):
             for _ in range(self.hyper_steps if self._hyper_learns(step) else 0):
                 for j in self._draw_unseen(generator)[1]:
                     yield "draw", j, self._examples_of(j)
+                    for _ in range(self._inner_steps):
+                        yield "draw_upto", j - 1, self._examples_upto(j - 1)
 
     def save(self, path: str | PathLike) -> None:
         """Writes a checkpoint, from which `load` resumes with the same bits; whole or not at all.

@@ -1,0 +1,281 @@
+"""Lookahead and Implicit: how ψ learns that acts on training alone, and step_lookahead, a step of it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from partnets.hyper import Hyperparameter
+from partnets.nn.batch_norm import outdate_statistics
+from partnets.optim.base import PartitionedOptimizer, check_partitioned
+from partnets.training.inner_steps import InnerSteps, leaving_nothing
+from partnets.training.start import check_finite
+from partnets.training.step import check_k, check_reached, parameters_of, step_hyper
+from partnets.utils.checks import check_at_least
+from partnets.utils.solvers import conjugate_gradients, neumann
+
+METHODS = ("neumann", "conjugate_gradients")
+
+
+@dataclass(frozen=True)
+class Lookahead:
+    """ψ is judged by where a step of the weights leads that it has a part in.
+
+    The gradient of loss(D_k; w') by ψ, where w' is what steps of partition k - 1 make of the weights on batches of
+    D_1:k-1, by the optimiser that trains them, with its present moments. Nothing of these steps stays.
+
+    Args:
+        steps: of the weights, each on a batch of its own.
+        exact: with the second derivatives of autograd, which keeps the graph of each step. Otherwise by the finite
+            difference of two gradients for each step (DARTS, Liu et al. 2019), without: less memory, and less time
+            where there is more than one step.
+
+    Raises:
+        ValueError: steps is below 1.
+
+    Example:
+        >>> Lookahead(steps=3, exact=False)
+        Lookahead(steps=3, exact=False)
+    """
+
+    steps: int = 1
+    exact: bool = True
+
+    def __post_init__(self) -> None:
+        check_at_least(1, steps=self.steps)
+
+    def gradients(self, inner: InnerSteps, batches: Sequence[Any], judged: Callable) -> tuple[Tensor, list, list]:
+        for batch in batches:
+            inner.step(batch)
+        value, by_weights, direct = judged()
+        return value, inner.back(by_weights), direct
+
+
+@dataclass(frozen=True)
+class Implicit:
+    """ψ is judged by where the training loss would be least with it, by the implicit function theorem.
+
+    The gradient is that through w*(ψ), the minimum of the training loss on a batch of D_1:k-1 over the entries of
+    partition k - 1, as if the present weights were that minimum: right near the end of a training, and for what moves
+    slowly. It needs products with the Hessian: one pass for each.
+
+    Args:
+        method: 'neumann' takes H⁻¹ ≈ alpha Σ_{j<terms} (I - alpha H)ʲ, a lookahead of so many steps of gradient descent
+            (Lorraine, Vicol and Duvenaud 2020); 'conjugate_gradients' solves, where H is positive definite (Pedregosa
+            2016).
+        terms: of the series, or products at most.
+        alpha: of 'neumann': above 0 and below 2 / the Hessian's largest eigenvalue.
+        damping: added to the diagonal of H: above minus its lowest eigenvalue.
+
+    Raises:
+        ValueError: an argument is out of range.
+
+    Example:
+        >>> Implicit("conjugate_gradients", terms=5, damping=0.1)
+        Implicit(method='conjugate_gradients', terms=5, alpha=0.01, damping=0.1)
+    """
+
+    method: str = "neumann"
+    terms: int = 10
+    alpha: float = 0.01
+    damping: float = 0.0
+
+    steps = 1
+    exact = True
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(f"method={self.method!r}; pass one of {', '.join(METHODS)}.")
+        check_at_least(1, terms=self.terms)
+        if not self.alpha > 0 or not self.damping >= 0:
+            raise ValueError(
+                f"alpha={self.alpha}, damping={self.damping}; pass a number above 0, and one of at least 0."
+            )
+
+    def gradients(self, inner: InnerSteps, batches: Sequence[Any], judged: Callable) -> tuple[Tensor, list, list]:
+        value, by_weights, direct = judged()
+        if self.method == "neumann":
+            solve = functools.partial(neumann, terms=self.terms, alpha=self.alpha)
+        else:
+            solve = functools.partial(conjugate_gradients, most=self.terms)
+        return value, inner.solved(batches[0], by_weights, solve, self.damping), direct
+
+
+Technique = Lookahead | Implicit
+# By name, with the usual settings; "direct" is None: through the forward pass alone.
+TECHNIQUES: dict[str, Technique | None] = {"direct": None, "lookahead": Lookahead(), "implicit": Implicit()}
+
+
+def technique(given: Any) -> Technique | None:
+    """What is meant by a name, or by one of the two classes.
+
+    Example:
+        >>> technique("lookahead"), technique("direct")
+        (Lookahead(steps=1, exact=True), None)
+    """
+    if given is None or isinstance(given, Technique):
+        return given
+    if not isinstance(given, str) or given not in TECHNIQUES:
+        raise ValueError(
+            f"hyper_gradient={given!r}; pass 'direct', 'lookahead', 'implicit', a partnets.Lookahead or Implicit, or a"
+            " dict of such for hyperparameter modules."
+        )
+    return TECHNIQUES[given]
+
+
+def techniques(
+    hyper: Iterable[Hyperparameter], given: str | Technique | Mapping[Hyperparameter, str | Technique] | None
+) -> dict[Hyperparameter, Technique | None]:
+    """How each of these modules learns: as given, or as its class says, whose `hyper_gradient` is a name.
+
+    Raises:
+        ValueError: something else is given, or for a module that is not among them.
+
+    Example:
+        >>> from partnets import hyper
+        >>> mask, smoothing = hyper.InputMask(4), hyper.LabelSmoothing(0.1)
+        >>> [*techniques([mask, smoothing], None).values()]
+        [None, Lookahead(steps=1, exact=True)]
+    """
+    hyper = list(hyper)
+    if given is None or isinstance(given, Mapping):
+        chosen = {} if given is None else given
+        if strange := [one for one in chosen if one not in hyper]:
+            shown = f"a {type(strange[0]).__name__}" if isinstance(strange[0], nn.Module) else repr(strange[0])
+            raise ValueError(f"hyper_gradient has {shown}, which is none of the modules in hyper.")
+        return {one: technique(chosen.get(one, one.hyper_gradient)) for one in hyper}
+    return dict.fromkeys(hyper, technique(given))
+
+
+def step_lookahead(
+    model: nn.Module,
+    optimizer: PartitionedOptimizer,
+    hyper_optimizer: torch.optim.Optimizer,
+    batches: Mapping[int, tuple[Any, Sequence[Any]]],
+    loss: Callable[[Any], Tensor],
+    hyper_loss: Callable[[Any], Tensor],
+    *,
+    by: str | Technique | Mapping[Hyperparameter, str | Technique] | None = None,
+    weights: Mapping[int, float] | None = None,
+) -> Tensor:
+    """One step of ψ that acts on training alone, or on both, on chunks that the subnetworks have not seen.
+
+    As partnets.step_hyper, but that the gradient goes through the weights too: see Lookahead and Implicit. The modules
+    that learn so are in evaluation mode where unseen data judge. The weights, the optimiser and what modules hold are
+    afterwards as before.
+
+    Args:
+        model: with partitioned layers and ψ inside.
+        optimizer: of partnets.optim, of this model.
+        hyper_optimizer: of torch.optim, of ψ.
+        batches: {k: (a batch of D_k, batches of D_1:k-1, as many as there are steps to look ahead)}, k from 2 on.
+        loss: loss(batch), that of partnets.step_weights, a mean; what hyper.Penalty modules give is added.
+        hyper_loss: loss(batch) by which unseen data judge, without what only regularises.
+        by: 'direct', 'lookahead', 'implicit', or one of the classes, for all of ψ; or for each module of which a
+            parameter is in hyper_optimizer. As the modules' classes say if None.
+        weights: of each chunk's loss, by its number; alike, with a sum of 1, if None.
+
+    Returns:
+        The sum of the weighted losses, detached.
+
+    Raises:
+        ValueError: a k is out of range, a k has other than so many batches, `by` is none of these, or the weights are
+            sharded; nothing has changed then.
+        FloatingPointError: a loss is not finite.
+        RuntimeError: a parameter of hyper_optimizer reaches neither loss, as what draws from a distribution without a
+            gradient; ψ has not been stepped. Or autograd has no second derivative of an operator: pass
+            Lookahead(exact=False).
+        ArithmeticError: as of Implicit's methods, where the curvature is negative or the series grows.
+
+    Example:
+        >>> import partnets
+        >>> from partnets import hyper
+        >>> layer = nn.Linear(4, 2)
+        >>> model = nn.Sequential(layer, decay := hyper.WeightDecay(layer, 0.1))
+        >>> model = partnets.partition(model, (0.8, 0.2))
+        >>> optimizer = partnets.optim.SGD(model, lr=0.1)
+        >>> hyper_optimizer = torch.optim.Adam(decay.parameters(), lr=0.1)
+        >>> x, y = torch.randn(3, 4), torch.tensor([0, 1, 1])
+        >>> def loss(batch):
+        ...     return nn.functional.cross_entropy(model(batch[0]), batch[1])
+        >>> value = step_lookahead(model, optimizer, hyper_optimizer, {2: ((x, y), [(x, y)])}, loss, loss)
+        >>> decay.values()["decay"] != 0.1
+        True
+    """
+    check_partitioned(optimizer)
+    check_k(model, *batches, least=2)
+    weights = dict.fromkeys(batches, 1 / len(batches)) if weights is None else weights
+    if weights.keys() != batches.keys() or not batches:
+        raise ValueError(f"weights are of the chunks {[*weights]} and batches of {[*batches]}; pass one for each.")
+    learning = parameters_of(hyper_optimizer)
+    chosen = _chosen(model, learning, by)
+    if all(one is None for one in chosen.values()):
+        return step_hyper(model, hyper_optimizer, {k: batch[0] for k, batch in batches.items()}, hyper_loss)
+    hyper_optimizer.zero_grad()
+    values = []
+    for k, (unseen, seen) in batches.items():
+        value, found = _gradients(model, optimizer, k - 1, unseen, seen, loss, hyper_loss, chosen, learning)
+        values.append(weights[k] * value)
+        for parameter, gradient in found.items():
+            gradient = weights[k] * gradient
+            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+    check_reached(model, learning)
+    hyper_optimizer.step()
+    outdate_statistics(model)
+    return sum(values)
+
+
+def _gradients(
+    model: nn.Module,
+    optimizer: PartitionedOptimizer,
+    k: int,
+    unseen: Any,
+    seen: Sequence[Any],
+    loss: Callable[[Any], Tensor],
+    hyper_loss: Callable[[Any], Tensor],
+    chosen: Mapping[Hyperparameter, Technique | None],
+    learning: Sequence[nn.Parameter],
+) -> tuple[Tensor, dict[nn.Parameter, Tensor]]:
+    """The loss of subnetwork k on a batch of D_k+1, after steps if any look ahead, and its gradients by ψ."""
+    training_only = [module for module, one in chosen.items() if one is not None]
+    own: dict[Technique | None, list[nn.Parameter]] = {}
+    for module, one in chosen.items():
+        own.setdefault(one, []).extend(p for p in module.parameters() if p in set(learning) and p.requires_grad)
+    direct = own.pop(None, [])
+    found: dict[nn.Parameter, Tensor] = {}
+    with leaving_nothing(model):
+        for one, psi in own.items():
+            if len(seen) < one.steps:
+                raise ValueError(f"there are {len(seen)} batches of D_1:{k}, and {one.steps} steps to look ahead.")
+            inner = InnerSteps(model, optimizer, k, loss, psi, one.exact)
+            wanted = [*psi, *direct]
+            judged = functools.partial(inner.judged, unseen, hyper_loss, wanted, training_only)
+            value, through, of_forward = one.gradients(inner, seen[: one.steps], judged)
+            check_finite(value, "a step of ψ")
+            for parameter, gradient in [*zip(psi, through, strict=True), *zip(wanted, of_forward, strict=True)]:
+                if gradient is not None:
+                    found[parameter] = found[parameter] + gradient if parameter in found else gradient
+            direct = []  # of which the first of them has told
+    return value, found
+
+
+def _chosen(model: nn.Module, learning: Sequence[nn.Parameter], by: Any) -> dict[Hyperparameter, Technique | None]:
+    """How each module learns: those that `by` names, and the outermost ones that have the other parameters."""
+    named = list(by) if isinstance(by, Mapping) else []
+    known = {parameter for module in named for parameter in module.parameters()}
+    return techniques([*named, *_modules_of(model, [p for p in learning if p not in known])], by)
+
+
+def _modules_of(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list[Hyperparameter]:
+    """The outermost hyperparameter modules that have some of these parameters."""
+    learning, seen, found = set(parameters), set(), []
+    for module in model.modules():
+        if isinstance(module, Hyperparameter) and module not in seen and learning & set(module.parameters()):
+            seen.update(module.modules())
+            found.append(module)
+    return found

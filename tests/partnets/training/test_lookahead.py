@@ -1,0 +1,285 @@
+"""Steps of ψ that look ahead: their gradients are those of the real steps of the weights, of which nothing stays."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from pairwise import pairwise
+from torch import nn
+
+import partnets
+from partnets import hyper, optim
+from partnets.training.inner_steps import InnerSteps, leaving_nothing
+
+PROPORTIONS = (0.5, 0.25, 0.25)
+
+
+class Attending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.attention = nn.Linear(6, 8), nn.MultiheadAttention(8, 2, batch_first=True)
+        self.norm, self.last = nn.LayerNorm(8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = self.embed(x)
+        x = self.norm(x + self.attention(x, x, x, need_weights=False)[0])
+        return self.last(x.mean(1))
+
+
+NETWORKS = {
+    "linear": (lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), (6,)),
+    "convolution": (lambda: nn.Sequential(nn.Conv2d(2, 8, 3), nn.GELU(), nn.Flatten(), nn.Linear(72, 3)), (2, 5, 5)),
+    "group norm": (lambda: nn.Sequential(nn.Linear(6, 8), nn.GroupNorm(2, 8), nn.GELU(), nn.Linear(8, 3)), (6,)),
+    "batch norm": (lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.GELU(), nn.Linear(8, 3)), (6,)),
+    "attention": (Attending, (4, 6)),
+    "dropout": (lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.Tanh(), nn.Linear(8, 3)), (6,)),
+}
+OPTIMIZERS = {
+    "SGD": lambda model: optim.SGD(model, lr=0.1),
+    "momentum": lambda model: optim.SGD(model, lr=0.1, momentum=0.9, nesterov=True, weight_decay=(0.01, 0.02, 0.03)),
+    "Adam": lambda model: optim.Adam(model, lr=0.01, weight_decay=0.01, eps=1e-4),
+    "AdamW": lambda model: optim.AdamW(model, lr=0.01, eps=1e-4),
+    "RMSprop": lambda model: optim.PerPartition(torch.optim.RMSprop, model, lr=0.01, eps=1e-4),
+}
+
+
+class Tuned(nn.Module):
+    """A network with a smoothing, a decay of its weights and a temperature, which has a part in predictions too."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network, self.smoothing = network, hyper.LabelSmoothing(0.2)
+        self.decay, self.temperature = hyper.WeightDecay(network, 0.03), Temperature()
+
+    def forward(self, x):
+        return self.temperature(self.decay(self.network(x)))
+
+    def learn(self, batch):
+        return self.smoothing(self(batch[0]), batch[1]).mean()
+
+    def judge(self, batch):
+        return F.cross_entropy(self(batch[0]), batch[1])
+
+    def psi(self):
+        return [self.smoothing.smoothing.raw, self.decay.decay.raw, self.temperature.temperature.raw]
+
+
+class Temperature(hyper.Hyperparameter):
+    def __init__(self):
+        super().__init__()
+        self.temperature = hyper.Learned(1.5, hyper.positive)
+
+    def forward(self, x):
+        return x / self.temperature()
+
+
+def tuned(network, scheme, optimizer, steps=2):
+    """A partitioned model in float64 that has learned a little, its optimiser, and batches."""
+    make, shape = NETWORKS[network]
+    torch.manual_seed(0)
+    x, y = torch.randn(5, 9, *shape, dtype=torch.float64), torch.randint(3, (5, 9))
+    model = Tuned(make()).double()
+    example = {"example": x[0]} if scheme == "nested" else {}
+    partnets.partition(model, PROPORTIONS, scheme=scheme, **example)
+    own, batches = OPTIMIZERS[optimizer](model), list(zip(x, y, strict=True))
+    for _ in range(steps):
+        for k in (1, 2, 3):
+            partnets.step_weights(model, own, k, batches[0], model.learn)
+    return model, own, batches
+
+
+def judged_after(model, optimizer, batches, k):
+    """The loss on the last batch after real steps of w_k on the others, with the same noise."""
+    model, optimizer = copy.deepcopy((model, optimizer))
+    torch.manual_seed(7)
+    for batch in batches[:-1]:
+        partnets.step_weights(model, optimizer, k, batch, model.learn)
+    model.smoothing.eval()
+    model.decay.eval()
+    with partnets.subnetwork(model, k, k), torch.no_grad():
+        return model.judge(batches[-1]).item()
+
+
+def ahead(model, optimizer, batches, k, exact, psi=None):
+    """The loss and its gradient by ψ, through steps of w_k and through the forward pass."""
+    psi = model.psi() if psi is None else psi
+    torch.manual_seed(7)
+    with leaving_nothing(model):
+        inner = InnerSteps(model, optimizer, k, model.learn, psi, exact)
+        for batch in batches[:-1]:
+            inner.step(batch)
+        value, by_weights, direct = inner.judged(batches[-1], model.judge, psi, [model.smoothing, model.decay])
+        through = inner.back(by_weights)
+    zeros = [torch.zeros_like(parameter) for parameter in psi]
+    sums = [sum(one for one in pair if one is not None) for pair in zip(zeros, through, direct, strict=True)]
+    return value.item(), torch.stack(sums)
+
+
+def everything(model, optimizer):
+    """All that a step might change."""
+    states = {f"{i}": state for i, state in optimizer.state_dict()["state"].items()}
+    return copy.deepcopy({**model.state_dict(), **states}), [p.grad for p in model.parameters()], model.training
+
+
+def same(one, other):
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+@pairwise(
+    network=NETWORKS.keys(),
+    scheme=["weight", "nested"],
+    optimizer=OPTIMIZERS.keys(),
+    steps=[1, 3],
+    exact=[True, False],
+    k=[1, 2],
+)
+def test_the_gradient_is_that_of_real_steps(network, scheme, optimizer, steps, exact, k):
+    model, own, batches = tuned(network, scheme, optimizer)
+    batches = [*batches[1 : steps + 1], batches[-1]]
+    before = everything(model, own)
+    value, gradient = ahead(model, own, batches, k, exact)
+    assert same(before, everything(model, own))
+    torch.testing.assert_close(value, judged_after(model, own, batches, k), rtol=1e-6, atol=1e-9)
+    expected, move = [], 1e-4
+    for raw in model.psi():
+        found = []
+        for sign in (1, -1):
+            with torch.no_grad():
+                raw.add_(sign * move)
+            found.append(judged_after(model, own, batches, k))
+            with torch.no_grad():
+                raw.sub_(sign * move)
+        expected.append((found[0] - found[1]) / (2 * move))
+    expected = torch.tensor(expected)
+    tolerance = 1e-6 if exact else 1e-5
+    assert (gradient - expected).abs().max() <= tolerance * expected.abs().max() + 1e-9
+
+
+def test_an_implicit_gradient_is_that_of_the_minimum():
+    """Ridge regression: where the training loss is least is known for each decay."""
+    torch.manual_seed(0)
+    x, y = torch.randn(2, 30, 4, dtype=torch.float64), torch.randn(2, 30, 1, dtype=torch.float64)
+    layer = nn.Linear(4, 1, bias=False)
+    model = nn.Sequential(layer, hyper.WeightDecay(layer, 0.3)).double()
+    partnets.partition(model, (0.5, 0.5), defaults="zero")
+    decay, mask = model[1].decay.raw, model[0].partition.mask(1)[0]
+
+    def best(strength):
+        mine = x[0][:, mask]
+        gram = 2 * mine.T @ mine / len(mine) + strength * torch.eye(int(mask.sum()), dtype=torch.float64)
+        return torch.linalg.solve(gram, 2 * mine.T @ y[0] / len(mine))
+
+    def loss(batch):
+        return F.mse_loss(model(batch[0]), batch[1])
+
+    strength = model[1].decay()
+    expected = torch.autograd.grad(F.mse_loss(x[1][:, mask] @ best(strength), y[1]), decay)[0]
+    with torch.no_grad():
+        model[0].weight[:, mask] = best(strength).T
+    batches = {2: ((x[1], y[1]), [(x[0], y[0])])}
+    for method in (
+        partnets.Implicit("conjugate_gradients", terms=4),
+        partnets.Implicit("neumann", terms=400, alpha=0.2),
+    ):
+        step_of_psi = torch.optim.SGD([decay], lr=0.0)
+        partnets.step_lookahead(model, optim.SGD(model), step_of_psi, batches, loss, loss, by=method)
+        torch.testing.assert_close(decay.grad, expected, rtol=1e-6, atol=0)
+
+
+def test_direct_ones_stay_direct_beside_others():
+    model, own, batches = tuned("linear", "weight", "Adam")
+    raws = model.psi()
+    value, gradient = ahead(model, own, [batches[0], batches[-1]], 1, True, raws)
+    step_of_psi = torch.optim.SGD(raws, lr=0.0)
+    by = {model.temperature: "direct"}
+    given = {2: (batches[-1], [batches[0]])}
+    found = partnets.step_lookahead(model, own, step_of_psi, given, model.learn, model.judge, by=by)
+    assert found.item() == value
+    torch.testing.assert_close(torch.stack([raw.grad for raw in raws[:2]]), gradient[:2])
+    assert raws[2].grad != gradient[2]  # which has the part through the weights as well
+
+
+def test_several_chunks_are_weighed():
+    model, own, batches = tuned("linear", "nested", "SGD")
+    raws = model.psi()[:2]
+    found = [ahead(model, own, [batches[0], batches[-1]], k, True, raws) for k in (1, 2)]
+    step_of_psi = torch.optim.SGD(raws, lr=0.0)
+    given = {k: (batches[-1], [batches[0]]) for k in (2, 3)}
+    value = partnets.step_lookahead(
+        model, own, step_of_psi, given, model.learn, model.judge, weights={2: 0.25, 3: 0.75}
+    )
+    assert value.item() == pytest.approx(0.25 * found[0][0] + 0.75 * found[1][0])
+    torch.testing.assert_close(torch.stack([r.grad for r in raws]), 0.25 * found[0][1] + 0.75 * found[1][1])
+
+
+def test_what_has_no_gradient_is_named():
+    dropout = hyper.Dropout(0.3)
+    model = partnets.partition(nn.Sequential(nn.Linear(4, 8), dropout, nn.Linear(8, 2)), (0.5, 0.5))
+    x, y = torch.randn(6, 4), torch.randint(2, (6,))
+
+    def loss(batch):
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    step_of_psi = torch.optim.SGD(dropout.parameters(), lr=0.1)
+    given = {2: ((x, y), [(x, y)])}
+    with pytest.raises(RuntimeError, match=r"1\.rate\.raw no gradient"):
+        partnets.step_lookahead(model, optim.SGD(model), step_of_psi, given, loss, loss, by="lookahead")
+    with pytest.raises(ValueError, match="0 batches of D_1:1, and 1 steps"):
+        partnets.step_lookahead(model, optim.SGD(model), step_of_psi, {2: ((x, y), [])}, loss, loss, by="lookahead")
+    with pytest.raises(ValueError, match="hyper_gradient='ahead'"):
+        partnets.step_lookahead(model, optim.SGD(model), step_of_psi, given, loss, loss, by="ahead")
+
+
+def trained(steps=6, workers=0, **options):
+    torch.manual_seed(0)
+    x = torch.randn(120, 6)
+    chunks = partnets.chunk((x, (x[:, 0] > 0).long()), PROPORTIONS)
+    model = Tuned(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)))
+    partnets.partition(model, PROPORTIONS, seed=0)
+    psi = [model.smoothing, model.decay, model.temperature]
+    options = {"hyper": psi, "loss": model.smoothing, "batch_size": 16, "num_workers": workers} | options
+    trainer = partnets.Trainer(model, chunks, **options)
+    trainer.hyper_optimizer.param_groups[0]["lr"] = 0.05
+    trainer.fit(steps)
+    return trainer
+
+
+def test_a_trainer_tunes_what_acts_on_training_alone_beside_what_acts_on_both():
+    trainer = trained(30)
+    assert trainer.hyper_gradient == {
+        "smoothing": partnets.Lookahead(), "decay": partnets.Lookahead(), "temperature": None
+    }  # fmt: skip
+    values = trainer.history.values
+    assert values.keys() == {"smoothing.smoothing", "decay.decay", "temperature.temperature"}
+    assert all(found[0] != found[-1] for found in values.values())
+
+
+@pytest.mark.parametrize("given", [None, "lookahead", "implicit", partnets.Lookahead(2, exact=False)], ids=str)
+def test_a_trainer_resumes_to_the_same_bits(given, tmp_path):
+    whole, half = trained(6, hyper_gradient=given), trained(3, hyper_gradient=given)
+    half.save(tmp_path / "half.pt")
+    other = trained(0, hyper_gradient=given)
+    other.load(tmp_path / "half.pt")
+    torch.manual_seed(0)
+    other.fit(3)
+    assert same(whole.model.state_dict(), other.model.state_dict())
+    with pytest.raises(ValueError, match="hyper_gradient"):
+        trained(0, hyper_gradient=partnets.Lookahead(7)).load(tmp_path / "half.pt")
+
+
+def test_batches_that_are_fetched_ahead_are_the_same():
+    assert same(trained(4).model.state_dict(), trained(4, workers=1).model.state_dict())
+
+
+def test_all_at_once():
+    trainer = trained(3, one_pass=True, batch_size=64)
+    assert trainer.history.steps["hyper_loss"][-1] > 0
