@@ -12,6 +12,8 @@ Pair = tuple[int, int]
 
 def memory_format(x: Tensor) -> torch.memory_format:
     """What an image-like output takes from an input, as in torch's own convolution."""
+    if torch._C._functorch.is_batchedtensor(x):  # which vmap has, and does not tell its strides
+        return torch.contiguous_format
     channels_last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
     return torch.channels_last if channels_last else torch.contiguous_format
 

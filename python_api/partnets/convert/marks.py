@@ -93,10 +93,17 @@ class Seen:
         self.makers.setdefault(layer, set()).update(makers)
         for x in inputs:
             self.is_finite &= bool(x.isfinite().all())
-            found = units_of(x, dim)
-            before = self.nonzero.get(layer, found)
-            alike = before is not None and found is not None and before.shape == found.shape
-            self.nonzero[layer] = before | found if alike else None
+            self._note(layer, units_of(x, dim))
+
+    def include(self, other: Seen) -> None:
+        """Adds what layers were given in another run."""
+        for layer, found in other.nonzero.items():
+            self._note(layer, found)
+
+    def _note(self, layer: nn.Module, found: Tensor | None) -> None:
+        before = self.nonzero.get(layer, found)
+        alike = before is not None and found is not None and before.shape == found.shape
+        self.nonzero[layer] = before | found if alike else None
 
 
 def units_of(x: Tensor, dim: int) -> Tensor | None:
@@ -161,7 +168,7 @@ class Spans(TorchDispatchMode):
         result = function(*args, **(kwargs or {}))
         if not function.is_view:
             for tensor in tree_leaves((args, kwargs)):
-                if isinstance(tensor, Tensor) and tensor.numel() and not tensor.is_meta:
+                if isinstance(tensor, Tensor) and tensor.layout == torch.strided and tensor.numel() and not tensor.is_meta:
                     self._note(tensor)
         return result
 

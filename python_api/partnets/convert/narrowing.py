@@ -229,19 +229,23 @@ def _make_narrow(layers: Iterable[PartitionedLayer], narrowed: Collection, takin
 
 
 def _merges(model: nn.Module, example: Any) -> bool:
-    """Whether subnetwork 1 computes the same merged, of layers that tell their code of fewer units."""
+    """Whether all subnetworks compute the same merged, of layers that tell their code of fewer units."""
     example = tree_map(lambda leaf: leaf.float() if is_half(leaf) else leaf, example)
     with in_float32(model), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of statistics that nothing has moved
         try:
             with evaluating(model):
-                torch.manual_seed(0)
-                with subnetwork(model, 1):
-                    expected = results(called(model, example))
-                torch.manual_seed(0)
-                return _are_near(results(called(merge(model, active=1), example)), expected, MERGED)
+                return all(_is_same_merged(model, k, example) for k in range(1, count(model)))
         except Exception:  # as where code puts the layers' parameters together
             return False
+
+
+def _is_same_merged(model: nn.Module, k: int, example: Any) -> bool:
+    torch.manual_seed(0)
+    with subnetwork(model, k):
+        expected = results(called(model, example))
+    torch.manual_seed(0)
+    return _are_near(results(called(merge(model, active=k), example)), expected, MERGED)
 
 
 def _is_read(layer: PartitionedLayer) -> bool:

@@ -133,6 +133,11 @@ def partition(
     _check_scheme(scheme, proportions, example, proportions_of)
     stateful = named(model, stateful, "stateful")
     found = find_or_refuse(model, named(model, skip, "skip"), stateful, frozen)
+    if scheme == "nested" and any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise ValueError(
+            "the model is on the meta device, where nothing can be run, and scheme='nested' runs the example; partition"
+            " it where it has memory, as after model.to_empty(device='cpu')."
+        )
     defaults = no_defaults(defaults) if scheme == "nested" else defaults
     is_nested, scheme = scheme == "nested" and len(proportions) > 1, "weight" if scheme == "nested" else scheme
     plan, apart = Plan(), set()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from partkernels import Units
-from partnets.convert.marks import Runs, Seen, Spans, WithoutDropout
+from partnets.convert.marks import NEGATIVE, POSITIVE, Runs, Seen, Spans, WithoutDropout
 from partnets.nn import nesting
 from partnets.nn.layer import PartitionedLayer
 
@@ -76,6 +76,8 @@ class Search:
         self.own = self._own()
         own = self.values(self.own)
         self.seen = [self._run(k, own) for k in range(1, self.count)] + [self._run(None, own)]
+        for k, seen in enumerate(self.seen[:-1], 1):  # a sort has zeros after numbers below 0
+            seen.include(self._run(k, own, NEGATIVE))
         if self.seen[-1].is_finite and not self.seen[0].is_finite:
             raise ValueError(
                 "the model's code makes numbers that are not finite of units that are 0, as where it divides by their"
@@ -108,11 +110,11 @@ class Search:
     def widths(self, size: int) -> Units:
         return nesting.widths(size, self.proportions, self.measure)
 
-    def _run(self, k: int | None, own: Mapping[Place, Tensor]) -> Seen:
+    def _run(self, k: int | None, own: Mapping[Place, Tensor], between: tuple[float, float] = POSITIVE) -> Seen:
         """A run of subnetwork k; of all units if None."""
         live = {} if k is None else {layer: units.owners() <= k for layer, units in self.outputs.items()}
         masked = {place: value[min(k or self.count, len(value)) - 1] for place, value in own.items()}
-        return self.runs.run(live, masked)
+        return self.runs.run(live, masked, between=between)
 
     def values(self, nested: Mapping[Place, tuple[int, Units]]) -> dict[Place, list[Tensor]]:
         """Of own parameters that nest, random numbers where they are live in subnetwork 1..C."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import copy
 import enum
+import functools
 import random
 import sys
 import types
@@ -64,8 +65,14 @@ class Held:
     def put_back(self) -> None:
         """Sets everything to what it was, in place."""
         with torch.no_grad():
+            failed = []
             for put_back in self._put_back:
-                put_back()
+                try:
+                    put_back()
+                except Exception as error:  # as of a tensor of another kind: everything else is still put back
+                    failed.append(error)
+        if failed:
+            raise failed[0]
 
     def _take(self, path: str, value: Any, depth: int) -> None:
         if path in self._without:
@@ -220,10 +227,41 @@ def same(first: Any, second: Any) -> bool:
     if isinstance(first, Tensor) and isinstance(second, Tensor):
         if first.shape != second.shape or first.dtype != second.dtype or first.device != second.device:
             return False
-        return first is second or torch.equal(first, second) or _same_but_nan(first, second)
+        if first is second:
+            return True
+        pairs = zip(_plain(first), _plain(second), strict=False)
+        return first.layout == second.layout and all(torch.equal(a, b) or _same_but_nan(a, b) for a, b in pairs)
     if hasattr(first, "tobytes") and hasattr(second, "tobytes"):
         return first.dtype == second.dtype and first.shape == second.shape and first.tobytes() == second.tobytes()
     return type(first) is type(second) and (first == second or (first != first and second != second))
+
+
+def _plain(tensor: Tensor) -> list[Tensor]:
+    """What tells tensors of one shape and kind apart, as strided ones of kinds that can be compared."""
+    if tensor.layout == torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    if tensor.layout == torch.jagged:
+        return [tensor.offsets(), tensor.values()]
+    if tensor.is_quantized:
+        return [tensor.int_repr(), tensor.dequantize()]
+    if tensor.is_nested:
+        return list(tensor.unbind())
+    if tensor.layout != torch.strided:  # MKLDNN's
+        return [tensor.to_dense()]
+    return [tensor] if _is_compared(tensor.dtype) else [tensor.contiguous().view(torch.uint8)]
+
+
+@functools.cache
+def _is_compared(dtype: torch.dtype) -> bool:
+    """Whether torch compares tensors of this dtype; of bits and the smallest floats it does not."""
+    try:
+        return torch.equal(torch.empty(1, dtype=dtype), torch.empty(1, dtype=dtype)) or True
+    except RuntimeError:  # NotImplementedError is one
+        return False
 
 
 def _same_but_nan(first: Tensor, second: Tensor) -> bool:

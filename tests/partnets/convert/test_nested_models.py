@@ -860,3 +860,74 @@ def test_running_statistics_are_those_of_the_unit(trained):
     with partnets.subnetwork(model.eval(), 1):
         y = model(x)
     torch.testing.assert_close(partnets.merge(model, active=1)(x), y)
+
+
+def test_units_that_a_sort_moves_count_as_live():
+    """Zeros come before numbers above 0, and after those below."""
+
+    class Sorted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.norm, self.last = nn.Linear(5, 32), nn.LayerNorm(32), nn.Linear(32, 3)
+
+        def forward(self, x):
+            return self.last(self.norm(self.first(x).sort(-1).values))
+
+    model = partnets.partition(Sorted(), (0.5, 0.5), scheme="nested", example=torch.randn(4, 5))
+    assert model.norm.nesting is None and (model.last.nesting is None or model.last.nesting.inputs.is_whole)
+
+
+def test_every_subnetwork_can_be_merged():
+    """Of which the code hands on fewer units in the first one alone."""
+
+    class Strided(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(5, 16), nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.last(F.pad(self.first(x), (2, 5))[..., ::4])
+
+    x = torch.randn(4, 5)
+    model = partnets.partition(Strided(), (0.8, 0.1, 0.1), scheme="nested", example=x)
+    for k in (1, 2, 3):
+        with partnets.subnetwork(model, k):
+            torch.testing.assert_close(partnets.merge(model, active=k)(x), model(x))
+
+
+class OfGraph(nn.Module):
+    def __init__(self, adjacency=None):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(5, 32), nn.BatchNorm1d(32), nn.Linear(32, 3)
+        self.register_buffer("adjacency", adjacency)
+
+    def forward(self, x, adjacency=None):
+        adjacency = self.adjacency if adjacency is None else adjacency
+        return self.last(torch.sparse.mm(adjacency, self.norm(self.first(x)).relu()))
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_sparse_tensors_are_given_and_kept(kept, layout):
+    x, adjacency = torch.randn(6, 5), (torch.rand(6, 6) < 0.5).float().to_sparse(layout=layout)
+    given = (x,) if kept else (x, adjacency)
+    model = OfGraph(adjacency if kept else None)
+    partnets.partition(model, PROPORTIONS, scheme="nested", example=given)
+    assert not model.norm.running_mean.any()
+    with partnets.subnetwork(model, 1, update=1):
+        assert model(*given).shape == (6, 3)
+
+
+def test_vmap_takes_convolutions():
+    model, x = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3)), torch.randn(4, 2, 3, 6, 6)
+    partnets.partition(model, PROPORTIONS, scheme="nested", example=x[0])
+    with partnets.subnetwork(model, 1):
+        torch.testing.assert_close(torch.vmap(model)(x), torch.stack([model(each) for each in x]))
+
+
+def test_a_model_without_memory_is_refused():
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 3))
+    with pytest.raises(ValueError, match="the model is on the meta device"):
+        partnets.partition(model, PROPORTIONS, scheme="nested", example=torch.randn(4, 5))

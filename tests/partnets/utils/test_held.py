@@ -1,0 +1,52 @@
+"""Held: what a model holds is compared and put back, whatever kind of tensor it is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from partnets.utils.held import Held, same
+
+DENSE = torch.tensor([[0.0, 1.0], [2.0, 0.0]])
+KINDS = {
+    "COO": lambda: DENSE.to_sparse(),
+    "CSR": lambda: DENSE.to_sparse_csr(),
+    "CSC": lambda: DENSE.to_sparse_csc(),
+    "BSR": lambda: DENSE.to_sparse_bsr((1, 1)),
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged),
+    "MKLDNN": lambda: DENSE.to_mkldnn() if torch.backends.mkldnn.is_available() else DENSE,
+    "quantised": lambda: torch.quantize_per_tensor(DENSE, 0.1, 0, torch.qint8),
+    "complex32": lambda: DENSE.to(torch.complex32),
+    "float8": lambda: DENSE.to(torch.float8_e4m3fn),
+    "bits": lambda: torch.empty(4, dtype=torch.bits8),
+    "uint16": lambda: DENSE.to(torch.uint16),
+}
+
+
+@pytest.mark.filterwarnings("ignore:(Sparse|ComplexHalf|torch.quantize)")
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_every_kind_of_tensor_is_held_beside_others(kind):
+    model = nn.BatchNorm1d(2)
+    model.register_buffer("kind", kind())
+    before = Held(model)
+    model(torch.randn(3, 2))
+    assert before.changed(Held(model)) == ["running_mean", "running_var", "num_batches_tracked"]
+    before.put_back()
+    assert before.changed(Held(model)) == [] and not model.running_mean.any()
+
+
+def test_sparse_tensors_that_differ_are_told_apart():
+    one, other = DENSE.to_sparse(), (2 * DENSE).to_sparse()
+    assert same(one, one.clone()) and not same(one, other) and not same(one, DENSE)
+
+
+def test_what_cannot_be_put_back_keeps_nothing_else_from_it():
+    model = nn.Sequential(nn.BatchNorm1d(2))
+    model.frozen = torch.zeros(3)
+    before = Held(model)
+    before._put_back.insert(0, lambda: 1 / 0)
+    model(torch.randn(3, 2))
+    with pytest.raises(ZeroDivisionError):
+        before.put_back()
+    assert not model[0].running_mean.any()
