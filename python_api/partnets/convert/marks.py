@@ -168,7 +168,12 @@ class Spans(TorchDispatchMode):
         result = function(*args, **(kwargs or {}))
         if not function.is_view:
             for tensor in tree_leaves((args, kwargs)):
-                if isinstance(tensor, Tensor) and tensor.layout == torch.strided and tensor.numel() and not tensor.is_meta:
+                if (
+                    isinstance(tensor, Tensor)
+                    and tensor.layout == torch.strided
+                    and tensor.numel()
+                    and not tensor.is_meta
+                ):
                     self._note(tensor)
         return result
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from os import PathLike
 from pathlib import Path
 
 import torch.distributed.checkpoint as dcp
+from torch import nn
 
 import partnets
 from partnets.distributed.collectives import gathered, on_rank_0, own_rank
 from partnets.distributed.optimizer_state import OptimizerState
 from partnets.evaluation.same_chunks import remember_chunks
+from partnets.nn.partitioned import partitioned_layers
 from partnets.training import checkpoint
 from partnets.training.best_model import Best, copies
 
@@ -63,14 +66,38 @@ def load(trainer: partnets.Trainer, folder: str | PathLike) -> None:
     """
     rest = checkpoint.read(trainer, Path(folder) / REST, own_rank(), without=LARGE)
     large = _large(trainer)
-    dcp.load(large, checkpoint_id=folder)
+    there = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata.keys()
+    dcp.load(large | {"model": _ModelState(trainer.model, there)}, checkpoint_id=folder)
     checkpoint.take(trainer, rest, own_rank())
     if trainer.steps:
-        remember_chunks(trainer.model, trainer.chunks)  # of which dcp reads what a new model has, and that has none
+        remember_chunks(trainer.model, trainer.chunks)
     if trainer.best is not None:
         trainer.best = Best(**large["best"])
         if not trainer.best.step:
             trainer.best.state.clear()
+
+
+class _ModelState:
+    """A model without places for what its layers note, and a folder of before version 0.3 may lack.
+
+    Args:
+        there: what the folder has, by dotted names.
+    """
+
+    def __init__(self, model: nn.Module, there: Collection[str]) -> None:
+        self.model, self.there = model, there
+
+    def state_dict(self) -> dict:
+        notes = {
+            f"{path}.{note}".lstrip(".")
+            for path, layer in partitioned_layers(self.model)
+            for note in getattr(layer, "notes", ())
+        }
+        state = self.model.state_dict()
+        return {name: value for name, value in state.items() if name not in notes or f"model.{name}" in self.there}
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        self.model.load_state_dict(state_dict)
 
 
 def _large(trainer: partnets.Trainer) -> dict:

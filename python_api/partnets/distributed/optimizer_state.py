@@ -42,10 +42,10 @@ class OptimizerState:
     def state_dict(self) -> dict:
         """{'state': {name: {moment: tensor, ...}}, 'groups': [settings, with the names under 'params']}."""
         names = [self._names[parameter] for parameter in self.optimizer.parameters()]
-        self.optimizer.fill_state()
-        plain = self.optimizer.state_dict()
-        groups = [group | {"params": [names[i] for i in group["params"]]} for group in plain["param_groups"]]
-        return {"state": {names[i]: state for i, state in plain["state"].items()}, "groups": groups}
+        states = self.optimizer.whole_states()
+        groups = self.optimizer.state_dict()["param_groups"]
+        groups = [group | {"params": [names[i] for i in group["params"]]} for group in groups]
+        return {"state": {self._names[parameter]: state for parameter, state in states.items()}, "groups": groups}
 
     def load_state_dict(self, state_dict: dict) -> None:
         """As the optimiser's own.
@@ -59,6 +59,10 @@ class OptimizerState:
                 "the saved optimiser's groups have other parameters than this one's; construct it as the saved one was."
             )
         numbers = {name: i for i, name in enumerate(names)}
-        groups = [group | {"params": [numbers[name] for name in group["params"]]} for group in state_dict["groups"]]
-        state = {numbers[name]: state for name, state in state_dict["state"].items()}
+        state, groups = {}, []
+        for group, saved in zip(self.optimizer.param_groups, state_dict["groups"], strict=True):
+            groups.append(saved | {"params": [numbers[name] for name in saved["params"]]})
+            for parameter in group["params"]:
+                name = self._names[parameter]
+                state[numbers[name]] = self.optimizer.of_whole(parameter, saved, state_dict["state"][name])
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})

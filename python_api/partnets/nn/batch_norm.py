@@ -18,6 +18,7 @@ from partnets.nn.partitioned import partitioned_layers
 
 # What a state_dict calls the number of batches at which statistics were estimated.
 ESTIMATED_AT = "estimated_at"
+UNKNOWN_AT = -1
 
 
 class _BatchNorm(PartitionedLayer):
@@ -56,8 +57,6 @@ class _BatchNorm(PartitionedLayer):
     notes: ClassVar[Mapping[str, type]] = {**PartitionedLayer.notes, ESTIMATED_AT: int}
     # The batches of all subnetworks when the statistics were estimated; None where nobody knows.
     _estimated_at: int | None = None
-    # And when it was divided: a state_dict says nothing of those.
-    _given_at: int | None = None
 
     def divide(self, proportions, **options):
         super().divide(proportions, **options)
@@ -65,12 +64,16 @@ class _BatchNorm(PartitionedLayer):
             for name, buffer in self._statistics():
                 self._buffers[name] = buffer.expand(self.count, *buffer.shape).clone()
         self.hold_statistics()
-        self._given_at = self._estimated_at
 
     @property
     def is_stale(self) -> bool:
         # The only subnetwork of C = 1 learns in every step.
         return self.running_mean is not None and self.count > 1 and self._batches() != self._estimated_at
+
+    @property
+    def estimated_at(self) -> int:
+        """What a state_dict has of it."""
+        return UNKNOWN_AT if self._estimated_at is None else self._estimated_at
 
     def hold_statistics(self) -> None:
         """Takes the present running statistics for those of the present weights."""
@@ -95,15 +98,16 @@ class _BatchNorm(PartitionedLayer):
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self.count > 1 and self._estimated_at not in (None, self._given_at):
-            destination[prefix + ESTIMATED_AT] = self._estimated_at
+        if self.count > 1:
+            destination[prefix + ESTIMATED_AT] = self.estimated_at
 
     def _load_from_state_dict(self, state_dict, prefix, *rest):
         before = self._batches()
         super()._load_from_state_dict(state_dict, prefix, *rest)
         if self.count > 1 and prefix + "num_batches_tracked" in state_dict:
             unchanged = self._estimated_at if self._batches() == before else None
-            self._estimated_at = state_dict.get(prefix + ESTIMATED_AT, unchanged)
+            found = state_dict.get(prefix + ESTIMATED_AT, unchanged)
+            self._estimated_at = None if found == UNKNOWN_AT else found
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)

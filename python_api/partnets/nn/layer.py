@@ -33,6 +33,7 @@ SCHEMES = ("weight", "node", "nested")
 
 # What a state_dict calls the fingerprint of the chunks.
 LEARNED_FROM = "learned_from"
+PARTITION_OF = "_partition"
 
 
 # Inside of `watching`, what reading gave: a layer, the name of a parameter, its live value, and a copy of that.
@@ -488,7 +489,11 @@ class PartitionedLayer(Partitioned):
 
         Whoever ties a weight by F.linear(x, self.embedding.weight) would else read what all partitions have learned.
         """
-        value, own = super().__getattr__(name), self.__dict__
+        own = self.__dict__
+        # Under which a state_dict has the partition: torch.distributed.checkpoint.state_dict looks each key up.
+        if name.endswith(PARTITION_OF) and name.removesuffix(PARTITION_OF) in own.get("partitions", ()):
+            return own["partitions"][name.removesuffix(PARTITION_OF)]
+        value = super().__getattr__(name)
         if value is None or name not in own["_parameters"] or "count" not in own:
             return value
         if is_sharded(value):  # as FSDP's between two passes: who gathers it asks for it
@@ -563,13 +568,13 @@ class PartitionedLayer(Partitioned):
         if self.count > 1:
             for name, partition in self.partitions.items():
                 destination[prefix + self.partition_key(name)] = partition_format.to_plain(partition)
-            if self.learned_from is not None:
-                destination[prefix + LEARNED_FROM] = self.learned_from
+            # There before it has learned as well: torch.distributed.checkpoint loads what a new model has a place for.
+            destination[prefix + LEARNED_FROM] = self.learned_from or ""
 
     @staticmethod
     def partition_key(weight: str) -> str:
         """What a state_dict calls the partition of a weight."""
-        return "partition" if weight == "weight" else f"{weight}_partition"
+        return "partition" if weight == "weight" else weight + PARTITION_OF
 
     def unfit(self, state_dict, prefix):
         return [*self._saved_partitions(state_dict, prefix)[1], *unfit_tensors(self, state_dict, prefix)]
@@ -608,4 +613,4 @@ class PartitionedLayer(Partitioned):
             copied = partition.map_tensors(lambda tensor, to=weight.device: tensor.to(to, copy=True))
             self.partitions[name] = copied.to(dtype=weight.dtype)
         if any(prefix + name in state_dict for name in self._parameters):
-            self.learned_from = state_dict.get(prefix + LEARNED_FROM)
+            self.learned_from = state_dict.get(prefix + LEARNED_FROM) or None

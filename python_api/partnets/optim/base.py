@@ -154,11 +154,24 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         (grad,), partition = found
         return bool(take(grad, partition, update).any())
 
-    def fill_state(self) -> None:
-        """Gives each parameter the state that its first step would, all 0: what a saved one can be loaded into."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                self._filled(parameter, group)
+    def whole_states(self) -> dict[nn.Parameter, dict]:
+        """Of each parameter its state, as tensors like it or with a number for each partition.
+
+        What no step has made yet is there as well, all 0: so all optimisers of a model have the same, and on several
+        ranks each part of it is where that of the parameter is.
+        """
+        return {
+            parameter: self.whole_state(parameter, group)
+            for group in self.param_groups
+            for parameter in group["params"]
+        }
+
+    def whole_state(self, parameter: nn.Parameter, group: dict) -> dict:
+        return self._filled(parameter, group)
+
+    def of_whole(self, parameter: nn.Parameter, group: dict, whole: dict) -> dict:
+        """The inverse of whole_state: the state that load_state_dict takes."""
+        return whole
 
     def _filled(self, parameter: nn.Parameter, group: dict) -> dict:
         return self._started(self.state[parameter], parameter, group)
@@ -347,8 +360,13 @@ def owners(model: nn.Module) -> dict[nn.Parameter, tuple[Partitioned, str]]:
     """The layer and name of each trainable parameter that a partitioned layer owns.
 
     Raises:
-        ValueError: another parameter, but of partnets.hyper, would learn.
+        ValueError: another parameter, but of partnets.hyper, would learn; or FullyShardedDataParallel has them.
     """
+    if any(hasattr(p, "_fsdp_flattened") or path.endswith("_flat_param") for path, p in model.named_parameters()):
+        raise ValueError(
+            "FullyShardedDataParallel flattens parameters, so that nobody knows their partitions; shard the model by"
+            " partnets.distributed.fully_shard."
+        )
     found = {
         parameter: (layer, name)
         for _, layer in partitioned_layers(model)

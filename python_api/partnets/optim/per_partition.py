@@ -7,9 +7,11 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from partkernels import Partition
 from partnets.nn.entries import is_whole, put, take
+from partnets.nn.local_shard import local_entries
 from partnets.optim import entrywise
-from partnets.optim.base import PartitionedOptimizer, check_shapes
+from partnets.optim.base import PartitionedOptimizer, check_shapes, raise_foreign
 
 
 class PerPartition(PartitionedOptimizer):
@@ -79,6 +81,51 @@ class PerPartition(PartitionedOptimizer):
         state[update] = entrywise.step(self.optimizer, entries, grad, state.get(update), settings)
         put(tensors[0], partition, update, entries)
 
+    def whole_state(self, parameter, group):
+        whole = {"stepped": torch.zeros(self.count, dtype=torch.int64)}
+        for name, value in self._template(parameter, group).items():
+            if _has_entries(value):
+                whole[name] = torch.zeros_like(parameter, dtype=value.dtype)
+            else:
+                whole[name] = torch.zeros(self.count, dtype=torch.float64)
+        for k, state in self.state.get(parameter, {}).items():
+            whole["stepped"][k - 1] = 1
+            for name, value in state.items():
+                if _has_entries(value):
+                    view, partition = self._local(parameter, whole[name], k)
+                    put(view, partition, k, value.reshape(-1))
+                else:
+                    whole[name][k - 1] = value
+        return whole
+
+    def of_whole(self, parameter, group, whole):
+        template = self._template(parameter, group)
+        if missing := {"stepped", *template} ^ whole.keys():
+            raise_foreign(f"a state with other parts than {self.kind} has: {', '.join(sorted(missing))}")
+        states = {}
+        for k in whole["stepped"].nonzero()[:, 0].add(1).tolist():
+            states[k] = state = {}
+            for name, like in template.items():
+                if _has_entries(like):
+                    view, partition = self._local(parameter, whole[name], k)
+                    entries = take(view, partition, k).clone()
+                    state[name] = entries.view_as(view) if is_whole(partition) else entries
+                elif isinstance(like, Tensor):
+                    state[name] = whole[name][k - 1].to(like)
+                else:
+                    state[name] = type(like)(whole[name][k - 1].item())
+        return states
+
+    def _template(self, parameter: nn.Parameter, group: dict) -> dict:
+        """What the optimiser keeps of a single entry after a step."""
+        one = torch.zeros(1, dtype=parameter.dtype, device=parameter.device)
+        return entrywise.step(self.optimizer, one, torch.zeros_like(one), None, self.settings_of(group, 1))
+
+    def _local(self, parameter: nn.Parameter, tensor: Tensor, k: int) -> tuple[Tensor, Partition | None]:
+        """Of a tensor like a parameter what this rank has of partition k's, and the map by which it is there."""
+        (view,), partition = local_entries(*self._owners[parameter], [tensor], k)
+        return view, partition
+
     def check_states(self, states, group):
         like_entries = self._state(group)
         for parameter, state in states.items():
@@ -108,7 +155,7 @@ class PerPartition(PartitionedOptimizer):
         layer, name = self._owners[parameter]
         shapes = {}
         for k in range(1, self.count + 1):
-            if found := layer.entries(name, [parameter], k):
+            if found := local_entries(layer, name, [parameter], k):
                 (entries,), partition = found
                 divided = partition is not None and partition.count > 1
                 shapes[k] = (partition.sizes()[k - 1],) if divided else tuple(entries.shape)
@@ -121,3 +168,8 @@ class PerPartition(PartitionedOptimizer):
 
     def torchs(self, moments, state, update, group):
         return self.optimizer, self.settings_of(group, update), state.get(update, {})
+
+
+def _has_entries(value: object) -> bool:
+    """Whether a part of an optimiser's state has a number for each entry."""
+    return isinstance(value, Tensor) and value.dim() > 0

@@ -13,6 +13,7 @@ STEPS = 24
 OPTIMIZERS = {
     "SGD": lambda model: optim.SGD(model, lr=0.1, momentum=0.9),
     "Adam": lambda model: optim.Adam(model, lr=0.02),
+    "NAdam": lambda model: optim.PerPartition(torch.optim.NAdam, model, lr=0.02),
 }
 
 

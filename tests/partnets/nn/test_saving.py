@@ -46,8 +46,8 @@ def test_a_state_dict_restores_the_partition_and_its_defaults(defaults):
     assert torch.equal(outputs(loaded), outputs(saved))
 
 
-def test_a_state_dict_has_one_entry_more_than_torchs():
-    assert list(nn.Sequential(layer()).state_dict()) == ["0.weight", "0.bias", "0.partition"]
+def test_a_state_dict_has_two_entries_more_than_torchs():
+    assert list(nn.Sequential(layer()).state_dict()) == ["0.weight", "0.bias", "0.partition", "0.learned_from"]
 
 
 @pytest.mark.parametrize("defaults", DEFAULTS)
