@@ -1061,8 +1061,8 @@ MUTANTS = [
         ),
         (
             "packed order",
-            "scatter_entries(view, partition, k, values)",
-            "scatter_entries(view, partition, k, values.flip(0))",
+            "put(view, partition, k, values)",
+            "put(view, partition, k, values.flip(0))",
             "a gradient's entries change places",
         ),
     ),
