@@ -4,9 +4,11 @@ Augmentations: Affine, ImmerAffine, SchwobelAffine and ColourJitter, averaged ov
 and ConcreteDropout. Any module, such as a feature extractor: Submodule. One of your own: derive it from Hyperparameter
 and keep numbers in Learned, each in a Range: real, positive, probability, interval, logarithmic or clamped.
 
-What acts on training alone is tuned through a best response, by partnets.stn: Dropout, EmbeddingDropout, DropConnect,
-Cutout, InputNoise, augmentations InTraining; and penalties: WeightDecay, ActivationPenalty, TemporalActivationPenalty,
-and LabelSmoothing.
+What acts on training alone learns by looking ahead (partnets.Lookahead): LearningRate; penalties, as WeightDecay,
+ActivationPenalty and TemporalActivationPenalty; training losses, as LabelSmoothing, LossWeights, ClassWeights,
+SourceWeights and ExampleWeights, and others derived from TrainingLoss; Mixup, and augmentations InTraining. Or through
+a best response, by partnets.stn, which takes Dropout, EmbeddingDropout, DropConnect, Cutout and InputNoise as well. How
+sure predictions are learns directly: Temperature, and ObservationNoise for regression.
 """
 
 from partnets.hyper.activation_penalty import ActivationPenalty, TemporalActivationPenalty
@@ -24,23 +26,30 @@ from partnets.hyper.input_mask import InputMask
 from partnets.hyper.input_noise import InputNoise
 from partnets.hyper.label_smoothing import LabelSmoothing
 from partnets.hyper.learned import Learned
+from partnets.hyper.learning_rate import LearningRate
+from partnets.hyper.loss_weights import ClassWeights, ExampleWeights, LossWeights, SourceWeights
+from partnets.hyper.mixup import Mixup
 from partnets.hyper.observation_noise import Gaussian, ObservationNoise, gaussian_nll
 from partnets.hyper.penalty import Penalty, penalties
 from partnets.hyper.ranges import Range, clamped, interval, logarithmic, positive, probability, real
 from partnets.hyper.schwobel_affine import SchwobelAffine
 from partnets.hyper.submodule import Submodule
+from partnets.hyper.temperature import Temperature
+from partnets.hyper.training_loss import TrainingLoss
 from partnets.hyper.weight_decay import WeightDecay
 
 __all__ = [
     "ActivationPenalty",
     "Affine",
     "Averaged",
+    "ClassWeights",
     "ColourJitter",
     "ConcreteDropout",
     "Cutout",
     "DropConnect",
     "Dropout",
     "EmbeddingDropout",
+    "ExampleWeights",
     "Gaussian",
     "Hyperparameter",
     "ImmerAffine",
@@ -49,12 +58,18 @@ __all__ = [
     "InputNoise",
     "LabelSmoothing",
     "Learned",
+    "LearningRate",
+    "LossWeights",
+    "Mixup",
     "ObservationNoise",
     "Penalty",
     "Range",
     "SchwobelAffine",
+    "SourceWeights",
     "Submodule",
+    "Temperature",
     "TemporalActivationPenalty",
+    "TrainingLoss",
     "WeightDecay",
     "assign",
     "clamped",

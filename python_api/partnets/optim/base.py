@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NoReturn
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from partkernels import Partition
 from partkernels.operators.optimizers import check_not_negative
-from partnets.hyper import hyperparameters
+from partnets.hyper import LearningRate, hyperparameters
 from partnets.nn.entries import take
 from partnets.nn.local_shard import local_entries
 from partnets.nn.partitioned import UNKNOWN, Partitioned, count, partitioned_layers
@@ -29,6 +30,8 @@ class PartitionedOptimizer(torch.optim.Optimizer):
 
     # Whether the state has the number of steps of each partition.
     counts = False
+    # Of parameters whose learning rate is learned, the module that has it.
+    _rates: Mapping[nn.Parameter, LearningRate] = MappingProxyType({})
 
     def __init__(self, model: nn.Module, groups: Iterable[dict], **defaults) -> None:
         if not isinstance(model, nn.Module):
@@ -38,6 +41,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
             )
         self.count = count(model)
         self._owners = owners(model)
+        self._rates = _learned_rates(model)
         defaults = self._with_decays(defaults)
         self.check(defaults)
         groups = [group | {"params": _listed(group)} for group in groups]
@@ -110,16 +114,20 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         with torch.enable_grad():
             loss = None if closure is None else closure()
         self._check_gradient(update)
+        rates = {module: module.rate().item() for module in set(self._rates.values())}
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
+                settings = group
+                if parameter in self._rates:
+                    settings = group | {"lr": rates[self._rates[parameter]] * _schedule(group)}
                 state = self._filled(parameter, group)
                 tensors = [parameter, parameter.grad, *(state[moment] for moment in self.moments(group))]
                 layer, name = self._owners[parameter]
                 found = local_entries(layer, name, tensors, update)
                 if found is not None:
-                    self.step_entries(found[0], state, found[1], update, group)
+                    self.step_entries(found[0], state, found[1], update, settings)
         return loss
 
     def _check_gradient(self, update: int) -> None:
@@ -243,7 +251,9 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         raise NotImplementedError
 
     def rate_to_follow(self, parameter: nn.Parameter, group: dict) -> Tensor | None:
-        return None
+        """A parameter's learning rate with its graph, if it is learned."""
+        module = self._rates.get(parameter)
+        return None if module is None else module.rate() * _schedule(group)
 
     def state_shapes(self, parameter: nn.Parameter, group: dict) -> dict[str, tuple[int, ...]]:
         """The name and shape of everything in the state of a parameter that was stepped."""
@@ -257,7 +267,8 @@ class PartitionedOptimizer(torch.optim.Optimizer):
                 raise_foreign(f"numbers of steps as {state['step'].dtype} instead of torch.int64")
 
     def __getstate__(self) -> dict:
-        return {**super().__getstate__(), "count": self.count, "_owners": self._owners}
+        own = {"count": self.count, "_owners": self._owners, "_rates": dict(self._rates)}
+        return {**super().__getstate__(), **own}
 
     def load_state_dict(self, state_dict: dict) -> None:
         """As torch.optim.Optimizer's; the state must be of such an optimiser of the same model.
@@ -300,6 +311,26 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         owners = dict(zip(indices, self.parameters(), strict=True))
         for group in groups:
             self.check_states({owners[i]: states[i] for i in group["params"] if i in states}, group)
+
+
+def _learned_rates(model: nn.Module) -> dict[nn.Parameter, LearningRate]:
+    """Of each parameter whose learning rate is learned, the module that has it; raises if there are two."""
+    found: dict[nn.Parameter, LearningRate] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, LearningRate):
+            for parameter in module.governed():
+                if found.setdefault(parameter, module) is not module:
+                    name = next(name for name, one in model.named_parameters() if one is parameter)
+                    raise ValueError(
+                        f"{name} has two learning rates, of which {path} is one; let each hyper.LearningRate be of"
+                        " modules of its own."
+                    )
+    return found
+
+
+def _schedule(group: dict) -> float:
+    """What a scheduler has made of a group's learning rate, as a factor."""
+    return group["lr"] / group["initial_lr"] if group.get("initial_lr") else 1.0
 
 
 def check_partitioned(optimizer: object, name: str = "optimizer") -> None:

@@ -1,0 +1,233 @@
+"""LossWeights, ClassWeights, SourceWeights and ExampleWeights: how much each part of a training loss counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from partnets.hyper.learned import Learned
+from partnets.hyper.ranges import Range, logarithmic
+from partnets.hyper.training_loss import TrainingLoss
+
+# Of a weight over another one: a hundredth to a hundred times as much.
+WEIGHTS = logarithmic(1e-3, 1e3)
+# Of the network that weighs examples by their losses (Shu et al. 2019).
+HIDDEN = 100
+
+
+class _Weighted(TrainingLoss):
+    """What they share: positive weights of a mean of 1, so that they tell shares and no learning rate."""
+
+    def __init__(self, loss: Callable, weights: int | Sequence[str], range: Range) -> None:
+        super().__init__(loss)
+        names = None if isinstance(weights, int) else list(weights)
+        count = weights if names is None else len(names)
+        if count < 2:
+            raise ValueError(f"there are {count} weights, of which none says anything; pass two names or more.")
+        self.weights = Learned([1.0] * count, range, names=names)
+
+    def normalised(self) -> Tensor:
+        """[n] weights, of which the mean is 1."""
+        weights = self.weights()
+        return weights / weights.mean()
+
+    def values(self) -> dict[str, float]:
+        """The weights, of which the mean is 1."""
+        found = self.weights.values("weights")
+        mean = sum(found.values()) / len(found)
+        return {name: value / mean for name, value in found.items()}
+
+
+class LossWeights(_Weighted):
+    """Weighs the terms of a loss: of several tasks, or of a task and what helps to learn it.
+
+    Args:
+        loss: loss(output, y), which returns a term for each name: a dict, or a list or tuple in the order of the names.
+            A term is a mean, or the losses themselves, whose mean is taken.
+        terms: their names.
+        judge: of the term by which unseen data are judged, as the task that matters; the first if None.
+        range: of the weights over each other.
+
+    Attributes:
+        weights: hyper.Learned, one for each term; values() has them with a mean of 1.
+
+    Raises:
+        ValueError: there are less than two terms, judge is none of them, or the loss gives other terms.
+
+    Example:
+        >>> terms = LossWeights(lambda output, y: (F.mse_loss(output, y), output.square().mean()), ("error", "size"))
+        >>> terms(torch.tensor([3.0]), torch.tensor([1.0]))
+        tensor(13., grad_fn=<SumBackward0>)
+        >>> terms.plain(torch.tensor([3.0]), torch.tensor([1.0]))
+        tensor(4.)
+    """
+
+    def __init__(
+        self, loss: Callable[[Any, Any], Any], terms: Sequence[str], *, judge: str | None = None, range: Range = WEIGHTS
+    ) -> None:
+        super().__init__(loss, list(terms), range)
+        self.judge = self.weights.names[0] if judge is None else judge
+        if self.judge not in self.weights.names:
+            raise ValueError(f"judge={judge!r}; pass one of the terms, {', '.join(self.weights.names)}.")
+
+    def trained(self, output: Any, y: Any) -> Tensor:
+        return (torch.stack([term.mean() for term in self._terms(output, y).values()]) * self.normalised()).sum()
+
+    def plain(self, output: Any, y: Any) -> Tensor:
+        """The term that judges."""
+        return self._terms(output, y)[self.judge]
+
+    def _terms(self, output: Any, y: Any) -> dict[str, Tensor]:
+        found, names = self.loss(output, y), self.weights.names
+        if not isinstance(found, Mapping):
+            found = dict(zip(names, found, strict=True)) if len(found) == len(names) else {}
+        if found.keys() != {*names}:
+            raise ValueError(f"the loss gives {len(found)} terms, {', '.join(found)}; it must give {', '.join(names)}.")
+        return {name: found[name] for name in names}
+
+
+class ClassWeights(_Weighted):
+    """The cross-entropy as a training loss, in which each class has a weight: for rare or mislabelled ones.
+
+    Args:
+        classes: how many, or their names.
+        range: of the weights over each other.
+
+    Attributes:
+        weights: hyper.Learned, one for each class; values() has them with a mean of 1.
+
+    Shapes:
+        logits [batch, classes] and labels [batch] to losses [batch].
+
+    Raises:
+        ValueError: there are less than two classes.
+
+    Example:
+        >>> weights = ClassWeights(("cat", "dog"))
+        >>> weights.weights.assign([1.0, 3.0])
+        >>> weights.values()
+        {'cat': 0.5, 'dog': 1.5}
+        >>> weights(torch.zeros(2, 2), torch.tensor([0, 1]))
+        tensor([0.3466, 1.0397], grad_fn=<MulBackward0>)
+    """
+
+    def __init__(self, classes: int | Sequence[str], *, range: Range = WEIGHTS) -> None:
+        super().__init__(F.cross_entropy, classes, range)
+
+    def trained(self, output: Tensor, y: Tensor) -> Tensor:
+        return self.losses(output, y) * self.normalised()[y.clamp(min=0)]
+
+
+class SourceWeights(_Weighted):
+    """A training loss in which each source of data has a weight: how much web text beside books, noisy labels or clean.
+
+    The data have with each example where it is from: (x, (targets, source)), with source an int from 0 on.
+
+    Args:
+        sources: how many, or their names.
+        loss: see TrainingLoss.
+        range: of the weights over each other.
+
+    Attributes:
+        weights: hyper.Learned, one for each source; values() has them with a mean of 1.
+
+    Shapes:
+        output [batch, ...] and (targets, source int64 [batch]) to losses [batch].
+
+    Raises:
+        ValueError: there are less than two sources; or as TrainingLoss.losses.
+
+    Example:
+        >>> weights = SourceWeights(("books", "web"))
+        >>> weights.weights.assign([3.0, 1.0])
+        >>> weights(torch.zeros(2, 2), (torch.tensor([0, 1]), torch.tensor([0, 1])))
+        tensor([1.0397, 0.3466], grad_fn=<MulBackward0>)
+    """
+
+    def __init__(
+        self,
+        sources: int | Sequence[str],
+        loss: Callable[[Any, Any], Tensor] = F.cross_entropy,
+        *,
+        range: Range = WEIGHTS,
+    ) -> None:
+        super().__init__(loss, sources, range)
+
+    def targets(self, y: Any) -> Any:
+        return y[0]
+
+    def trained(self, output: Any, y: Any) -> Tensor:
+        return self.losses(output, y) * self.normalised()[y[1]]
+
+
+class ExampleWeights(TrainingLoss):
+    """A training loss in which each example has a weight of its own: for labels of which many are wrong.
+
+    Either a small network makes it of the example's loss (Shu et al. 2019), the same for all data, or each example has
+    a number (Ren et al. 2018): then the data have which one it is, (x, (targets, index)). Those of the last chunk
+    train the last partition alone, which nothing judges: their numbers stay. In each batch the mean weight is 1.
+
+    Args:
+        examples: how many there are, each with a number of its own; None for a network.
+        loss: see TrainingLoss.
+        network: from losses [batch, 1] to numbers [batch, 1], of which the sigmoid is the weight; one hidden layer of
+            100 units if None.
+
+    Attributes:
+        network: the nn.Module, or None.
+        scores: the parameter [examples], of which the sigmoids are the weights; or None.
+
+    Shapes:
+        output [batch, ...] and targets, or (targets, index int64 [batch]), to losses [batch].
+
+    Raises:
+        ValueError: examples and network are both given, or examples is below 1; or as TrainingLoss.losses.
+
+    Example:
+        >>> weights = ExampleWeights(examples=5)
+        >>> logits, y, index = torch.zeros(2, 3), torch.tensor([0, 2]), torch.tensor([4, 1])
+        >>> weights(logits, (y, index))
+        tensor([1.0986, 1.0986], grad_fn=<MulBackward0>)
+        >>> weights.values()
+        {'lowest weight': 0.5, 'highest weight': 0.5}
+    """
+
+    def __init__(
+        self,
+        examples: int | None = None,
+        loss: Callable[[Any, Any], Tensor] = F.cross_entropy,
+        *,
+        network: nn.Module | None = None,
+    ) -> None:
+        super().__init__(loss)
+        if (examples is not None and network is not None) or (examples is not None and examples < 1):
+            raise ValueError(f"examples={examples}, network={network}; pass a number of at least 1, or a network.")
+        self.scores = None if examples is None else nn.Parameter(torch.zeros(examples))
+        if examples is None and network is None:
+            network = nn.Sequential(nn.Linear(1, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1))
+        self.network = network
+
+    def targets(self, y: Any) -> Any:
+        return y if self.scores is None else y[0]
+
+    def trained(self, output: Any, y: Any) -> Tensor:
+        losses = self.losses(output, y)
+        if self.scores is None:
+            weights = self.network(losses.detach()[:, None])[:, 0].sigmoid()
+        else:
+            weights = self.scores[y[1]].sigmoid()
+        return losses * (weights / weights.mean())
+
+    def values(self) -> dict[str, float]:
+        """The lowest and the highest weight of the examples; or those of losses 0 and 5."""
+        if self.scores is not None:
+            ends = torch.stack([self.scores.min(), self.scores.max()]).sigmoid().tolist()
+            return dict(zip(("lowest weight", "highest weight"), ends, strict=True))
+        device = next(self.network.parameters()).device
+        with torch.no_grad():
+            low, high = self.network(torch.tensor([[0.0], [5.0]], device=device))[:, 0].sigmoid().tolist()
+        return {"weight of loss 0": low, "weight of loss 5": high}

@@ -1,0 +1,89 @@
+"""Mixup: examples that are mixed with each other in training, and how much, learned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributions import Beta
+
+from partnets.hyper.hyperparameter import Hyperparameter
+from partnets.hyper.learned import Learned
+from partnets.hyper.ranges import Range, logarithmic
+from partnets.utils.in_thread import InThread
+
+# What is tried in practice, and more.
+ALPHAS = logarithmic(0.01, 10.0)
+
+
+class Mixup(Hyperparameter):
+    """In training, makes x of an example λ x + (1 - λ) x' with another one of the batch (Zhang et al. 2018).
+
+    λ ~ Beta(α, α), one for a batch; α learns by looking ahead, through the draw. Put it in front of the network, and
+    pass its `loss` as the training loss: λ times the loss of the example's own targets and (1 - λ) times that of the
+    other's. In evaluation mode nothing is mixed.
+
+    Args:
+        alpha: the initial α: 0.2 mixes little, 1 evenly.
+        loss: loss(output, targets), the mean or the loss of each.
+        range: of α.
+
+    Attributes:
+        alpha: hyper.Learned, a single value.
+
+    Shapes:
+        x [batch, ...], floating point, to the same.
+
+    Raises:
+        ValueError: alpha is not inside the range.
+        RuntimeError: loss is asked for where nothing was mixed, or of another batch.
+
+    Example:
+        >>> mixup = Mixup(1.0)
+        >>> x, y = torch.eye(4), torch.arange(4)
+        >>> mixed = mixup(x)
+        >>> mixed.sum(1)
+        tensor([1., 1., 1., 1.], grad_fn=<SumBackward1>)
+        >>> mixup.loss(torch.zeros(4, 4), y)
+        tensor(1.3863, grad_fn=<AddBackward0>)
+    """
+
+    hyper_gradient = "lookahead"
+
+    def __init__(
+        self, alpha: float = 0.2, loss: Callable[[Any, Any], Tensor] = F.cross_entropy, *, range: Range = ALPHAS
+    ) -> None:
+        super().__init__()
+        range.check("alpha", alpha)
+        self.alpha, self._loss = Learned(alpha, range), loss
+        self._mixed = InThread()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        alpha = self.alpha()
+        share = Beta(alpha, alpha).rsample()
+        others = torch.randperm(len(x), device=x.device)
+        self._mixed.now = share, others
+        share = share.to(x.dtype)
+        return share * x + (1 - share) * x[others]
+
+    def loss(self, output: Any, targets: Tensor) -> Tensor:
+        """The training loss of what was mixed last in this thread; in evaluation mode the loss inside."""
+        if not self.training:
+            return self._loss(output, targets)
+        mixed = self._mixed.get()
+        if mixed is None or len(mixed[1]) != len(targets):
+            raise RuntimeError(
+                f"there are {len(targets)} targets, and {'nothing' if mixed is None else len(mixed[1])} was mixed last;"
+                " call the model that has this module in front, once, before each loss."
+            )
+        share, others = mixed
+        return share * self._loss(output, targets) + (1 - share) * self._loss(output, targets[others])
+
+    def to_ordinary(self) -> nn.Module:
+        """Nothing: what is deployed sees each example as it is."""
+        return nn.Identity()

@@ -1,0 +1,106 @@
+"""TrainingLoss: the base class of training losses that have something to learn."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from partnets.hyper.hyperparameter import Hyperparameter
+
+# torch's ignore_index.
+IGNORED = -100
+
+
+class TrainingLoss(Hyperparameter):
+    """A loss by which weights are trained, around one by which they are judged.
+
+    Pass it as `loss`, and put it into the model as well, at its end: there it passes the output through. In evaluation
+    mode it is the loss inside, of the targets alone; so is its `plain`, by which partnets.Trainer judges. Derive from
+    it and define trained(output, y), with y as the data have it, and targets(y) if that is more than the targets.
+
+    Args:
+        loss: loss(output, targets): torch's, or one of your own that returns the loss of each example, [batch].
+
+    Shapes:
+        output and y to a mean, or to the loss of each example [batch]; output alone to itself.
+
+    Example:
+        >>> import torch
+        >>> class Focal(TrainingLoss):
+        ...     "Lin et al. 2017: examples that are predicted well count less."
+        ...     def __init__(self, gamma=2.0):
+        ...         super().__init__()
+        ...         self.gamma = hyper.Learned(gamma, hyper.positive)
+        ...     def trained(self, output, y):
+        ...         losses = self.losses(output, y)
+        ...         return (1 - torch.exp(-losses)) ** self.gamma() * losses
+        >>> from partnets import hyper
+        >>> focal, logits, y = Focal(), torch.randn(3, 4), torch.tensor([0, 3, 1])
+        >>> focal(logits, y).shape, torch.equal(focal.eval()(logits, y), F.cross_entropy(logits, y))
+        (torch.Size([3]), True)
+    """
+
+    hyper_gradient = "lookahead"
+
+    def __init__(self, loss: Callable[[Any, Any], Tensor] = F.cross_entropy) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, output: Any, y: Any = None) -> Any:
+        if y is None:
+            return output
+        return self.trained(output, y) if self.training else self.plain(output, y)
+
+    def trained(self, output: Any, y: Any) -> Tensor:
+        """The loss of a batch, or the losses of its examples, [batch], by which weights are trained."""
+        raise NotImplementedError(f"{type(self).__name__} has no trained(output, y); define it.")
+
+    def targets(self, y: Any) -> Any:
+        """What of y the loss inside takes."""
+        return y
+
+    def plain(self, output: Any, y: Any) -> Tensor:
+        """The loss inside, of the targets: by which unseen data are judged."""
+        return self.loss(output, self.targets(y))
+
+    def losses(self, output: Any, y: Any) -> Tensor:
+        """The loss inside of each example, [batch]; where an example has several targets, the mean of those that count.
+
+        Raises:
+            ValueError: the loss gives its mean alone.
+        """
+        targets = self.targets(y)
+        found = _of_each(self.loss)(output, targets)
+        if not found.dim():
+            raise ValueError(
+                "the loss gives a mean, and here each example has a weight; pass one of torch's, or of your own that"
+                " returns the loss of each example."
+            )
+        if found.dim() == 1:
+            return found
+        are_classes = isinstance(targets, Tensor) and not targets.is_floating_point() and found.shape == targets.shape
+        if not are_classes:
+            return found.flatten(1).mean(1)
+        counted = (targets != IGNORED).flatten(1)
+        return found.flatten(1).sum(1) / counted.sum(1).clamp(min=1)
+
+    def to_ordinary(self) -> nn.Module:
+        """Nothing: what is deployed learns no more."""
+        return nn.Identity()
+
+
+def _of_each(loss: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
+    """torch's losses with the losses of all targets instead of their mean; others as they are."""
+    if isinstance(loss, nn.modules.loss._Loss):
+        loss = copy.copy(loss)
+        loss.reduction = "none"
+        return loss
+    function = loss.func if isinstance(loss, functools.partial) else loss
+    if getattr(function, "__module__", "") == F.__name__:
+        return functools.partial(loss, reduction="none")
+    return loss

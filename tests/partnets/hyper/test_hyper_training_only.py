@@ -1,0 +1,260 @@
+"""What acts on training alone: its gradient is that of real steps, its values are in units, and judging knows none."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import partnets
+from partnets import hyper, optim
+
+PROPORTIONS = (0.5, 0.25, 0.25)
+
+
+class Model(nn.Module):
+    """A network with something in front, and a training loss at its end."""
+
+    def __init__(self, loss=None, front=None):
+        super().__init__()
+        self.network = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+        self.front = nn.Identity() if front is None else front
+        self.loss = nn.Identity() if loss is None else loss
+
+    def forward(self, x):
+        return self.loss(self.network(self.front(x)))
+
+
+def terms(output, y):
+    return F.cross_entropy(output, y), output.square().mean()
+
+
+def with_rates():
+    model = Model()
+    model.front = hyper.LearningRate(model.network[0], 0.1)
+    model.loss = hyper.LearningRate(model.network[2], 0.2)
+    return model
+
+
+def with_decays():
+    model = Model()
+    model.front = hyper.WeightDecay(model.network[0], 0.1)
+    model.loss = hyper.WeightDecay(model.network[2], 0.02)
+    return model
+
+
+def mixing():
+    return Model(front=hyper.Mixup(0.7))
+
+
+CASES = {
+    "learning rates": (with_rates, None),
+    "weight decays": (with_decays, None),
+    "label smoothing": (lambda: Model(hyper.LabelSmoothing(0.2)), "loss"),
+    "loss weights": (lambda: Model(hyper.LossWeights(terms, ("error", "size"))), "loss"),
+    "class weights": (lambda: Model(hyper.ClassWeights(3)), "loss"),
+    "source weights": (lambda: Model(hyper.SourceWeights(("clean", "noisy"))), "loss"),
+    "example weights": (lambda: Model(hyper.ExampleWeights(40)), "loss"),
+    "a network of weights": (lambda: Model(hyper.ExampleWeights(network=nn.Linear(1, 1))), "loss"),
+    "noise in training": (lambda: Model(front=hyper.InTraining(Noise())), None),
+    "mixup": (mixing, "front"),
+}
+
+
+class Noise(hyper.Hyperparameter):
+    def __init__(self):
+        super().__init__()
+        self.strength = hyper.Learned(0.3, hyper.positive)
+
+    def forward(self, x):
+        return x + self.strength() * torch.randn_like(x)
+
+
+def made(name):
+    """A model in float64, its training loss, and what it is judged by; batches of (x, y)."""
+    torch.manual_seed(0)
+    make, where = CASES[name]
+    model = make().double()
+    partnets.partition(model, PROPORTIONS)
+    x, y = torch.randn(2, 20, 6, dtype=torch.float64), torch.randint(3, (2, 20))
+    extra = {"source weights": torch.randint(2, (2, 20)), "example weights": torch.arange(40).view(2, 20)}.get(name)
+    targets = [(y[i], extra[i]) if extra is not None else y[i] for i in (0, 1)]
+    loss = F.cross_entropy if where is None else getattr(model, where)
+    return model, getattr(loss, "loss", loss) if where == "front" else loss, [*zip(x, targets, strict=True)]
+
+
+def losses_of(model, name):
+    """How a model learns, and how it is judged."""
+    where = CASES[name][1]
+    own = None if where is None else getattr(model, where)
+    train = F.cross_entropy if own is None else own.loss if where == "front" else own
+    judge = getattr(own, "plain", F.cross_entropy)
+
+    def of(loss):
+        return lambda batch: partnets.data.batch.mean(loss, model(batch[0]), batch[1])
+
+    return of(train), of(judge)
+
+
+class Drawn:
+    """In place of a beta distribution, of which the draws of one seed jump: a number that moves with alpha."""
+
+    def __init__(self, alpha, _):
+        self.alpha = alpha
+
+    def rsample(self):
+        return torch.rand(()) * self.alpha.sigmoid()
+
+
+@pytest.mark.parametrize("adam", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_the_gradient_is_that_of_a_real_step(name, adam, monkeypatch):
+    monkeypatch.setattr("partnets.hyper.mixup.Beta", Drawn)
+    model, _, batches = made(name)
+    own = optim.Adam(model, lr=0.01, eps=1e-3) if adam else optim.SGD(model)
+    learn, judge = losses_of(model, name)
+    partnets.step_weights(model, own, 1, batches[0], learn)
+    psi = hyper.hyperparameters(model)
+
+    def after():
+        other, its = copy.deepcopy((model, own))
+        torch.manual_seed(3)
+        learn, judge = losses_of(other, name)
+        partnets.step_weights(other, its, 1, batches[0], learn)
+        other.eval()
+        with partnets.subnetwork(other, 1), torch.no_grad():
+            return judge(batches[1])
+
+    torch.manual_seed(3)
+    still = torch.optim.SGD(psi, lr=0.0)
+    given = {2: (batches[1], [batches[0]])}
+    value = partnets.step_lookahead(model, own, still, given, learn, judge)
+    torch.testing.assert_close(value, after(), rtol=1e-7, atol=0)
+    largest = max(parameter.grad.abs().max() for parameter in psi)
+    for parameter in psi:
+        flat, gradient = parameter.data.view(-1), parameter.grad.view(-1)
+        for i in range(0, len(flat), 7):  # of many
+            here, found = flat[i].item(), {}
+            for move in (-2, -1, 1, 2):
+                flat[i] = here + 1e-3 * move
+                found[move] = after()
+            flat[i] = here
+            expected = (8 * (found[1] - found[-1]) - (found[2] - found[-2])) / 12e-3
+            assert abs(gradient[i] - expected) <= 1e-6 * largest + 1e-10
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_trainers_learn_it_and_judge_without_it(name):
+    torch.manual_seed(0)
+    make, where = CASES[name]
+    model = partnets.partition(make(), PROPORTIONS)
+    x = torch.randn(40, 6)
+    y = (x[:, 0] > 0).long()
+    extra = {"source weights": torch.arange(40) % 2, "example weights": torch.arange(40)}.get(name)
+    examples = [(x[i], (y[i], extra[i]) if extra is not None else y[i]) for i in range(40)]
+    chunks = partnets.chunk(examples, PROPORTIONS)
+    psi = [module for module in model.modules() if isinstance(module, hyper.Hyperparameter)]
+    psi = [module for module in psi if not isinstance(module, Noise)]
+    own = None if where is None else getattr(model, where)
+    loss = F.cross_entropy if own is None else own.loss if where == "front" else own
+    rates = torch.optim.Adam([p for module in psi for p in module.parameters()], lr=0.05)
+    trainer = partnets.Trainer(
+        model, chunks, hyper=psi, loss=loss, hyper_optimizer=rates, batch_size=8, lml_every=2, seed=1
+    )
+    before = trainer.values()
+    history = trainer.fit(4)
+    assert all(one is not None for one in trainer.hyper_gradient.values())
+    assert any(before[name] != value for name, value in trainer.values().items())
+    plain = getattr(own, "plain", F.cross_entropy)
+    assert history.lml["lml"][-1] == pytest.approx(partnets.lml(model, chunks, plain, seed=1))
+
+
+def test_weights_have_a_mean_of_1_and_shares_that_are_all_that_counts():
+    weights = hyper.SourceWeights(("books", "web", "code"))
+    weights.weights.assign([2.0, 4.0, 6.0])
+    assert weights.values() == pytest.approx({"books": 0.5, "web": 1.0, "code": 1.5})
+    logits, y, source = torch.randn(5, 3), torch.tensor([0, 2, 1, 1, 0]), torch.tensor([0, 1, 2, 2, 0])
+    found = weights(logits, (y, source))
+    weights.weights.assign([20.0, 40.0, 60.0])
+    torch.testing.assert_close(found, weights(logits, (y, source)))
+    expected = F.cross_entropy(logits, y, reduction="none") * torch.tensor([0.5, 1.0, 1.5])[source]
+    torch.testing.assert_close(found, expected)
+
+
+def test_class_weights_are_torchs():
+    weights, logits, y = hyper.ClassWeights(3), torch.randn(6, 3), torch.tensor([0, 1, 2, 0, -100, 1])
+    weights.weights.assign([1.0, 2.0, 6.0])
+    expected = F.cross_entropy(logits, y, weight=torch.tensor([1.0, 2.0, 6.0]) / 3, reduction="none")
+    torch.testing.assert_close(weights(logits, y), expected)
+    assert torch.equal(weights.eval()(logits, y), F.cross_entropy(logits, y))
+
+
+def test_the_loss_of_an_example_is_the_mean_of_its_targets_that_count():
+    weights = hyper.SourceWeights(2)
+    logits, y = torch.randn(2, 3, 4), torch.tensor([[0, 1, -100, -100], [2, 1, 0, 1]])
+    found = weights.losses(logits, (y, torch.tensor([0, 1])))
+    torch.testing.assert_close(found[0], F.cross_entropy(logits[:1], y[:1]))
+    torch.testing.assert_close(found[1], F.cross_entropy(logits[1:], y[1:]))
+    of_images = hyper.SourceWeights(2, nn.MSELoss())
+    x, targets = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
+    torch.testing.assert_close(of_images.losses(x, (targets, None)), (x - targets).square().mean((1, 2)))
+
+
+def test_bad_input_is_named():
+    for make, message in (
+        (lambda: hyper.SourceWeights(1), "there are 1 weights"),
+        (lambda: hyper.LossWeights(terms, ("error", "size"), judge="accuracy"), "judge='accuracy'"),
+        (lambda: hyper.ExampleWeights(3, network=nn.Linear(1, 1)), "examples=3"),
+        (lambda: hyper.Mixup(0.0), "alpha=0.0"),
+        (lambda: hyper.LearningRate(nn.Linear(2, 2), 100.0), "rate=100.0"),
+        (lambda: hyper.LearningRate(nn.ReLU()), "there are no parameters that learn"),
+        (lambda: hyper.LossWeights(terms, ("a", "b", "c"))(torch.ones(2, 2), torch.tensor([0, 1])), "the loss gives 0"),
+        (
+            lambda: hyper.SourceWeights(2, lambda o, y: o.mean())(torch.ones(2, 2), (None, None)),
+            "the loss gives a mean",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make()
+    mixup = hyper.Mixup(0.2)
+    with pytest.raises(RuntimeError, match="there are 2 targets, and nothing was mixed last"):
+        mixup.loss(torch.ones(2, 2), torch.tensor([0, 1]))
+    mixup(torch.ones(3, 2))
+    with pytest.raises(RuntimeError, match="there are 2 targets, and 3 was mixed last"):
+        mixup.loss(torch.ones(2, 2), torch.tensor([0, 1]))
+
+
+def test_mixup_mixes_examples_and_their_losses():
+    torch.manual_seed(0)
+    mixup, x, y = hyper.Mixup(1.0), torch.eye(4), torch.arange(4)
+    share, others = (mixup(x), mixup._mixed.get())[1]
+    logits = torch.randn(4, 4)
+    expected = share * F.cross_entropy(logits, y) + (1 - share) * F.cross_entropy(logits, y[others])
+    torch.testing.assert_close(mixup.loss(logits, y), expected)
+    assert torch.equal(mixup.eval()(x), x) and torch.equal(mixup.loss(logits, y), F.cross_entropy(logits, y))
+    assert copy.deepcopy(mixup)._mixed.get() is None
+
+
+def test_learned_rates_are_those_of_steps_and_schedules_count():
+    model = with_rates()
+    partnets.partition(model, (1.0,))
+    optimizer = optim.SGD(model, lr=7.0)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+    before = [p.detach().clone() for p in model.network.parameters()]
+    x, y = torch.randn(4, 6), torch.tensor([0, 1, 2, 0])
+    for factor in (1.0, 0.5):
+        optimizer.zero_grad()
+        with partnets.subnetwork(model, 1, 1):
+            F.cross_entropy(model(x), y).backward()
+        optimizer.step(update=1)
+        scheduler.step()
+        for i, (was, now) in enumerate(zip(before, model.network.parameters(), strict=True)):
+            torch.testing.assert_close(now.detach(), was - factor * (0.1, 0.1, 0.2, 0.2)[i] * now.grad)
+            before[i] = now.detach().clone()
+    assert copy.deepcopy((model, optimizer))[1]._rates.keys().isdisjoint(optimizer._rates)
+    model.more = hyper.LearningRate(model.network[0], 0.3)
+    with pytest.raises(ValueError, match=r"network\.0\.\w+ has two learning rates, of which more is one"):
+        optim.SGD(model)
