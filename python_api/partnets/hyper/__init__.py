@@ -20,6 +20,7 @@ from partnets.hyper.cutout import Cutout
 from partnets.hyper.drop_connect import DropConnect
 from partnets.hyper.dropout import Dropout
 from partnets.hyper.embedding_dropout import EmbeddingDropout
+from partnets.hyper.expected_error import expected_error
 from partnets.hyper.hyperparameter import Hyperparameter, assign, hyperparameters, named_values
 from partnets.hyper.in_training import InTraining
 from partnets.hyper.input_mask import InputMask
@@ -73,6 +74,7 @@ __all__ = [
     "WeightDecay",
     "assign",
     "clamped",
+    "expected_error",
     "gaussian_nll",
     "hyperparameters",
     "interval",
