@@ -17,7 +17,7 @@ from partnets.data.examples import Collate, as_dataset
 from partnets.data.fetching import batches, check_options
 from partnets.evaluation.likelihood import plain
 from partnets.evaluation.running_statistics import fresh_statistics
-from partnets.evaluation.same_chunks import check_same_chunks
+from partnets.evaluation.same_chunks import adopt_chunks, check_same_chunks
 from partnets.nn.batch_norm import warn_of_stale
 from partnets.nn.live import subnetwork
 from partnets.nn.partitioned import count
@@ -183,6 +183,8 @@ def loss_matrix(
     with fresh_statistics(model, chunks, **how):
         how["collate"] = chunks.collate
         rows = per_subnetwork(model, lambda model: [mean_loss(model, chunk, loss, **how) for chunk in chunks])
+    if not other_chunks:
+        adopt_chunks(model, chunks)
     return torch.tensor(rows, dtype=torch.float64)
 
 

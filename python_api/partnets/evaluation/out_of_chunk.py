@@ -15,7 +15,7 @@ from partnets.data.fetching import check_options
 from partnets.evaluation.likelihood import check_loss, plain
 from partnets.evaluation.metrics import check_counts, total_loss
 from partnets.evaluation.running_statistics import fresh_statistics
-from partnets.evaluation.same_chunks import check_same_chunks
+from partnets.evaluation.same_chunks import adopt_chunks, check_same_chunks
 from partnets.nn.live import subnetwork
 from partnets.utils import random_state
 from partnets.utils.modules import device_of
@@ -89,4 +89,6 @@ def lml(
             if math.isnan(found) and not math.isnan(total):
                 warnings.warn(f"the loss of subnetwork {k - 1} on chunk {k} is nan, and so is L_ML.", stacklevel=2)
             total -= found
+    if not other_chunks:
+        adopt_chunks(model, chunks)
     return total

@@ -12,7 +12,7 @@ from torch import nn
 from partnets.data.batch import Forward, call
 from partnets.data.chunks import Chunks
 from partnets.data.fetching import batches, check_options
-from partnets.nn.batch_norm import stale_norms
+from partnets.nn.batch_norm import stale_norms, sum_of_weights
 from partnets.nn.live import subnetwork
 from partnets.utils.checks import check_at_least
 from partnets.utils.modules import device_of, evaluating, to_device
@@ -82,20 +82,24 @@ def estimate_statistics(
     finally:
         for norm, training, momentum in before:
             norm.training, norm.momentum = training, momentum
+    weights = sum_of_weights(model)
     for norm in stale:
-        norm.hold_statistics()
+        norm.hold_statistics(weights)
 
 
 @contextmanager
 def fresh_statistics(model: nn.Module, chunks: Chunks, **options) -> Iterator[None]:
     """Inside, running statistics are those that estimate_statistics finds; afterwards they are as before."""
-    before = [(norm, norm._estimated_at, [b.clone() for b in norm.buffers()]) for norm in stale_norms(model).values()]
+    before = [
+        (norm, (norm._estimated_at, norm._estimated_with), [b.clone() for b in norm.buffers()])
+        for norm in stale_norms(model).values()
+    ]
     try:
         estimate_statistics(model, chunks, **options)
         yield
     finally:
-        for norm, estimated_at, values in before:
-            norm._estimated_at = estimated_at
+        for norm, estimated, values in before:
+            norm._estimated_at, norm._estimated_with = estimated
             for buffer, value in zip(norm.buffers(), values, strict=True):
                 buffer.copy_(value)
 

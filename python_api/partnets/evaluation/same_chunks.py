@@ -30,16 +30,15 @@ def has_learned(model: nn.Module) -> bool:
     return any(layer.learned_from is not None for _, layer in partitioned_layers(model))
 
 
-def check_same_chunks(model: nn.Module, chunks: Chunks) -> None:
-    """Raises ValueError if a model remembers other chunks than these.
-
-    Of a loop that has told it none these are taken for the right ones, from here on.
-    """
-    remembered = {layer.learned_from for _, layer in partitioned_layers(model)} - {None}
-    if remembered == {UNKNOWN}:
+def adopt_chunks(model: nn.Module, chunks: Chunks) -> None:
+    """Takes chunks by which a model was judged for those that it has learned from, if a loop has told it none."""
+    if {layer.learned_from for _, layer in partitioned_layers(model)} - {None} == {UNKNOWN}:
         remember_chunks(model, chunks)
-        return
-    remembered -= {UNKNOWN}
+
+
+def check_same_chunks(model: nn.Module, chunks: Chunks) -> None:
+    """Raises ValueError if a model remembers other chunks than these."""
+    remembered = {layer.learned_from for _, layer in partitioned_layers(model)} - {None, UNKNOWN}
     if not all(chunks.is_of(fingerprint) for fingerprint in remembered):
         raise ValueError(
             "the model has learned from other chunks: subnetworks have seen examples of what are later chunks here, and"

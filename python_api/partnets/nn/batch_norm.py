@@ -6,19 +6,24 @@ import warnings
 from collections.abc import Mapping
 from typing import ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
 
 from partnets.nn.layer import PartitionedLayer
 from partnets.nn.nesting import LiveUnits
 from partnets.nn.own_parameters import OwnParameters
 from partnets.nn.own_state import OwnState, states_of
 from partnets.nn.partitioned import partitioned_layers
+from partnets.utils.modules import is_sharded
 
 # What a state_dict calls the number of batches at which statistics were estimated.
 ESTIMATED_AT = "estimated_at"
 UNKNOWN_AT = -1
+# Whole numbers, by their size in bytes.
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 
 
 class _BatchNorm(PartitionedLayer):
@@ -57,6 +62,8 @@ class _BatchNorm(PartitionedLayer):
     notes: ClassVar[Mapping[str, type]] = {**PartitionedLayer.notes, ESTIMATED_AT: int}
     # The batches of all subnetworks when the statistics were estimated; None where nobody knows.
     _estimated_at: int | None = None
+    # And a sum of all weights of the model then; None where nobody has told. Averages of weights move no batch.
+    _estimated_with: int | None = None
 
     def divide(self, proportions, **options):
         super().divide(proportions, **options)
@@ -75,9 +82,13 @@ class _BatchNorm(PartitionedLayer):
         """What a state_dict has of it."""
         return UNKNOWN_AT if self._estimated_at is None else self._estimated_at
 
-    def hold_statistics(self) -> None:
-        """Takes the present running statistics for those of the present weights."""
-        self._estimated_at = self._batches()
+    def hold_statistics(self, weights: int | None = None) -> None:
+        """Takes the present running statistics for those of the present weights, of which this is the model's sum."""
+        self._estimated_at, self._estimated_with = self._batches(), weights
+
+    def _apply(self, fn, recurse=True):
+        self._estimated_with = None  # which are the same weights in another dtype
+        return super()._apply(fn, recurse)
 
     def _batches(self) -> int | None:
         batches = self.num_batches_tracked
@@ -106,7 +117,7 @@ class _BatchNorm(PartitionedLayer):
         super()._load_from_state_dict(state_dict, prefix, *rest)
         if self.count > 1 and prefix + "num_batches_tracked" in state_dict:
             unchanged = self._estimated_at if self._batches() == before else None
-            found = state_dict.get(prefix + ESTIMATED_AT, unchanged)
+            found, self._estimated_with = state_dict.get(prefix + ESTIMATED_AT, unchanged), None
             self._estimated_at = None if found == UNKNOWN_AT else found
 
     def forward(self, input: Tensor) -> Tensor:
@@ -197,9 +208,33 @@ def partitioned_norms(model: nn.Module) -> list[nn.Module]:
 
 def stale_norms(model: nn.Module) -> dict[str, _BatchNorm]:
     """The partitioned BatchNorm layers whose running statistics are older than the weights, by their paths."""
+    norms = {path: layer for path, layer in partitioned_layers(model) if isinstance(layer, _BatchNorm)}
+    present = sum_of_weights(model) if any(norm._estimated_with is not None for norm in norms.values()) else None
     return {
-        path: layer for path, layer in partitioned_layers(model) if isinstance(layer, _BatchNorm) and layer.is_stale
+        path: norm
+        for path, norm in norms.items()
+        if norm.is_stale or (present is not None and norm._estimated_with not in (None, present))
     }
+
+
+def sum_of_weights(model: nn.Module) -> int | None:
+    """Of the bits of a model's parameters, which tells most changes; None if no rank has all of them.
+
+    Example:
+        >>> import torch
+        >>> layer = nn.Linear(2, 2)
+        >>> before = sum_of_weights(layer)
+        >>> _ = nn.init.ones_(layer.bias)
+        >>> sum_of_weights(layer) == before
+        False
+    """
+    found = []
+    for parameter in model.parameters():
+        if parameter.is_meta or is_lazy(parameter) or is_sharded(parameter):
+            return None
+        words = parameter.detach().reshape(-1).view(WORDS[parameter.itemsize])
+        found.append(int(words.sum(dtype=torch.int64)))
+    return hash(tuple(found))
 
 
 def outdate_statistics(model: nn.Module) -> None:

@@ -18,7 +18,8 @@ def group_norm(x: Tensor, size: int, weight: Tensor | None, bias: Tensor | None,
         >>> torch.allclose(y[:, 4:], F.group_norm(x[:, 4:], 1))
         True
     """
-    groups, rest = divmod(x.shape[1], size)
+    channels = int(x.shape[1]) if torch.jit.is_tracing() else x.shape[1]  # a tensor there
+    groups, rest = divmod(channels, size)
     if not rest:
         return F.group_norm(x, groups, weight, bias, eps)
     if not groups:

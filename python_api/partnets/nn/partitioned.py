@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import threading
 import types
 import weakref
@@ -240,19 +241,9 @@ def as_class(layer: nn.Module, cls: type[nn.Module]) -> nn.Module:
     for own in ("_parameters", "_buffers", "_modules"):
         new.__dict__[own] = copy.copy(layer.__dict__[own])
     if not issubclass(cls, Partitioned):
-        for name in (
-            "partitions",
-            "count",
-            "learned_from",
-            "_live",
-            "_outside",
-            "nesting",
-            "narrow",
-            "takes_narrow",
-            "whole_because",
-            "units_along",
-        ):
-            new.__dict__.pop(name, None)
+        known = [base for base in type(layer).__mro__ if issubclass(base, Partitioned)]
+        for name in {name for base in known for name in inspect.get_annotations(base)} - {"seed_defaults"}:
+            new.__dict__.pop(name, None)  # how it starts, it knows without partitions too
     return new
 
 

@@ -132,6 +132,9 @@ def hooked(
 ) -> Iterator[None]:
     """Inside, before(module, args, kwargs) and after(module, args, kwargs, output) are forward hooks of modules.
 
+    They are the innermost: what other hooks make of the inputs is given to before, and they are given what after makes
+    of the output.
+
     Example:
         >>> seen = []
         >>> with hooked([layer := nn.ReLU()], before=lambda *_: seen.append("before")):
@@ -145,7 +148,7 @@ def hooked(
             if before is not None:
                 hooks.append(module.register_forward_pre_hook(before, with_kwargs=True))
             if after is not None:
-                hooks.append(module.register_forward_hook(after, with_kwargs=True))
+                hooks.append(module.register_forward_hook(after, with_kwargs=True, prepend=True))
         yield
     finally:
         for hook in hooks:

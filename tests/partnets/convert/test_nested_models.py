@@ -930,3 +930,52 @@ def test_a_model_without_memory_is_refused():
         model = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 3))
     with pytest.raises(ValueError, match="the model is on the meta device"):
         partnets.partition(model, PROPORTIONS, scheme="nested", example=torch.randn(4, 5))
+
+
+@pytest.mark.parametrize("scheme", ["nested", "weight"])
+def test_merged_layers_know_nothing_of_partitions(scheme):
+    """Else they would go on with it where they are partitioned again."""
+    model, x = MODELS["residual"][0](), images()
+    before = {path: {*vars(module)} for path, module in model.named_modules()}
+    partnets.partition(model, PROPORTIONS, scheme=scheme, **({"example": x} if scheme == "nested" else {}))
+    for merged in (partnets.merge(model), partnets.finalize(model, "finetune")):
+        assert {path: {*vars(module)} for path, module in merged.named_modules()} == before
+        again = partnets.partition(merged, PROPORTIONS, defaults="stored")
+        with partnets.subnetwork(again, 3):
+            assert again(x).isfinite().all()
+
+
+@pytest.mark.parametrize("code", [lambda y: y - y.mean(-1, keepdim=True), lambda y: y.flip(-1)])
+def test_hooks_on_layers_are_a_part_of_the_model(code):
+    class Of(nn.Module):
+        def forward(self, x):
+            return code(x)
+
+    def network(hook):
+        torch.manual_seed(0)
+        layers = [
+            nn.Linear(7, 32),
+            nn.Identity() if hook else Of(),
+            nn.Tanh(),
+            nn.Linear(32, 24),
+            nn.Tanh(),
+            nn.Linear(24, 3),
+        ]
+        if hook:
+            layers[0].register_forward_hook(lambda layer, inputs, y: code(y))
+        return partnets.partition(nn.Sequential(*layers), (0.5, 0.25, 0.25), scheme="nested", example=torch.randn(6, 7))
+
+    hooked, written = network(True), network(False)
+    x = torch.randn(6, 7)
+    for k in (1, 2, 3):
+        with partnets.subnetwork(hooked, k), partnets.subnetwork(written, k):
+            torch.testing.assert_close(hooked(x), written(x))
+    assert [hooked[i].is_narrow for i in (0, 3)] == [written[i].is_narrow for i in (0, 3)]
+
+
+@pytest.mark.filterwarnings("ignore")  # what tracing says of sizes that it takes for constants
+def test_a_merged_norm_of_an_uneven_group_is_traced():
+    model, x = nn.Sequential(nn.Conv2d(3, 24, 3), nn.GroupNorm(4, 24), nn.ReLU(), nn.Conv2d(24, 3, 3)), images()
+    partnets.partition(model, (0.5, 0.25, 0.25), scheme="nested", example=x)
+    merged = partnets.merge(model, active=2)
+    torch.testing.assert_close(torch.jit.trace(merged, x)(x[:2]), merged(x[:2]))

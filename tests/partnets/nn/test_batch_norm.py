@@ -1,5 +1,7 @@
 """Batch norm's statistics: of each subnetwork its own, from the batches that it learns from and from no others."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -82,3 +84,23 @@ def test_norms_that_partition_left_out_learn_from_no_chunk():
         model(10 + torch.randn(5, 4))
     assert not model[0].running_mean.any() and model[0].num_batches_tracked == 0 and model[0].training
     assert model[2].num_batches_tracked.tolist() == [0, 1, 0]
+
+
+def test_statistics_of_averaged_weights_are_stale():
+    """Which are changed in place, without a batch."""
+    x = torch.randn(80, 4)
+    chunks = partnets.chunk((x, (x[:, 0] > 0).long()), (0.6, 0.4))
+    model = partnets.partition(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)), (0.6, 0.4))
+    trainer = partnets.Trainer(model, chunks, optimizer=partnets.optim.Adam(model, lr=0.1), batch_size=16)
+    trainer.fit(4)
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    for _ in range(3):
+        trainer.fit(4)
+        averaged.update_parameters(model)
+    with pytest.warns(UserWarning, match="older than the weights"):
+        partnets.merge(averaged.module)
+    before = averaged.module[1].running_mean.clone()
+    partnets.estimate_statistics(averaged.module, chunks)
+    assert not torch.equal(before, averaged.module[1].running_mean)
+    partnets.merge(averaged.module)
+    partnets.merge(copy.deepcopy(averaged.module).to(torch.bfloat16))

@@ -352,3 +352,16 @@ def test_what_data_draw_during_lml_is_the_same_each_time(seed):
 def test_accuracy_of_one_logit_is_refused():
     with pytest.raises(ValueError, match=r"the output is \[4, 1\], of one class; accuracy takes a logit for each"):
         partnets.accuracy(nn.Linear(6, 1), (torch.randn(4, 6), torch.ones(4, 1)))
+
+
+def test_chunks_that_do_not_fit_are_not_taken_for_those_of_a_loop_of_ones_own():
+    model = partnets.partition(nn.Linear(4, 2), (0.5, 0.5))
+    x, y = torch.randn(20, 4), torch.randint(2, (20,))
+    optimizer = partnets.optim.SGD(model)
+    partnets.step_weights(model, optimizer, 1, (x, y), lambda batch: F.cross_entropy(model(batch[0]), batch[1]))
+    right, wrong = partnets.chunk((x, y), (0.5, 0.5)), partnets.chunk((torch.randn(20, 7), y), (0.5, 0.5))
+    with pytest.raises(ValueError, match=r"this weight takes \[\.\.\., 4\]"):
+        partnets.lml(model, wrong)
+    assert partnets.lml(model, right) < 0
+    with pytest.raises(ValueError, match="other chunks"):
+        partnets.lml(model, wrong)
