@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 # The number of blocks, and of what kind one of the names is in the end.
 PAGES = {
     "README.md": (2, "history", "History"),
-    "docs/hyperparameters.md": (3, "noise", "Noise"),
+    "docs/hyperparameters.md": (4, "noise", "Noise"),
     "docs/kernels.md": (2, "nested", "NestedPartition"),
     "docs/nested.md": (1, "small", "Sequential"),
     "docs/tutorial.md": (9, "deployed", "GraphModule"),

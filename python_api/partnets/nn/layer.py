@@ -33,6 +33,8 @@ SCHEMES = ("weight", "node", "nested")
 
 # What a state_dict calls the fingerprint of the chunks.
 LEARNED_FROM = "learned_from"
+# And what it has learned from before its first step; UNKNOWN is an empty text.
+NOTHING = "nothing"
 PARTITION_OF = "_partition"
 
 
@@ -569,7 +571,7 @@ class PartitionedLayer(Partitioned):
             for name, partition in self.partitions.items():
                 destination[prefix + self.partition_key(name)] = partition_format.to_plain(partition)
             # There before it has learned as well: torch.distributed.checkpoint loads what a new model has a place for.
-            destination[prefix + LEARNED_FROM] = self.learned_from or ""
+            destination[prefix + LEARNED_FROM] = NOTHING if self.learned_from is None else self.learned_from
 
     @staticmethod
     def partition_key(weight: str) -> str:
@@ -613,4 +615,5 @@ class PartitionedLayer(Partitioned):
             copied = partition.map_tensors(lambda tensor, to=weight.device: tensor.to(to, copy=True))
             self.partitions[name] = copied.to(dtype=weight.dtype)
         if any(prefix + name in state_dict for name in self._parameters):
-            self.learned_from = state_dict.get(prefix + LEARNED_FROM) or None
+            found = state_dict.get(prefix + LEARNED_FROM, NOTHING)
+            self.learned_from = None if found == NOTHING else found

@@ -90,6 +90,12 @@ class PerPartition(PartitionedOptimizer):
                 whole[name] = torch.zeros(self.count, dtype=torch.float64)
         for k, state in self.state.get(parameter, {}).items():
             whole["stepped"][k - 1] = 1
+            if {"stepped", *state} != whole.keys():
+                raise ValueError(
+                    f"{self.optimizer.__name__} keeps {', '.join(state) or 'nothing'} of partition {k}, and other things"
+                    " after its first step; torch.distributed.checkpoint needs the same from the first on. Save it by"
+                    " Trainer.save or torch.save."
+                )
             for name, value in state.items():
                 if _has_entries(value):
                     view, partition = self._local(parameter, whole[name], k)

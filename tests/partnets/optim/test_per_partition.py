@@ -11,7 +11,7 @@ from torch.optim import lr_scheduler
 
 import partkernels
 import partnets
-from partnets import baselines, hyper, optim
+from partnets import baselines, distributed, hyper, optim
 
 PROPORTIONS = (0.6, 0.3, 0.1)
 DECAYS = (0.1, 0.02, 0.003)
@@ -415,3 +415,28 @@ def test_a_checkpoint_of_another_optimiser_raises(tmp_path):
     other.optimizer = optim.PerPartition(torch.optim.Adagrad, other.model)
     with pytest.raises(ValueError, match=r"optimizer 'PerPartition\(RMSprop\)'.*'PerPartition\(Adagrad\)'"):
         other.load(tmp_path / "checkpoint.pt")
+
+
+class Late(torch.optim.SGD):
+    """Keeps something from its second step on."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["steps"] = state.get("steps", 0) + 1
+                if state["steps"] > 1:
+                    state["slow"] = parameter.clone()
+
+
+def test_a_state_that_grows_is_refused_by_distributed_checkpoints():
+    model = partnets.Linear(4, 3, proportions=(0.5, 0.5))
+    optimizer = optim.PerPartition(Late, model, lr=0.1)
+    for _ in range(2):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step(update=1)
+    with pytest.raises(ValueError, match=r"Late keeps steps, slow of partition 1.* Save it by Trainer\.save"):
+        distributed.OptimizerState(model, optimizer).state_dict()

@@ -365,3 +365,22 @@ def test_chunks_that_do_not_fit_are_not_taken_for_those_of_a_loop_of_ones_own():
     assert partnets.lml(model, right) < 0
     with pytest.raises(ValueError, match="other chunks"):
         partnets.lml(model, wrong)
+
+
+def test_a_state_dict_tells_nothing_learned_from_learned_from_unknown_chunks():
+    def fresh():
+        return partnets.partition(nn.Linear(4, 2), (0.5, 0.5))
+
+    model, x, y = fresh(), torch.randn(20, 4), torch.randint(2, (20,))
+    untrained = fresh()
+    untrained.load_state_dict(model.state_dict())
+    assert untrained.learned_from is None
+    optimizer = partnets.optim.SGD(model)
+    partnets.step_weights(model, optimizer, 1, (x, y), lambda batch: F.cross_entropy(model(batch[0]), batch[1]))
+    loaded = fresh()
+    loaded.load_state_dict(model.state_dict())
+    assert loaded.learned_from == model.learned_from == ""
+    first, second = (partnets.chunk((x, y), (0.5, 0.5), seed=seed) for seed in (0, 1))
+    partnets.lml(loaded, first)
+    with pytest.raises(ValueError, match="other chunks"):
+        partnets.lml(loaded, second)

@@ -1,0 +1,184 @@
+"""What steps of ψ that look ahead take, over direct ones: time, and memory beside a training step of the dense model.
+
+python -m partbench.lookahead
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import median
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+import partnets
+from partbench.figures import markdown
+from partbench.measuring.clock import WallClock
+from partbench.measuring.estimates import passes
+from partbench.measuring.timing import Batch, Plan, Run, Workload, measure
+from partbench.peers.layer import CPU, THREE
+from partbench.peers.models import NAMED
+from partbench.results import Record
+from partnets import hyper, optim
+
+MODELS = {"mnist-cnn": 128, "resnet-8": 64, "mlp": 256, "vit-tiny": 32}
+SCHEMES = ("weight", "nested")
+# Where ψ acts: on the loss of training, on a term that is added to it, and on the inputs.
+KINDS = ("smoothing", "decay", "inputs")
+# Direct steps are of the inputs, as of an augmentation: there is no other direct ψ that takes a whole backward pass.
+PEERS = ("dense step", "step of w", "direct", "exact", "differences", "3 steps", "implicit")
+BY = {
+    "exact": partnets.Lookahead(),
+    "differences": partnets.Lookahead(exact=False),
+    "3 steps": partnets.Lookahead(3),
+    "implicit": partnets.Implicit("neumann", terms=5, alpha=1e-3),
+}
+PLAN = Plan(passes=3, rounds=3, sample=5e-2, seconds=3.0)
+
+
+class Noise(hyper.Hyperparameter):
+    """What an augmentation is to the rest of a network: something in front of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.strength = hyper.Learned(0.1, hyper.positive)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.strength() * torch.randn_like(x)
+
+
+@dataclass
+class Training:
+    """A partitioned model with ψ, its dense twin, their optimisers, and batches."""
+
+    model: nn.Module
+    dense: nn.Module
+    optimizer: optim.PartitionedOptimizer
+    of_dense: torch.optim.Optimizer
+    of_psi: torch.optim.Optimizer
+    batch: tuple[Tensor, Tensor]
+    unseen: tuple[Tensor, Tensor]
+    loss: Callable
+
+    @classmethod
+    def made(cls, name: str, scheme: str, kind: str, seed: int) -> Training:
+        found, size = NAMED[name], MODELS[name]
+        torch.manual_seed(seed)
+        network, dense = found.make(), found.make()
+        x, y = torch.randn(2, size, *found.input), torch.randint(found.classes, (2, size))
+        psi = {"smoothing": lambda: hyper.LabelSmoothing(0.1), "decay": lambda: hyper.WeightDecay(network, 1e-3)}
+        noise, last = Noise(), psi.get(kind, lambda: hyper.InTraining(Noise()))()
+        parts = (noise, last, network) if kind == "inputs" else (noise, network, last)
+        model = nn.Sequential(*parts)
+        example = {"example": x[0][:2]} if scheme == "nested" else {}
+        partnets.partition(model, THREE.proportions, scheme=scheme, **example)
+        learning = noise if kind == "direct" else last
+        loss = last if kind == "smoothing" else F.cross_entropy
+        training = cls(
+            model, dense, optim.Adam(model), torch.optim.Adam(dense.parameters()), torch.optim.Adam(learning.parameters()),
+            (x[0], y[0]), (x[1], y[1]), loss,
+        )  # fmt: skip
+        training.step()
+        training.step_dense()
+        return training
+
+    def _loss(self, loss: Callable, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return loss(self.model(batch[0]), batch[1]).mean()
+
+    def step(self) -> None:
+        partnets.step_weights(self.model, self.optimizer, 1, self.batch, partial(self._loss, self.loss))
+
+    def step_dense(self) -> None:
+        self.of_dense.zero_grad()
+        F.cross_entropy(self.dense(self.batch[0]), self.batch[1]).backward()
+        self.of_dense.step()
+
+    def step_direct(self) -> None:
+        judge = partial(self._loss, F.cross_entropy)
+        partnets.step_hyper(self.model, self.of_psi, {2: self.unseen}, judge)
+
+    def step_ahead(self, by: partnets.Lookahead | partnets.Implicit) -> None:
+        learn, judge = partial(self._loss, self.loss), partial(self._loss, F.cross_entropy)
+        batches = {2: (self.unseen, [self.batch] * by.steps)}
+        partnets.step_lookahead(self.model, self.optimizer, self.of_psi, batches, learn, judge, by=by)
+
+    def call(self, peer: str) -> Callable[[], None]:
+        plain = {"dense step": self.step_dense, "step of w": self.step, "direct": self.step_direct}
+        return plain[peer] if peer in plain else partial(self.step_ahead, BY[peer])
+
+
+def workload(name: str, scheme: str, kind: str) -> Workload:
+    def run(peer: str, training: Training) -> Run:
+        own = Training.made(name, scheme, "direct", 0) if peer == "direct" else training
+        return Run(own.call(peer), lambda: None)
+
+    case = {"model": NAMED[name].name, "batch": str(MODELS[name]), "scheme": scheme, "ψ": kind}
+    return Workload(
+        "lookahead", case, partial(Training.made, name, scheme, kind), {p: partial(run, p) for p in PEERS}, {}
+    )
+
+
+def peak(call: Callable[[], None]) -> int:
+    """The most bytes that a call has allocated at once, beyond what was there before."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it would print when it starts and stops
+    call()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        call()
+    live = most = 0
+    for event in sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            most = max(most, live)
+    return most
+
+
+def memory(name: str, scheme: str, kind: str) -> dict[str, float]:
+    """Of each peer its peak over that of the dense step, both with weights, and moments of the optimiser."""
+    training = Training.made(name, scheme, kind, 0)
+    direct = Training.made(name, scheme, "direct", 0)
+    found = {}
+    for peer in PEERS:
+        own = direct if peer == "direct" else training
+        weights = sum(p.nbytes for p in (own.dense if peer == "dense step" else own.model).parameters())
+        found[peer] = 3 * weights + peak(own.call(peer))
+    return {peer: bytes / found["dense step"] for peer, bytes in found.items()}
+
+
+def table(records: Sequence[Record]) -> str:
+    """Markdown: a row for each case; medians of passes over those of the direct step."""
+    rows: dict[tuple, dict[str, float]] = {}
+    for record in records:
+        if record.problem:
+            raise RuntimeError(f"{record.label}: {record.refused or record.missing}")
+        rows.setdefault(tuple(record.case.values()), {})[record.peer] = median(passes(record.samples))
+    cells = [
+        [*case, *(f"{times[peer] / times['direct']:.2f}" for peer in PEERS), f"{1e3 * times['direct']:.1f}"]
+        for case, times in rows.items()
+    ]
+    return markdown(("model", "batch", "scheme", "ψ", *PEERS, "direct, ms"), cells)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m partbench.lookahead", description=__doc__.partition("\n")[0])
+    parser.add_argument("--passes", type=int, default=PLAN.passes, help="over all cases")
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    cases = [(name, scheme, kind) for name in given.models.split(",") for scheme in SCHEMES for kind in KINDS]
+    plan = replace(PLAN, passes=given.passes)
+    print("Time over that of a direct step:\n")
+    print(table(measure([Batch([workload(*case) for case in cases], WallClock(CPU, plan.sample), plan)])))
+    print("\nPeak memory over that of a training step of the dense model, by PyTorch's allocator:\n")
+    rows = [[NAMED[case[0]].name, *case[1:], *(f"{x:.2f}" for x in memory(*case).values())] for case in cases]
+    print(markdown(("model", "scheme", "ψ", *PEERS), rows))
+
+
+if __name__ == "__main__":
+    main()
