@@ -80,10 +80,8 @@ class Training:
         partnets.partition(model, THREE.proportions, scheme=scheme, **example)
         learning = noise if kind == "direct" else last
         loss = last if kind == "smoothing" else F.cross_entropy
-        training = cls(
-            model, dense, optim.Adam(model), torch.optim.Adam(dense.parameters()), torch.optim.Adam(learning.parameters()),
-            (x[0], y[0]), (x[1], y[1]), loss,
-        )  # fmt: skip
+        optimizers = (torch.optim.Adam(each.parameters()) for each in (dense, learning))
+        training = cls(model, dense, optim.Adam(model), *optimizers, (x[0], y[0]), (x[1], y[1]), loss)
         training.step()
         training.step_dense()
         return training

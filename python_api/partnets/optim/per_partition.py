@@ -92,9 +92,9 @@ class PerPartition(PartitionedOptimizer):
             whole["stepped"][k - 1] = 1
             if {"stepped", *state} != whole.keys():
                 raise ValueError(
-                    f"{self.optimizer.__name__} keeps {', '.join(state) or 'nothing'} of partition {k}, and other things"
-                    " after its first step; torch.distributed.checkpoint needs the same from the first on. Save it by"
-                    " Trainer.save or torch.save."
+                    f"{self.optimizer.__name__} keeps {', '.join(state) or 'nothing'} of partition {k}, and other"
+                    " things after its first step; torch.distributed.checkpoint needs the same from the first on. Save"
+                    " it by Trainer.save or torch.save."
                 )
             for name, value in state.items():
                 if _has_entries(value):

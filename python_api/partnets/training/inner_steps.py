@@ -30,6 +30,8 @@ Whole = list[Tensor]
 Packed = list[Tensor]
 # How far finite differences move the weights: a Euclidean norm, by the size of their dtype in bytes.
 MOVES = {8: 1e-4, 4: 1e-2, 2: 1e-1}
+# What torch's clipping adds to a norm.
+CLIPPED = 1e-6
 
 
 class Taken(NamedTuple):
@@ -37,21 +39,18 @@ class Taken(NamedTuple):
 
     Attributes:
         weights: before it.
-        gradients: of the training loss, with their graph if it is kept; None where it reaches nothing.
+        gradients: of the training loss, with the graph that is kept; None for finite differences.
+        slopes: the owned entries of the gradients; None where the loss reaches nothing.
         batch, noise: of which they are, and the random states before them.
-        entries, slopes, states: leaves: the owned entries, their gradients, and the optimiser's states of them.
-        after, states_after: what the step makes of them.
+        states: the optimiser's, of the owned entries before the step; None for its present ones.
     """
 
     weights: Whole
-    gradients: list[Tensor | None]
+    gradients: list[Tensor | None] | None
+    slopes: list[Tensor | None]
     batch: Any
     noise: dict
-    entries: Packed
-    slopes: Packed
-    states: list[dict]
-    after: Packed
-    states_after: list[dict]
+    states: list[dict] | None
 
 
 @contextmanager
@@ -81,6 +80,7 @@ class InnerSteps:
         loss: loss(batch), computed by the model; penalties are added to it.
         psi: the parameters of which the steps are a function.
         exact: whether second derivatives are those of graphs that are kept, or finite differences.
+        clip: the gradient of w_k is scaled down to this norm where it is longer; None leaves it.
 
     Raises:
         ValueError: parameters are sharded.
@@ -94,9 +94,10 @@ class InnerSteps:
         loss: Compute,
         psi: Iterable[nn.Parameter],
         exact: bool = True,
+        clip: float | None = None,
     ) -> None:
         self.model, self.optimizer, self.k, self.loss = model, optimizer, k, loss
-        self.psi, self.exact = list(psi), exact
+        self.psi, self.exact, self.clip = list(psi), exact, clip
         self.groups = {
             parameter: group
             for group in optimizer.param_groups
@@ -113,26 +114,49 @@ class InnerSteps:
         self.states: list[dict] | None = None
         self.taken: list[Taken] = []
 
-    def step(self, batch: Any) -> None:
-        """A step of w_k."""
-        noise, first = get_state(device_of(self.model)), self.states is None
+    def step(self, batch: Any, is_last: bool = False) -> None:
+        """A step of w_k; after the last one the optimiser's states are not kept."""
+        noise = get_state(device_of(self.model))
         gradients = self._gradients(batch, self.weights, self.weights, graph=self.exact)
-        pairs = zip(gradients, self.parameters, strict=True)
-        whole = [torch.zeros_like(parameter) if grad is None else grad for grad, parameter in pairs]
-        entries, slopes = ([one.clone().requires_grad_() for one in self.take(each)] for each in (self.weights, whole))
-        states, after, states_after = self.states or [{} for _ in entries], [], []
-        for i, (parameter, group) in enumerate(self.groups.items()):
-            optimizer, settings, state = self.optimizer.as_torchs(parameter, group, self.k)
-            states[i] = state if first else {name: _leaf(value) for name, value in states[i].items()}
-            rate = self.optimizer.rate_to_follow(parameter, group)
-            if gradients[i] is None:  # a step leaves it out
-                after.append(entries[i] * 1), states_after.append(states[i])
-                continue
-            found = followed(optimizer, settings, states[i], entries[i], slopes[i], rate)
-            after.append(found[0]), states_after.append(found[1])
-        self.taken.append(Taken(self.weights, gradients, batch, noise, entries, slopes, states, after, states_after))
-        self.weights = [weight.requires_grad_() for weight in self._put(self.weights, after)]
-        self.states = [dict(state) for state in states_after]
+        slopes = [None if grad is None else self._take_one(i, grad) for i, grad in enumerate(gradients)]
+        kept = gradients if self.exact else None
+        self.taken.append(one := Taken(self.weights, kept, slopes, batch, noise, self.states))
+        del gradients
+        factor, states = self._factor(slopes), []
+        weights = [weight.detach().clone() for weight in self.weights]
+        for i, slope in enumerate(slopes):
+            entries = self._take_one(i, self.weights[i])
+            with torch.no_grad():
+                entries, state = self._stepped(i, entries, None if slope is None else factor * slope, one)
+            self._put_one(i, weights[i], entries)
+            states.append({} if is_last else state)
+        self.weights, self.states = [weight.requires_grad_() for weight in weights], states
+
+    def _stepped(
+        self, i: int, entries: Tensor, slope: Tensor | None, one: Taken, state: dict | None = None
+    ) -> tuple[Tensor, dict]:
+        """What a step makes of a parameter's entries and their state."""
+        parameter = self.parameters[i]
+        optimizer, settings, present = self.optimizer.as_torchs(parameter, self.groups[parameter], self.k)
+        if state is None:
+            state = present if one.states is None else one.states[i]
+        if slope is None:  # it leaves them out
+            return entries * 1, state
+        rate = self.optimizer.rate_to_follow(parameter, self.groups[parameter])
+        return followed(optimizer, settings, state, entries, slope, rate)
+
+    def _factor(self, slopes: list[Tensor | None]) -> float:
+        """By how much clipping shortens the gradient, as torch.nn.utils.clip_grad_norm_ does."""
+        return 1.0 if self.clip is None else min(1.0, self.clip / (_norm(slopes) + CLIPPED))
+
+    def _unclipped(self, slopes: list[Tensor | None], by_slopes: list[Tensor | None]) -> list[Tensor | None]:
+        """From derivatives by the clipped gradient those by the gradient."""
+        if (factor := self._factor(slopes)) == 1:
+            return by_slopes
+        norm, pairs = _norm(slopes), list(zip(slopes, by_slopes, strict=True))
+        along = sum((slope.double() @ by.double()).item() for slope, by in pairs if by is not None)
+        turned = along / (norm * (norm + CLIPPED))
+        return [None if by is None else factor * (by - turned * slope) for slope, by in pairs]
 
     def judged(
         self, batch: Any, loss: Compute, psi: Sequence[nn.Parameter], training_only: Iterable[nn.Module]
@@ -150,22 +174,28 @@ class InnerSteps:
         """From a loss's gradient by w_k after the steps, its gradient by ψ through them; they are forgotten."""
         total: list[Tensor | None] = [None] * len(self.psi)
         by_states: list[dict] = [{} for _ in self.parameters]
+        self.weights = []
         while self.taken:
-            one = self.taken.pop()
-            outputs, given = list(one.after), list(by_weights)
-            for after, by in zip(one.states_after, by_states, strict=True):
-                outputs += [after[name] for name in by]
-                given += by.values()
-            names = [[name for name, value in state.items() if _requires_grad(value)] for state in one.states]
-            leaves = [state[name] for state, own in zip(one.states, names, strict=True) for name in own]
-            wanted = [*one.entries, *one.slopes, *leaves, *self.psi]
-            found = iter(torch.autograd.grad(outputs, wanted, given, allow_unused=True))
-            by_entries = [next(found) for _ in one.entries]
-            by_slopes = [torch.zeros_like(slope) if (by := next(found)) is None else by for slope in one.slopes]
-            by_states = [{name: by for name in own if (by := next(found)) is not None} for own in names]
-            mixed, through = self._second(one, by_slopes, further=bool(self.taken))
+            one, by_entries, by_slopes = self.taken.pop(), [], []
+            factor = self._factor(one.slopes)
+            for i, slope in enumerate(one.slopes):
+                entries = self._take_one(i, one.weights[i]).clone().requires_grad_()
+                slope = None if slope is None else (factor * slope).requires_grad_()
+                state = None if one.states is None else {name: _leaf(value) for name, value in one.states[i].items()}
+                after, state_after = self._stepped(i, entries, slope, one, state)
+                moments = {name: value for name, value in (state or {}).items() if _requires_grad(value)}
+                outputs = [after, *(state_after[name] for name in by_states[i])]
+                wanted = [entries, *([] if slope is None else [slope]), *moments.values(), *self.psi]
+                given = [by_weights[i], *by_states[i].values()]
+                found = iter(torch.autograd.grad(outputs, wanted, given, allow_unused=True))
+                by_entries.append(next(found))
+                by_slopes.append(None if slope is None else next(found))
+                by_states[i] = {name: by for name in moments if (by := next(found)) is not None}
+                total = _added(total, [*found])
+            further = bool(self.taken)
+            mixed, through = self._second(one, self._unclipped(one.slopes, by_slopes), further)
             by_weights = [by if more is None else by + more for by, more in zip(by_entries, through, strict=True)]
-            total = _added(_added(total, [*found]), mixed)
+            total = _added(total, mixed)
         return total
 
     def solved(self, batch: Any, by_weights: Packed, solve: Callable, damping: float) -> list[Tensor | None]:
@@ -189,31 +219,28 @@ class InnerSteps:
         found = _products(gradients, self.psi, self._spread(solution.split(lengths)))
         return [None if by is None else -by for by in found]
 
-    def _second(self, one: Taken, by_slopes: Packed, further: bool) -> tuple[list, list]:
+    def _second(self, one: Taken, by_slopes: list[Tensor | None], further: bool) -> tuple[list, list]:
         """What by_slopes times the gradient of the training loss has as derivatives by ψ and, if further, by w_k."""
         weights = one.weights if further else []
-        direction = self._spread(by_slopes)
         if self.exact:
-            found = _products(one.gradients, [*self.psi, *weights], direction)
+            found = _products(one.gradients, [*self.psi, *weights], self._spread(by_slopes))
         else:
-            found = self._difference(one, direction, weights)
+            found = self._difference(one, by_slopes, weights)
         by_psi, by_weights = found[: len(self.psi)], found[len(self.psi) :]
         return by_psi, [None if by is None else self._take_one(i, by) for i, by in enumerate(by_weights)] or [
             None for _ in self.parameters
         ]
 
-    def _difference(self, one: Taken, direction: Whole, wanted: Whole) -> list[Tensor | None]:
+    def _difference(self, one: Taken, by_slopes: list[Tensor | None], wanted: Whole) -> list[Tensor | None]:
         """The same by two gradients of the training loss, with the noise of its first (Liu et al. 2019)."""
-        length = torch.stack([each.double().norm() for each in direction]).norm().item()
-        if not length:
+        if not (length := _norm(by_slopes)):
             return [None] * (len(self.psi) + len(wanted))
-        move = min(MOVES[each.itemsize] for each in direction) / length
+        move = min(MOVES[each.itemsize] for each in one.weights) / length
         found = []
         for sign in (1, -1):
-            moved = [
-                weight.detach().add(each, alpha=sign * move).requires_grad_(bool(wanted))
-                for weight, each in zip(one.weights, direction, strict=True)
-            ]
+            moved = self._moved(one.weights, by_slopes, sign * move)
+            for weight in moved:
+                weight.requires_grad_(bool(wanted))
             with preserved(device := device_of(self.model)):
                 set_state(one.noise, device)
                 found.append(self._gradients(one.batch, moved, [*self.psi, *(moved if wanted else [])]))
@@ -221,6 +248,14 @@ class InnerSteps:
             None if plus is None or minus is None else (plus - minus) / (2 * move)
             for plus, minus in zip(*found, strict=True)
         ]
+
+    def _moved(self, weights: Whole, by: Sequence[Tensor | None], length: float) -> Whole:
+        """Copies of weights whose entries of w_k are moved in a direction."""
+        moved = [weight.detach().clone() for weight in weights]
+        for i, direction in enumerate(by):
+            if direction is not None:
+                self._put_one(i, moved[i], self._take_one(i, moved[i]).add(direction, alpha=length))
+        return moved
 
     def _gradients(self, batch: Any, weights: Whole, wanted: Sequence[Tensor], graph: bool = False) -> list:
         """Of the training loss of subnetwork k with these weights."""
@@ -248,17 +283,23 @@ class InnerSteps:
         (view,), partition = self.optimizer.entries_of(self.parameters[i], tensor.detach(), self.k)
         return take(view, partition, self.k)
 
-    def _put(self, tensors: Whole, entries: Packed) -> Whole:
-        """Copies of tensors with these entries of w_k."""
-        found = [tensor.detach().clone() for tensor in tensors]
-        for parameter, tensor, values in zip(self.parameters, found, entries, strict=True):
-            (view,), partition = self.optimizer.entries_of(parameter, tensor, self.k)
-            put(view, partition, self.k, values.detach())
+    def _put_one(self, i: int, tensor: Tensor, entries: Tensor) -> None:
+        (view,), partition = self.optimizer.entries_of(self.parameters[i], tensor, self.k)
+        put(view, partition, self.k, entries)
+
+    def _spread(self, entries: Sequence[Tensor | None]) -> Whole:
+        """Entries of w_k among zeros; zeros alone for None."""
+        found = [torch.zeros_like(parameter) for parameter in self.parameters]
+        for i, values in enumerate(entries):
+            if values is not None:
+                self._put_one(i, found[i], values.detach())
         return found
 
-    def _spread(self, entries: Packed) -> Whole:
-        """Entries of w_k among zeros."""
-        return self._put([torch.zeros_like(parameter) for parameter in self.parameters], entries)
+
+def _norm(tensors: Iterable[Tensor | None]) -> float:
+    """The Euclidean norm of all of them."""
+    norms = [tensor.double().norm() for tensor in tensors if tensor is not None]
+    return torch.stack(norms).norm().item() if norms else 0.0
 
 
 def _products(outputs: list[Tensor | None], wanted: list[Tensor], given: Whole) -> list[Tensor | None]:

@@ -15,7 +15,7 @@ from partnets.nn.batch_norm import outdate_statistics
 from partnets.optim.base import PartitionedOptimizer, check_partitioned
 from partnets.training.inner_steps import InnerSteps, leaving_nothing
 from partnets.training.start import check_finite
-from partnets.training.step import check_k, check_reached, parameters_of, step_hyper
+from partnets.training.step import check_clip, check_k, check_reached, parameters_of, step_hyper
 from partnets.utils.checks import check_at_least
 from partnets.utils.solvers import conjugate_gradients, neumann
 
@@ -50,8 +50,8 @@ class Lookahead:
         check_at_least(1, steps=self.steps)
 
     def gradients(self, inner: InnerSteps, batches: Sequence[Any], judged: Callable) -> tuple[Tensor, list, list]:
-        for batch in batches:
-            inner.step(batch)
+        for number, batch in enumerate(batches, 1):
+            inner.step(batch, is_last=number == len(batches))
         value, by_weights, direct = judged()
         return value, inner.back(by_weights), direct
 
@@ -162,6 +162,7 @@ def step_lookahead(
     *,
     by: str | Technique | Mapping[Hyperparameter, str | Technique] | None = None,
     weights: Mapping[int, float] | None = None,
+    clip: float | None = None,
 ) -> Tensor:
     """One step of ψ that acts on training alone, or on both, on chunks that the subnetworks have not seen.
 
@@ -179,6 +180,7 @@ def step_lookahead(
         by: 'direct', 'lookahead', 'implicit', or one of the classes, for all of ψ; or for each module of which a
             parameter is in hyper_optimizer. As the modules' classes say if None.
         weights: of each chunk's loss, by its number; alike, with a sum of 1, if None.
+        clip: as of partnets.step_weights: the steps ahead are clipped as well.
 
     Returns:
         The sum of the weighted losses, detached.
@@ -209,6 +211,7 @@ def step_lookahead(
     """
     check_partitioned(optimizer)
     check_k(model, *batches, least=2)
+    check_clip(clip)
     weights = dict.fromkeys(batches, 1 / len(batches)) if weights is None else weights
     if weights.keys() != batches.keys() or not batches:
         raise ValueError(f"weights are of the chunks {[*weights]} and batches of {[*batches]}; pass one for each.")
@@ -219,7 +222,7 @@ def step_lookahead(
     hyper_optimizer.zero_grad()
     values = []
     for k, (unseen, seen) in batches.items():
-        value, found = _gradients(model, optimizer, k - 1, unseen, seen, loss, hyper_loss, chosen, learning)
+        value, found = _gradients(model, optimizer, k - 1, unseen, seen, loss, hyper_loss, chosen, learning, clip)
         values.append(weights[k] * value)
         for parameter, gradient in found.items():
             gradient = weights[k] * gradient
@@ -240,6 +243,7 @@ def _gradients(
     hyper_loss: Callable[[Any], Tensor],
     chosen: Mapping[Hyperparameter, Technique | None],
     learning: Sequence[nn.Parameter],
+    clip: float | None,
 ) -> tuple[Tensor, dict[nn.Parameter, Tensor]]:
     """The loss of subnetwork k on a batch of D_k+1, after steps if any look ahead, and its gradients by ψ."""
     training_only = [module for module, one in chosen.items() if one is not None]
@@ -252,7 +256,7 @@ def _gradients(
         for one, psi in own.items():
             if len(seen) < one.steps:
                 raise ValueError(f"there are {len(seen)} batches of D_1:{k}, and {one.steps} steps to look ahead.")
-            inner = InnerSteps(model, optimizer, k, loss, psi, one.exact)
+            inner = InnerSteps(model, optimizer, k, loss, psi, one.exact, clip)
             wanted = [*psi, *direct]
             judged = functools.partial(inner.judged, unseen, hyper_loss, wanted, training_only)
             value, through, of_forward = one.gradients(inner, seen[: one.steps], judged)

@@ -333,7 +333,9 @@ class Trainer(TrainingState):
             batches = _Drawn(weights, lambda j: (self._draw(j), [self._draw_seen(j) for _ in range(self._inner_steps)]))
             by = {module: self.hyper_gradient[path] for path, module in self.hyper.items()}
             optimizers = self.optimizer, self.hyper_optimizer
-            found = step_lookahead(self.model, *optimizers, batches, learn, judge, by=by, weights=weights)
+            found = step_lookahead(
+                self.model, *optimizers, batches, learn, judge, by=by, weights=weights, clip=self.clip
+            )
         if self.hyper_scheduler is not None:
             self.hyper_scheduler.step()
         return k, found.item()

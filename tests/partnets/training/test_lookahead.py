@@ -91,24 +91,24 @@ def tuned(network, scheme, optimizer, steps=2):
     return model, own, batches
 
 
-def judged_after(model, optimizer, batches, k):
+def judged_after(model, optimizer, batches, k, clip=None):
     """The loss on the last batch after real steps of w_k on the others, with the same noise."""
     model, optimizer = copy.deepcopy((model, optimizer))
     torch.manual_seed(7)
     for batch in batches[:-1]:
-        partnets.step_weights(model, optimizer, k, batch, model.learn)
+        partnets.step_weights(model, optimizer, k, batch, model.learn, clip=clip)
     model.smoothing.eval()
     model.decay.eval()
     with partnets.subnetwork(model, k, k), torch.no_grad():
         return model.judge(batches[-1]).item()
 
 
-def ahead(model, optimizer, batches, k, exact, psi=None):
+def ahead(model, optimizer, batches, k, exact, psi=None, clip=None):
     """The loss and its gradient by ψ, through steps of w_k and through the forward pass."""
     psi = model.psi() if psi is None else psi
     torch.manual_seed(7)
     with leaving_nothing(model):
-        inner = InnerSteps(model, optimizer, k, model.learn, psi, exact)
+        inner = InnerSteps(model, optimizer, k, model.learn, psi, exact, clip)
         for batch in batches[:-1]:
             inner.step(batch)
         value, by_weights, direct = inner.judged(batches[-1], model.judge, psi, [model.smoothing, model.decay])
@@ -141,21 +141,22 @@ def same(one, other):
     steps=[1, 3],
     exact=[True, False],
     k=[1, 2],
+    clip=[None, 0.05],
 )
-def test_the_gradient_is_that_of_real_steps(network, scheme, optimizer, steps, exact, k):
+def test_the_gradient_is_that_of_real_steps(network, scheme, optimizer, steps, exact, k, clip):
     model, own, batches = tuned(network, scheme, optimizer)
     batches = [*batches[1 : steps + 1], batches[-1]]
     before = everything(model, own)
-    value, gradient = ahead(model, own, batches, k, exact)
+    value, gradient = ahead(model, own, batches, k, exact, clip=clip)
     assert same(before, everything(model, own))
-    torch.testing.assert_close(value, judged_after(model, own, batches, k), rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(value, judged_after(model, own, batches, k, clip), rtol=1e-6, atol=1e-9)
     expected, move = [], 1e-4
     for raw in model.psi():
         found = []
         for sign in (1, -1):
             with torch.no_grad():
                 raw.add_(sign * move)
-            found.append(judged_after(model, own, batches, k))
+            found.append(judged_after(model, own, batches, k, clip))
             with torch.no_grad():
                 raw.sub_(sign * move)
         expected.append((found[0] - found[1]) / (2 * move))
