@@ -50,6 +50,11 @@ class Trainer(partnets.Trainer):
 
     def __init__(self, model: nn.Module, chunks: Chunks, **options) -> None:
         super().__init__(model, share(chunks), **options)
+        if ahead := [path or "the model" for path, one in self.hyper_gradient.items() if one is not None]:
+            raise ValueError(
+                f"{', '.join(ahead)} learns by looking ahead, which takes one process; tune it by partnets.Trainer, set"
+                " it by hyper.assign, and leave it out of hyper here."
+            )
         facts = {"the seed": self.seed, "the chunks": chunks.order, "the examples": checkpoint.digest(chunks)}
         check_agreement(facts | checkpoint.configuration(self))
         ranks, parts = dist.get_world_size(), [*self._parts.values(), *self._hyper_parts.values()]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from partkernels import Partition
-from partnets.hyper.hyperparameter import find_hyper
+from partnets.hyper.hyperparameter import check_direct, find_hyper
 from partnets.nn.batch_norm import running_norms
 from partnets.nn.entries import put, take
 from partnets.nn.layer import LEARNED_FROM
@@ -59,7 +59,8 @@ class Vectors:
         self.model, self.count = model, count(model)
         _refuse_statistics(model)
         self.owners = owners(model)
-        modules = find_hyper(model, hyper).values()
+        check_direct(found := find_hyper(model, hyper), "in a federation")
+        modules = found.values()
         self.hyper = [*dict.fromkeys(one for module in modules for one in module.parameters() if one.requires_grad)]
         self._parts: dict[str, list[tuple[nn.Parameter, int]]] = {}
         for k in range(1, self.count + 1):

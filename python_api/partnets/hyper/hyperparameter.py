@@ -120,6 +120,23 @@ def find_hyper(model: nn.Module, hyper: Hyperparameter | Iterable[Hyperparameter
     return {paths[module]: module for module in modules}
 
 
+def check_direct(modules: Mapping[str, Hyperparameter], where: str) -> None:
+    """Raises ValueError, naming them, if some of these modules act on training alone, where psi learns directly.
+
+    Example:
+        >>> from partnets import hyper
+        >>> check_direct({"2": hyper.LabelSmoothing(0.1)}, "here")
+        Traceback (most recent call last):
+        ValueError: 2 (LabelSmoothing) acts on training alone, and here hyperparameters learn directly, ...
+    """
+    ahead = [f"{path} ({type(one).__name__})" for path, one in modules.items() if one.hyper_gradient != "direct"]
+    if ahead:
+        raise ValueError(
+            f"{', '.join(ahead)} acts on training alone, and {where} hyperparameters learn directly, through what the"
+            " weights predict; tune it by partnets.Trainer in one process, and set it here by hyper.assign."
+        )
+
+
 def named_values(model: nn.Module) -> dict[Learned, dict[str, float]]:
     """The values of each hyper.Learned of a model, in their units, under the dotted names that History has.
 

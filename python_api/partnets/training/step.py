@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from partnets.hyper import penalties
+from partnets.hyper import Hyperparameter, penalties
 from partnets.hyper.penalty import penalised
 from partnets.nn.batch_norm import heedless_norms, outdate_statistics, running_norms
 from partnets.nn.live import subnetwork
@@ -170,9 +170,17 @@ def step_hyper(
     if weights.keys() != batches.keys():
         raise ValueError(f"weights are of the chunks {[*weights]} and batches of {[*batches]}; pass one for each.")
     optimizer.zero_grad()
-    values = []
+    learning, values = set(parameters_of(optimizer)), []
+    # Judged by a loss that it has a part in, psi would make that small: labels less smooth, a penalty weaker.
+    training_only = [
+        module
+        for module in model.modules()
+        if isinstance(module, Hyperparameter)
+        and module.hyper_gradient != "direct"
+        and learning.intersection(module.parameters())
+    ]
     for k, batch in batches.items():
-        with hyper_learning(model, k), penalties():  # which regularise w alone
+        with hyper_learning(model, k), penalties(), evaluating(*training_only):  # penalties regularise w alone
             value = weights[k] * loss(batch)
             if value.requires_grad:  # otherwise ψ reaches nothing, which is reported below
                 backward(value)
@@ -234,5 +242,7 @@ def check_reached(model: nn.Module, parameters: list[nn.Parameter]) -> None:
     unreached = [names.get(p, "a parameter") for p in parameters if p.requires_grad and p.grad is None]
     raise RuntimeError(
         f"the loss gives {', '.join(unreached)} no gradient; use it in the model's forward, without detaching, or leave"
-        " it out of the hyperparameters' optimiser."
+        " it out of the hyperparameters' optimiser. What acts on training alone learns by looking ahead:"
+        " partnets.Trainer(hyper_gradient='lookahead'), or partnets.step_lookahead; what draws without a gradient, by"
+        " partnets.stn."
     )

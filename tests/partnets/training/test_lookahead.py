@@ -6,12 +6,13 @@ import copy
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from pairwise import pairwise
 from torch import nn
 
 import partnets
-from partnets import hyper, optim
+from partnets import distributed, hyper, optim
 from partnets.training.inner_steps import InnerSteps, leaving_nothing
 
 PROPORTIONS = (0.5, 0.25, 0.25)
@@ -284,3 +285,35 @@ def test_batches_that_are_fetched_ahead_are_the_same():
 def test_all_at_once():
     trainer = trained(3, one_pass=True, batch_size=64)
     assert trainer.history.steps["hyper_loss"][-1] > 0
+
+
+def test_a_direct_step_does_not_judge_by_what_trains():
+    """Or a smoothing would choose what makes its own loss small."""
+    smoothing = hyper.LabelSmoothing(0.2)
+    model = partnets.partition(nn.Sequential(nn.Linear(4, 3), smoothing), (0.5, 0.5))
+    x, y = torch.randn(6, 4), torch.randint(3, (6,))
+    step_of_psi = torch.optim.SGD(smoothing.parameters(), lr=0.1)
+    with pytest.raises(RuntimeError, match=r"1\.smoothing\.raw no gradient.* partnets\.step_lookahead"):
+        partnets.step_hyper(model, step_of_psi, {2: (x, y)}, lambda batch: smoothing(model(batch[0]), batch[1]).mean())
+    assert smoothing.training and smoothing.values()["smoothing"] == pytest.approx(0.2)
+
+
+def test_where_psi_learns_directly_it_is_refused(single_rank):
+    smoothing = hyper.LabelSmoothing(0.2)
+    model = partnets.partition(nn.Sequential(nn.Linear(4, 3), smoothing), (0.5, 0.5))
+    chunks = partnets.chunk((torch.randn(20, 4), torch.randint(3, (20,))), (0.5, 0.5))
+    with pytest.raises(ValueError, match="1 learns by looking ahead, which takes one process"):
+        distributed.Trainer(model, chunks, hyper=smoothing, loss=smoothing)
+    for make in (
+        lambda: partnets.federated.Server(model, hyper=smoothing),
+        lambda: partnets.federated.Client(model, chunks[1], chunk=1, number=0, hyper=smoothing),
+    ):
+        with pytest.raises(ValueError, match=r"1 \(LabelSmoothing\) acts on training alone, and in a federation"):
+            make()
+
+
+@pytest.fixture
+def single_rank():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
