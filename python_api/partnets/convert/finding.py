@@ -297,6 +297,8 @@ def _taken_names(module: nn.Module, base: type[OwnParameters]) -> list[str]:
     """The names of a module's attributes, methods and children that OwnParameters hides, or that hide its."""
     theirs = {name for cls in _above(nn.Module, type(module)) for name in vars(cls)}
     theirs |= {*vars(module), *module._modules, *module._parameters, *module._buffers}
+    if isinstance(module, nn.ParameterDict):  # peft keeps adapters in some; a divided one takes no more of them
+        theirs.discard("update")
     classes = _above(nn.Module, base)
     ours = {name for cls in classes for name in (*vars(cls), *inspect.get_annotations(cls))}
     ours -= vars(nn.Module).keys() | SHARED

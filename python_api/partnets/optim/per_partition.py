@@ -173,7 +173,9 @@ class PerPartition(PartitionedOptimizer):
         return entrywise.check(self.optimizer, self.settings_of(group, 1), device)
 
     def torchs(self, moments, state, update, group):
-        return self.optimizer, self.settings_of(group, update), state.get(update, {})
+        own = state.get(update, {})
+        packed = {name: value.reshape(-1) if _has_entries(value) else value for name, value in own.items()}
+        return self.optimizer, self.settings_of(group, update), packed
 
 
 def _has_entries(value: object) -> bool:

@@ -165,7 +165,7 @@ class InnerSteps:
         weights = [weight.detach().requires_grad_() for weight in self.weights]
         with self._computing(weights), evaluating(*training_only), penalties():
             value = loss(batch)
-        found = torch.autograd.grad(value, [*weights, *psi], allow_unused=True)
+            found = torch.autograd.grad(value, [*weights, *psi], allow_unused=True)  # checkpoints compute anew
         by_weights, by_psi = found[: len(weights)], list(found[len(weights) :])
         pairs = zip(by_weights, weights, strict=True)
         return value.detach(), self.take([torch.zeros_like(w) if by is None else by for by, w in pairs]), by_psi
@@ -215,15 +215,17 @@ class InnerSteps:
             parts = [torch.zeros_like(p) if by is None else by for p, by in zip(self.parameters, found, strict=True)]
             return torch.cat(self.take(parts)) + damping * vector
 
-        solution = solve(product, torch.cat(by_weights))
-        found = _products(gradients, self.psi, self._spread(solution.split(lengths)))
+        with self._computing(self.weights):
+            solution = solve(product, torch.cat(by_weights))
+            found = _products(gradients, self.psi, self._spread(solution.split(lengths)))
         return [None if by is None else -by for by in found]
 
     def _second(self, one: Taken, by_slopes: list[Tensor | None], further: bool) -> tuple[list, list]:
         """What by_slopes times the gradient of the training loss has as derivatives by ψ and, if further, by w_k."""
         weights = one.weights if further else []
         if self.exact:
-            found = _products(one.gradients, [*self.psi, *weights], self._spread(by_slopes))
+            with self._computing(one.weights):
+                found = _products(one.gradients, [*self.psi, *weights], self._spread(by_slopes))
         else:
             found = self._difference(one, by_slopes, weights)
         by_psi, by_weights = found[: len(self.psi)], found[len(self.psi) :]
@@ -261,10 +263,10 @@ class InnerSteps:
         """Of the training loss of subnetwork k with these weights."""
         with self._computing(weights):
             total = penalised(self.loss, batch)[1]
-        check_finite(total, "a step of the weights that a step of ψ looks through")
-        if not total.requires_grad:
-            return [None] * len(wanted)
-        return list(torch.autograd.grad(total, wanted, create_graph=graph, allow_unused=True))
+            check_finite(total, "a step of the weights that a step of ψ looks through")
+            if not total.requires_grad:
+                return [None] * len(wanted)
+            return list(torch.autograd.grad(total, wanted, create_graph=graph, allow_unused=True))
 
     @contextmanager
     def _computing(self, weights: Whole) -> Iterator[None]:

@@ -247,10 +247,15 @@ def _gradients(
 ) -> tuple[Tensor, dict[nn.Parameter, Tensor]]:
     """The loss of subnetwork k on a batch of D_k+1, after steps if any look ahead, and its gradients by ψ."""
     training_only = [module for module, one in chosen.items() if one is not None]
-    own: dict[Technique | None, list[nn.Parameter]] = {}
+    own: dict[Technique, list[nn.Parameter]] = {}
+    left = {parameter: None for parameter in learning if parameter.requires_grad}  # in order
     for module, one in chosen.items():
-        own.setdefault(one, []).extend(p for p in module.parameters() if p in set(learning) and p.requires_grad)
-    direct = own.pop(None, [])
+        if one is not None:
+            mine = [parameter for parameter in module.parameters() if parameter in left]
+            own.setdefault(one, []).extend(mine)
+            for parameter in mine:  # of which another module may have some as well
+                left.pop(parameter, None)
+    direct = list(left)
     found: dict[nn.Parameter, Tensor] = {}
     with leaving_nothing(model):
         for one, psi in own.items():

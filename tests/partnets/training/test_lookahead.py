@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from pairwise import pairwise
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import partnets
 from partnets import distributed, hyper, optim
@@ -317,3 +319,66 @@ def single_rank():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+class Checkpointed(Tuned):
+    """With activation checkpoints, which compute in the backward pass anew."""
+
+    def forward(self, x):
+        contexts = {"use_reentrant": False, "context_fn": functools.partial(partnets.checkpoint_contexts, self)}
+        return self.temperature(self.decay(checkpoint(self.network, x, **contexts)))
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_activation_checkpoints_compute_with_the_weights_of_the_step(exact, steps):
+    model, own, batches = tuned("group norm", "weight", "Adam")
+    batches = [*batches[:steps], batches[-1]]
+    expected = ahead(model, own, batches, 2, exact)
+    model.__class__ = Checkpointed
+    value, gradient = ahead(model, own, batches, 2, exact)
+    assert value == pytest.approx(expected[0], rel=1e-12)
+    torch.testing.assert_close(gradient, expected[1], rtol=1e-9, atol=1e-12)
+    implicit = partnets.Implicit(terms=2, alpha=1e-3)
+    found = []
+    for kind in (Tuned, Checkpointed):
+        model.__class__ = kind
+        step_of_psi = torch.optim.SGD(model.psi(), lr=0.0)
+        given = {3: (batches[-1], [batches[0]])}
+        partnets.step_lookahead(model, own, step_of_psi, given, model.learn, model.judge, by=implicit)
+        found.append(torch.stack([raw.grad for raw in model.psi()]))
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
+
+
+def test_what_two_modules_share_counts_once():
+    model, own, batches = tuned("linear", "weight", "SGD")
+    expected = ahead(model, own, [batches[0], batches[-1]], 1, True, [model.decay.decay.raw])[1]
+    model.also = hyper.LabelSmoothing(0.1)
+    model.also.smoothing = model.decay.decay
+    step_of_psi = torch.optim.SGD([model.decay.decay.raw], lr=0.0)
+    given = {2: (batches[-1], [batches[0]])}
+    partnets.step_lookahead(model, own, step_of_psi, given, model.learn, model.judge)
+    torch.testing.assert_close(model.decay.decay.raw.grad[None], expected)
+
+
+def test_parameters_with_a_row_for_each_partition_are_stepped_by_every_optimiser():
+    class Positioned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.positions, self.last = nn.Linear(6, 8), nn.Parameter(torch.randn(1, 8)), nn.Linear(8, 3)
+
+        def forward(self, x):
+            return self.last((self.first(x) + self.positions).tanh())
+
+    torch.manual_seed(0)
+    model = Tuned(Positioned()).double()
+    partnets.partition(model, PROPORTIONS)
+    x, y = torch.randn(2, 9, 6, dtype=torch.float64), torch.randint(3, (2, 9))
+    batches = list(zip(x, y, strict=True))
+    found = []
+    for make in (optim.Adam, lambda model: optim.PerPartition(torch.optim.Adam, model)):
+        copied = copy.deepcopy(model)
+        own = make(copied)
+        partnets.step_weights(copied, own, 1, batches[0], copied.learn)
+        found.append(ahead(copied, own, batches, 1, True)[1])
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-9)

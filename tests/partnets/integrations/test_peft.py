@@ -1,0 +1,153 @@
+"""Adapters of peft: they alone are divided, tuned in one run, merged into the base, and saved as peft saves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import partnets
+from partnets import hyper, optim
+from partnets.nn.partitioned import partitioned_layers
+
+peft = pytest.importorskip("peft")
+transformers = pytest.importorskip("transformers")
+
+PROPORTIONS = (0.5, 0.25, 0.25)
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def gpt2():
+    config = transformers.GPT2Config(
+        n_embd=32, n_layer=2, n_head=2, vocab_size=50, n_positions=16, bos_token_id=0, eos_token_id=0
+    )
+    return transformers.GPT2LMHeadModel(config), {"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True}
+
+
+def bert():
+    config = transformers.BertConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=50
+    )
+    return transformers.BertForMaskedLM(config), {"target_modules": ["query", "value"]}
+
+
+ADAPTERS = {
+    "LoRA": peft.LoraConfig,
+    "rank-stabilised": lambda **options: peft.LoraConfig(use_rslora=True, **options),
+    "LoHa": lambda **options: peft.LoHaConfig(
+        r=options["r"], target_modules=options["target_modules"], alpha=options["lora_alpha"]
+    ),
+}
+
+
+def adapted(make=gpt2, adapter="LoRA"):
+    torch.manual_seed(0)
+    base, options = make()
+    config = ADAPTERS[adapter](r=8, lora_alpha=16, **options)
+    return peft.get_peft_model(base, config), torch.randint(50, (6, 12))
+
+
+def divided(model, ids, scheme):
+    example = {"example": {"input_ids": ids}} if scheme == "nested" else {}
+    return partnets.partition(model, PROPORTIONS, scheme=scheme, seed=0, **example)
+
+
+def loss_of(model):
+    return lambda ids: model(input_ids=ids, labels=ids).loss
+
+
+@pytest.mark.parametrize("scheme", ["weight", "nested"])
+@pytest.mark.parametrize("make", [gpt2, bert])
+def test_the_adapters_alone_are_divided_and_learn(make, scheme):
+    model, ids = adapted(make)
+    with torch.no_grad():
+        expected = model.eval()(input_ids=ids).logits
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    divided(model, ids, scheme)
+    assert all(".lora_" in path for path, _ in partitioned_layers(model))
+    for k in (1, 2, 3):  # which begin at the base
+        with partnets.subnetwork(model, k), torch.no_grad():
+            torch.testing.assert_close(model(input_ids=ids).logits, expected)
+    optimizer = optim.Adam(model, lr=1e-2)
+    for step in range(6):
+        partnets.step_weights(model, optimizer, step % 3 + 1, ids, loss_of(model.train()))
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name]) == (".lora_" not in name), name
+
+
+@pytest.mark.parametrize("scheme", ["weight", "nested"])
+def test_they_are_merged_into_the_base_and_saved_as_peft_saves(scheme, tmp_path):
+    model, ids = adapted()
+    divided(model, ids, scheme)
+    optimizer = optim.Adam(model, lr=1e-2)
+    for step in range(6):
+        partnets.step_weights(model, optimizer, step % 3 + 1, ids, loss_of(model.train()))
+    model.eval()
+    with torch.no_grad():
+        for k in (1, 3):
+            with partnets.subnetwork(model, k):
+                expected = model(input_ids=ids).logits
+            merged = partnets.merge(model, active=k)
+            torch.testing.assert_close(merged(input_ids=ids).logits, expected, rtol=1e-4, atol=1e-5)
+        merged.save_pretrained(tmp_path)
+        loaded = peft.PeftModel.from_pretrained(gpt2_again(), tmp_path).eval()
+        torch.testing.assert_close(loaded(input_ids=ids).logits, expected, rtol=1e-4, atol=1e-5)
+        whole = merged.merge_and_unload()
+        torch.testing.assert_close(whole(input_ids=ids).logits, expected, rtol=1e-4, atol=1e-5)
+    assert not isinstance(whole, peft.PeftModel)
+
+
+def gpt2_again():
+    torch.manual_seed(0)
+    return gpt2()[0]
+
+
+def test_other_adapters_are_divided():
+    model, ids = adapted(bert, "LoHa")
+    divided(model, ids, "weight")
+    optimizer = optim.Adam(model, lr=1e-2)
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    before = [parameter.detach().clone() for parameter in learning]
+    partnets.step_weights(model, optimizer, 2, ids, loss_of(model))
+    assert learning and not all(map(torch.equal, before, learning))
+
+
+class Tuned(nn.Module):
+    """A model with adapters whose dropout, decay and sources' weights are learned."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.dropout = model, hyper.ConcreteDropout(0.1)
+        for module in model.modules():
+            if isinstance(module, peft.tuners.lora.LoraLayer):
+                module.lora_dropout["default"] = self.dropout
+        adapters = [module for path, module in model.named_modules() if path.endswith(("lora_A", "lora_B"))]
+        self.decay, self.sources = hyper.WeightDecay(adapters, 1e-3), hyper.SourceWeights(("text", "noise"))
+
+    def forward(self, ids):
+        logits = self.model(input_ids=ids).logits[:, :-1].transpose(1, 2)
+        return self.sources(self.decay(logits))
+
+
+@pytest.mark.parametrize("scheme", ["weight", "nested"])
+def test_dropout_decay_and_sources_are_tuned_in_one_run(scheme):
+    model, _ = adapted()
+    model = Tuned(model)
+    ids, source = torch.randint(50, (40, 12)), torch.arange(40) % 2
+    example = {"example": ids[:2]} if scheme == "nested" else {}
+    partnets.partition(model, PROPORTIONS, scheme=scheme, **example)
+    assert all(".lora_" in path for path, _ in partitioned_layers(model))
+    examples = [(ids[i], (ids[i, 1:], source[i])) for i in range(40)]
+    psi = [model.dropout, model.decay, model.sources]
+    rates = torch.optim.Adam([p for one in psi for p in one.parameters()], lr=0.1)
+    trainer = partnets.Trainer(
+        model, partnets.chunk(examples, PROPORTIONS), hyper=psi, loss=model.sources, hyper_optimizer=rates, batch_size=8
+    )
+    before = trainer.values()
+    trainer.fit(6)
+    after = trainer.values()
+    assert [name.rpartition(".")[2] for name in after] == ["rate", "decay", "text", "noise"]
+    assert all(after[name] != value for name, value in before.items())
+    merged = partnets.merge(model)
+    assert F.cross_entropy(merged.eval()(ids), ids[:, 1:]).isfinite()
