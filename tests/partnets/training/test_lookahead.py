@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 
 import pytest
 import torch
@@ -325,7 +324,7 @@ class Checkpointed(Tuned):
     """With activation checkpoints, which compute in the backward pass anew."""
 
     def forward(self, x):
-        contexts = {"use_reentrant": False, "context_fn": functools.partial(partnets.checkpoint_contexts, self)}
+        contexts = {"use_reentrant": False, "context_fn": partnets.checkpoint_contexts(self)}
         return self.temperature(self.decay(checkpoint(self.network, x, **contexts)))
 
 
