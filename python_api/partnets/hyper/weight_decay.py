@@ -65,7 +65,8 @@ class WeightDecay(Penalty):
         self.decay = Learned(decay, range)
 
     def penalty(self, x: Tensor) -> Tensor:
-        decay = self.decay(x)
+        # Not of x's dtype, in which its derivative would be rounded.
+        decay = self.decay.range.transform(self.decay.unconstrained(x))
         squares = sum(_squared_norm(layer, name) for layer, name in self._weights())
         return (decay.reshape(-1) if decay.dim() else decay) * squares / 2
 

@@ -29,7 +29,8 @@ Compute = Callable[[Any], Tensor]
 Whole = list[Tensor]
 Packed = list[Tensor]
 # How far finite differences move the weights: a Euclidean norm, by the size of their dtype in bytes.
-MOVES = {8: 1e-4, 4: 1e-2, 2: 1e-1}
+MOVES = {8: 1e-4, 4: 1e-2}
+SINGLE = 4
 # What torch's clipping adds to a norm.
 CLIPPED = 1e-6
 
@@ -43,6 +44,7 @@ class Taken(NamedTuple):
         slopes: the owned entries of the gradients; None where the loss reaches nothing.
         batch, noise: of which they are, and the random states before them.
         states: the optimiser's, of the owned entries before the step; None for its present ones.
+        kept: what stateful modules kept before it.
     """
 
     weights: Whole
@@ -51,6 +53,7 @@ class Taken(NamedTuple):
     batch: Any
     noise: dict
     states: list[dict] | None
+    kept: list[Held]
 
 
 @contextmanager
@@ -83,7 +86,7 @@ class InnerSteps:
         clip: the gradient of w_k is scaled down to this norm where it is longer; None leaves it.
 
     Raises:
-        ValueError: parameters are sharded.
+        ValueError: parameters are sharded; or differences are asked for of weights in half precision.
     """
 
     def __init__(
@@ -105,6 +108,11 @@ class InnerSteps:
             if optimizer.entries_of(parameter, parameter, k) is not None
         }
         self.parameters = list(self.groups)
+        if not exact and any(parameter.itemsize < SINGLE for parameter in self.parameters):
+            raise ValueError(
+                "finite differences of weights in half precision are lost in rounding; pass Lookahead(exact=True), or"
+                " keep the weights in float32, without autocast."
+            )
         if any(map(is_sharded, self.parameters)):
             raise ValueError(
                 "the model is sharded, and a step of ψ that looks ahead needs whole weights on each rank: train on one"
@@ -117,10 +125,12 @@ class InnerSteps:
     def step(self, batch: Any, is_last: bool = False) -> None:
         """A step of w_k; after the last one the optimiser's states are not kept."""
         noise = get_state(device_of(self.model))
+        keepers = [] if self.exact else [layer for layer in self.model.modules() if isinstance(layer, OwnState)]
+        held = [Held(layer) for layer in keepers]
         gradients = self._gradients(batch, self.weights, self.weights, graph=self.exact)
         slopes = [None if grad is None else self._take_one(i, grad) for i, grad in enumerate(gradients)]
         kept = gradients if self.exact else None
-        self.taken.append(one := Taken(self.weights, kept, slopes, batch, noise, self.states))
+        self.taken.append(one := Taken(self.weights, kept, slopes, batch, noise, self.states, held))
         del gradients
         factor, states = self._factor(slopes), []
         weights = [weight.detach().clone() for weight in self.weights]
@@ -243,6 +253,8 @@ class InnerSteps:
             moved = self._moved(one.weights, by_slopes, sign * move)
             for weight in moved:
                 weight.requires_grad_(bool(wanted))
+            for held in one.kept:
+                held.put_back()
             with preserved(device := device_of(self.model)):
                 set_state(one.noise, device)
                 found.append(self._gradients(one.batch, moved, [*self.psi, *(moved if wanted else [])]))

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from partnets.hyper import Hyperparameter
+from partnets.hyper import Hyperparameter, penalties
 from partnets.nn.batch_norm import outdate_statistics
 from partnets.optim.base import PartitionedOptimizer, check_partitioned
 from partnets.training.inner_steps import InnerSteps, leaving_nothing
 from partnets.training.start import check_finite
-from partnets.training.step import check_clip, check_k, check_reached, parameters_of, step_hyper
+from partnets.training.step import check_clip, check_k, check_reached, hyper_learning, parameters_of, step_hyper
 from partnets.utils.checks import check_at_least
+from partnets.utils.modules import evaluating
 from partnets.utils.solvers import conjugate_gradients, neumann
 
 METHODS = ("neumann", "conjugate_gradients")
@@ -183,7 +184,8 @@ def step_lookahead(
         clip: as of partnets.step_weights: the steps ahead are clipped as well.
 
     Returns:
-        The sum of the weighted losses, detached.
+        The sum of the weighted losses, detached: of the present weights where some of ψ learns directly, and else of
+        those after the steps.
 
     Raises:
         ValueError: a k is out of range, a k has other than so many batches, `by` is none of these, or the weights are
@@ -245,7 +247,10 @@ def _gradients(
     learning: Sequence[nn.Parameter],
     clip: float | None,
 ) -> tuple[Tensor, dict[nn.Parameter, Tensor]]:
-    """The loss of subnetwork k on a batch of D_k+1, after steps if any look ahead, and its gradients by ψ."""
+    """The loss of subnetwork k on a batch of D_k+1, and its gradients by ψ.
+
+    The loss is that of the present weights, where something learns directly, and else of where the first looks.
+    """
     training_only = [module for module, one in chosen.items() if one is not None]
     own: dict[Technique, list[nn.Parameter]] = {}
     left = {parameter: None for parameter in learning if parameter.requires_grad}  # in order
@@ -257,19 +262,27 @@ def _gradients(
                 left.pop(parameter, None)
     direct = list(left)
     found: dict[nn.Parameter, Tensor] = {}
+    value = None
+    if direct:
+        with hyper_learning(model, k + 1), penalties(), evaluating(*training_only):
+            loss_of_unseen = hyper_loss(unseen)
+            check_finite(loss_of_unseen, "a step of ψ")
+            if loss_of_unseen.requires_grad:
+                gradients = torch.autograd.grad(loss_of_unseen, direct, allow_unused=True)
+                found = {p: by for p, by in zip(direct, gradients, strict=True) if by is not None}
+        value = loss_of_unseen.detach()
     with leaving_nothing(model):
         for one, psi in own.items():
             if len(seen) < one.steps:
                 raise ValueError(f"there are {len(seen)} batches of D_1:{k}, and {one.steps} steps to look ahead.")
             inner = InnerSteps(model, optimizer, k, loss, psi, one.exact, clip)
-            wanted = [*psi, *direct]
-            judged = functools.partial(inner.judged, unseen, hyper_loss, wanted, training_only)
-            value, through, of_forward = one.gradients(inner, seen[: one.steps], judged)
-            check_finite(value, "a step of ψ")
-            for parameter, gradient in [*zip(psi, through, strict=True), *zip(wanted, of_forward, strict=True)]:
+            judged = functools.partial(inner.judged, unseen, hyper_loss, psi, training_only)
+            after, through, of_forward = one.gradients(inner, seen[: one.steps], judged)
+            check_finite(after, "a step of ψ")
+            value = after if value is None else value
+            for parameter, gradient in [*zip(psi, through, strict=True), *zip(psi, of_forward, strict=True)]:
                 if gradient is not None:
                     found[parameter] = found[parameter] + gradient if parameter in found else gradient
-            direct = []  # of which the first of them has told
     return value, found
 
 

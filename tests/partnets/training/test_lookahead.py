@@ -201,14 +201,16 @@ def test_an_implicit_gradient_is_that_of_the_minimum():
 def test_direct_ones_stay_direct_beside_others():
     model, own, batches = tuned("linear", "weight", "Adam")
     raws = model.psi()
-    value, gradient = ahead(model, own, [batches[0], batches[-1]], 1, True, raws)
-    step_of_psi = torch.optim.SGD(raws, lr=0.0)
+    gradient = ahead(model, own, [batches[0], batches[-1]], 1, True, raws)[1]
+    alone = torch.optim.SGD(raws[2:], lr=0.0)
+    value = partnets.step_hyper(model, alone, {2: batches[-1]}, model.judge)
+    expected = raws[2].grad.clone()
     by = {model.temperature: "direct"}
     given = {2: (batches[-1], [batches[0]])}
+    step_of_psi = torch.optim.SGD(raws, lr=0.0)
     found = partnets.step_lookahead(model, own, step_of_psi, given, model.learn, model.judge, by=by)
-    assert found.item() == value
+    assert torch.equal(found, value) and torch.equal(raws[2].grad, expected)
     torch.testing.assert_close(torch.stack([raw.grad for raw in raws[:2]]), gradient[:2])
-    assert raws[2].grad != gradient[2]  # which has the part through the weights as well
 
 
 def test_several_chunks_are_weighed():
@@ -381,3 +383,39 @@ def test_parameters_with_a_row_for_each_partition_are_stepped_by_every_optimiser
         partnets.step_weights(copied, own, 1, batches[0], copied.learn)
         found.append(ahead(copied, own, batches, 1, True)[1])
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-9)
+
+
+class Centred(nn.Module):
+    """Keeps a running mean, and computes with that of before."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(8))
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x):
+        y = (x - self.mean.clone()) * self.scale
+        if self.training:
+            with torch.no_grad():
+                self.mean.mul_(0.9).add_(0.1 * x.mean(0))
+        return y
+
+
+def test_differences_begin_at_the_state_that_a_step_began_at():
+    torch.manual_seed(0)
+    model = Tuned(nn.Sequential(nn.Linear(6, 8), Centred(), nn.Tanh(), nn.Linear(8, 3))).double()
+    x, y = torch.randn(3, 9, 6, dtype=torch.float64), torch.randint(3, (3, 9))
+    partnets.partition(model, PROPORTIONS, stateful=["network.1"])
+    batches, own = list(zip(x, y, strict=True)), optim.SGD(model, lr=0.1)
+    exact, differences = (ahead(model, own, batches, 1, exact)[1] for exact in (True, False))
+    torch.testing.assert_close(differences, exact, rtol=1e-5, atol=1e-9)
+
+
+def test_differences_of_weights_in_half_precision_are_refused():
+    model = Tuned(nn.Linear(6, 3)).bfloat16()
+    partnets.partition(model, PROPORTIONS)
+    batch = torch.randn(4, 6, dtype=torch.bfloat16), torch.tensor([0, 1, 2, 0])
+    given, step_of_psi = {2: (batch, [batch])}, torch.optim.SGD(model.psi()[:1], lr=0.1)
+    by = partnets.Lookahead(exact=False)
+    with pytest.raises(ValueError, match=r"half precision are lost in rounding; pass Lookahead\(exact=True\)"):
+        partnets.step_lookahead(model, optim.SGD(model), step_of_psi, given, model.learn, model.judge, by=by)
