@@ -20,7 +20,6 @@ from partnets.hyper.cutout import Cutout
 from partnets.hyper.drop_connect import DropConnect
 from partnets.hyper.dropout import Dropout
 from partnets.hyper.embedding_dropout import EmbeddingDropout
-from partnets.hyper.expected_error import expected_error
 from partnets.hyper.hyperparameter import Hyperparameter, assign, hyperparameters, named_values
 from partnets.hyper.in_training import InTraining
 from partnets.hyper.input_mask import InputMask
@@ -38,6 +37,7 @@ from partnets.hyper.submodule import Submodule
 from partnets.hyper.temperature import Temperature
 from partnets.hyper.training_loss import TrainingLoss
 from partnets.hyper.weight_decay import WeightDecay
+from partnets.hyper.wrong_labels import expected_error
 
 __all__ = [
     "ActivationPenalty",
