@@ -82,10 +82,17 @@ class WeightDecay(Penalty):
             for layer in module.modules():
                 for name in [] if layer in hyper or isinstance(layer, NORMS) else _names(layer):
                     parameter = layer._parameters[name]
-                    is_weight = parameter is not None and parameter.dim() > 1 and "bias" not in name
+                    is_weight = parameter is not None and _dims(layer, name) > 1 and "bias" not in name
                     if is_weight and parameter not in seen:
                         seen.add(parameter)
                         yield layer, name
+
+
+def _dims(layer: nn.Module, name: str) -> int:
+    """How many dimensions a parameter has, or had before it got a row for each partition."""
+    in_rows = name in (*getattr(layer, "shifts", ()), *getattr(layer, "scales", ()))
+    divided = in_rows and getattr(layer, "count", 1) > 1 and name not in getattr(layer, "partitions", ())
+    return layer._parameters[name].dim() - divided
 
 
 def _names(layer: nn.Module) -> list[str]:

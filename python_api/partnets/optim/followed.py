@@ -64,7 +64,9 @@ def followed(
     if state:
         one.state[tensor] = state
     one.step()
-    if not rate:  # there is none, or it is 0, as at the start of a warm-up
+    if rate is None:
         return tensor, one.state[tensor]
+    if not rate:  # as at the start of a warm-up
+        return tensor + 0 * rate, one.state[tensor]
     # Few of them take a tensor as their rate; all move in proportion to it.
     return entries + (rate / rate.detach()) * (tensor - entries), one.state[tensor]

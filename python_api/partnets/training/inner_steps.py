@@ -21,7 +21,7 @@ from partnets.optim.base import PartitionedOptimizer
 from partnets.optim.followed import followed
 from partnets.training.start import check_finite
 from partnets.utils.held import Held
-from partnets.utils.modules import device_of, evaluating, is_sharded, replaced
+from partnets.utils.modules import device_of, evaluating, is_sharded
 from partnets.utils.random_state import get_state, preserved, set_state
 
 Compute = Callable[[Any], Tensor]
@@ -127,7 +127,7 @@ class InnerSteps:
         noise = get_state(device_of(self.model))
         keepers = [] if self.exact else [layer for layer in self.model.modules() if isinstance(layer, OwnState)]
         held = [Held(layer) for layer in keepers]
-        gradients = self._gradients(batch, self.weights, self.weights, graph=self.exact)
+        gradients = self._gradients(batch, self.weights, self.parameters, graph=self.exact)
         slopes = [None if grad is None else self._take_one(i, grad) for i, grad in enumerate(gradients)]
         kept = gradients if self.exact else None
         self.taken.append(one := Taken(self.weights, kept, slopes, batch, noise, self.states, held))
@@ -140,7 +140,7 @@ class InnerSteps:
                 entries, state = self._stepped(i, entries, None if slope is None else factor * slope, one)
             self._put_one(i, weights[i], entries)
             states.append({} if is_last else state)
-        self.weights, self.states = [weight.requires_grad_() for weight in weights], states
+        self.weights, self.states = weights, states
 
     def _stepped(
         self, i: int, entries: Tensor, slope: Tensor | None, one: Taken, state: dict | None = None
@@ -150,9 +150,9 @@ class InnerSteps:
         optimizer, settings, present = self.optimizer.as_torchs(parameter, self.groups[parameter], self.k)
         if state is None:
             state = present if one.states is None else one.states[i]
-        if slope is None:  # it leaves them out
-            return entries * 1, state
         rate = self.optimizer.rate_to_follow(parameter, self.groups[parameter])
+        if slope is None:  # it leaves them out, whatever their rate
+            return entries * 1 if rate is None else entries + 0 * rate, state
         return followed(optimizer, settings, state, entries, slope, rate)
 
     def _factor(self, slopes: list[Tensor | None]) -> float:
@@ -172,12 +172,11 @@ class InnerSteps:
         self, batch: Any, loss: Compute, psi: Sequence[nn.Parameter], training_only: Iterable[nn.Module]
     ) -> tuple[Tensor, Packed, list[Tensor | None]]:
         """The loss of subnetwork k after the steps, its gradient by w_k, and by ψ through the forward pass."""
-        weights = [weight.detach().requires_grad_() for weight in self.weights]
-        with self._computing(weights), evaluating(*training_only), penalties():
+        with self._computing(self.weights), evaluating(*training_only), penalties():
             value = loss(batch)
-            found = torch.autograd.grad(value, [*weights, *psi], allow_unused=True)  # checkpoints compute anew
-        by_weights, by_psi = found[: len(weights)], list(found[len(weights) :])
-        pairs = zip(by_weights, weights, strict=True)
+            found = torch.autograd.grad(value, [*self.parameters, *psi], allow_unused=True)  # checkpoints compute anew
+        by_weights, by_psi = found[: len(self.parameters)], list(found[len(self.parameters) :])
+        pairs = zip(by_weights, self.parameters, strict=True)
         return value.detach(), self.take([torch.zeros_like(w) if by is None else by for by, w in pairs]), by_psi
 
     def back(self, by_weights: Packed) -> list[Tensor | None]:
@@ -217,11 +216,11 @@ class InnerSteps:
             solve: solve(product, right) gives x with H x = right, H being the Hessian of the training loss by w_k.
             damping: added to its diagonal.
         """
-        gradients = self._gradients(batch, self.weights, self.weights, graph=True)
+        gradients = self._gradients(batch, self.weights, self.parameters, graph=True)
         lengths = [len(entries) for entries in by_weights]
 
         def product(vector: Tensor) -> Tensor:
-            found = _products(gradients, self.weights, self._spread(vector.split(lengths)))
+            found = _products(gradients, self.parameters, self._spread(vector.split(lengths)))
             parts = [torch.zeros_like(p) if by is None else by for p, by in zip(self.parameters, found, strict=True)]
             return torch.cat(self.take(parts)) + damping * vector
 
@@ -232,32 +231,30 @@ class InnerSteps:
 
     def _second(self, one: Taken, by_slopes: list[Tensor | None], further: bool) -> tuple[list, list]:
         """What by_slopes times the gradient of the training loss has as derivatives by ψ and, if further, by w_k."""
-        weights = one.weights if further else []
+        wanted = [*self.psi, *(self.parameters if further else [])]
         if self.exact:
             with self._computing(one.weights):
-                found = _products(one.gradients, [*self.psi, *weights], self._spread(by_slopes))
+                found = _products(one.gradients, wanted, self._spread(by_slopes))
         else:
-            found = self._difference(one, by_slopes, weights)
+            found = self._difference(one, by_slopes, wanted)
         by_psi, by_weights = found[: len(self.psi)], found[len(self.psi) :]
         return by_psi, [None if by is None else self._take_one(i, by) for i, by in enumerate(by_weights)] or [
             None for _ in self.parameters
         ]
 
-    def _difference(self, one: Taken, by_slopes: list[Tensor | None], wanted: Whole) -> list[Tensor | None]:
+    def _difference(self, one: Taken, by_slopes: list[Tensor | None], wanted: list[Tensor]) -> list[Tensor | None]:
         """The same by two gradients of the training loss, with the noise of its first (Liu et al. 2019)."""
         if not (length := _norm(by_slopes)):
-            return [None] * (len(self.psi) + len(wanted))
+            return [None] * len(wanted)
         move = min(MOVES[each.itemsize] for each in one.weights) / length
         found = []
         for sign in (1, -1):
             moved = self._moved(one.weights, by_slopes, sign * move)
-            for weight in moved:
-                weight.requires_grad_(bool(wanted))
             for held in one.kept:
                 held.put_back()
             with preserved(device := device_of(self.model)):
                 set_state(one.noise, device)
-                found.append(self._gradients(one.batch, moved, [*self.psi, *(moved if wanted else [])]))
+                found.append(self._gradients(one.batch, moved, wanted))
         return [
             None if plus is None or minus is None else (plus - minus) / (2 * move)
             for plus, minus in zip(*found, strict=True)
@@ -282,12 +279,22 @@ class InnerSteps:
 
     @contextmanager
     def _computing(self, weights: Whole) -> Iterator[None]:
-        """Inside, the model is subnetwork k with these weights, of which w_k learns."""
-        given = dict(zip(self.parameters, weights, strict=True))
+        """Inside, the model is subnetwork k with these weights, of which w_k learns.
+
+        They are in the parameters themselves, which others than their layers may read. Autograd is not told, and so
+        a graph is gone back through with the weights that it was made with.
+        """
+        before = [] if weights is self.parameters else [parameter.detach().clone() for parameter in self.parameters]
         # torch's fused attention has no second derivative.
         attention = sdpa_kernel(SDPBackend.MATH) if self.exact else nullcontext()
-        with replaced(self.model, given), subnetwork(self.model, self.k, self.k, hyper=True), attention:
-            yield
+        try:
+            for parameter, weight in zip(self.parameters, weights if before else (), strict=bool(before)):
+                parameter.data.copy_(weight)
+            with subnetwork(self.model, self.k, self.k, hyper=True), attention:
+                yield
+        finally:
+            for parameter, weight in zip(self.parameters, before, strict=bool(before)):
+                parameter.data.copy_(weight)
 
     def take(self, tensors: Whole) -> Packed:
         """The entries of w_k, detached."""

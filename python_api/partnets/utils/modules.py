@@ -33,33 +33,6 @@ def frozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
 
 
 @contextmanager
-def replaced(model: nn.Module, new: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
-    """Inside, a model computes with other tensors in place of these of its parameters, in every module that has them.
-
-    In all threads: nobody else should compute with the model meanwhile.
-
-    Example:
-        >>> layer = nn.Linear(2, 1, bias=False)
-        >>> with replaced(layer, {layer.weight: torch.tensor([[3.0, 4.0]])}):
-        ...     layer(torch.ones(2))
-        tensor([7.])
-    """
-    places = [
-        (module._parameters, name, parameter)
-        for module in model.modules()
-        for name, parameter in module._parameters.items()
-        if parameter in new
-    ]
-    try:
-        for parameters, name, parameter in places:
-            parameters[name] = new[parameter]
-        yield
-    finally:
-        for parameters, name, parameter in places:
-            parameters[name] = parameter
-
-
-@contextmanager
 def learning(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     """Inside, all of these parameters require a gradient; afterwards they do as before.
 
