@@ -22,6 +22,8 @@ from partnets.utils.modules import is_sharded
 # What a state_dict calls the number of batches at which statistics were estimated.
 ESTIMATED_AT = "estimated_at"
 UNKNOWN_AT = -1
+# And with which weights.
+ESTIMATED_WITH = "estimated_with"
 # Whole numbers, by their size in bytes.
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 
@@ -59,11 +61,11 @@ class _BatchNorm(PartitionedLayer):
     unit_dim = 1
     unit_names = ("num_features",)
     keeps_units = True
-    notes: ClassVar[Mapping[str, type]] = {**PartitionedLayer.notes, ESTIMATED_AT: int}
+    notes: ClassVar[Mapping[str, type]] = {**PartitionedLayer.notes, ESTIMATED_AT: int, ESTIMATED_WITH: str}
     # The batches of all subnetworks when the statistics were estimated; None where nobody knows.
     _estimated_at: int | None = None
     # And a sum of all weights of the model then; None where nobody has told. Averages of weights move no batch.
-    _estimated_with: int | None = None
+    _estimated_with: str | None = None
 
     def divide(self, proportions, **options):
         super().divide(proportions, **options)
@@ -82,7 +84,12 @@ class _BatchNorm(PartitionedLayer):
         """What a state_dict has of it."""
         return UNKNOWN_AT if self._estimated_at is None else self._estimated_at
 
-    def hold_statistics(self, weights: int | None = None) -> None:
+    @property
+    def estimated_with(self) -> str:
+        """What a state_dict has of it."""
+        return self._estimated_with or ""
+
+    def hold_statistics(self, weights: str | None = None) -> None:
         """Takes the present running statistics for those of the present weights, of which this is the model's sum."""
         self._estimated_at, self._estimated_with = self._batches(), weights
 
@@ -111,13 +118,15 @@ class _BatchNorm(PartitionedLayer):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.count > 1:
             destination[prefix + ESTIMATED_AT] = self.estimated_at
+            destination[prefix + ESTIMATED_WITH] = self.estimated_with
 
     def _load_from_state_dict(self, state_dict, prefix, *rest):
         before = self._batches()
         super()._load_from_state_dict(state_dict, prefix, *rest)
         if self.count > 1 and prefix + "num_batches_tracked" in state_dict:
             unchanged = self._estimated_at if self._batches() == before else None
-            found, self._estimated_with = state_dict.get(prefix + ESTIMATED_AT, unchanged), None
+            found = state_dict.get(prefix + ESTIMATED_AT, unchanged)
+            self._estimated_with = state_dict.get(prefix + ESTIMATED_WITH) or None
             self._estimated_at = None if found == UNKNOWN_AT else found
 
     def forward(self, input: Tensor) -> Tensor:
@@ -210,31 +219,34 @@ def stale_norms(model: nn.Module) -> dict[str, _BatchNorm]:
     """The partitioned BatchNorm layers whose running statistics are older than the weights, by their paths."""
     norms = {path: layer for path, layer in partitioned_layers(model) if isinstance(layer, _BatchNorm)}
     present = sum_of_weights(model) if any(norm._estimated_with is not None for norm in norms.values()) else None
-    return {
-        path: norm
-        for path, norm in norms.items()
-        if norm.is_stale or (present is not None and norm._estimated_with not in (None, present))
-    }
+    return {path: norm for path, norm in norms.items() if norm.is_stale or _are_others(norm._estimated_with, present)}
 
 
-def sum_of_weights(model: nn.Module) -> int | None:
-    """Of the bits of a model's parameters, which tells most changes; None if no rank has all of them.
+def _are_others(before: str | None, present: str | None) -> bool:
+    """Whether these are sums of other weights, of the same model: a part of it has fewer."""
+    known = before is not None and present is not None
+    return known and before != present and before.partition(":")[0] == present.partition(":")[0]
+
+
+def sum_of_weights(model: nn.Module) -> str | None:
+    """Of the bits of what partitions own of a model, which tells most changes; None if no rank has all of them.
 
     Example:
         >>> import torch
-        >>> layer = nn.Linear(2, 2)
+        >>> import partnets
+        >>> layer = partnets.Linear(2, 2, proportions=(0.5, 0.5))
         >>> before = sum_of_weights(layer)
         >>> _ = nn.init.ones_(layer.bias)
         >>> sum_of_weights(layer) == before
         False
     """
-    found = []
-    for parameter in model.parameters():
+    found, owned = [], [parameter for _, layer in partitioned_layers(model) for _, parameter in layer.owned()]
+    for parameter in dict.fromkeys(owned):
         if parameter.is_meta or is_lazy(parameter) or is_sharded(parameter):
             return None
         words = parameter.detach().reshape(-1).view(WORDS[parameter.itemsize])
         found.append(int(words.sum(dtype=torch.int64)))
-    return hash(tuple(found))
+    return f"{len(found)}:{hash(tuple(found))}"
 
 
 def outdate_statistics(model: nn.Module) -> None:

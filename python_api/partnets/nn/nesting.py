@@ -70,6 +70,18 @@ def of_live(function: Callable[..., Tensor], units: Units, dim: int, active: int
     return y if narrow else units.spread(y, dim, active)
 
 
+# Where a module keeps its hooks.
+HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+
+
 class LiveUnits(nn.Module):
     """An ordinary layer of the live units of a nested subnetwork, where the others are there too, and 0.
 
@@ -95,6 +107,8 @@ class LiveUnits(nn.Module):
     def __init__(self, layer: nn.Module, units: Units, dim: int, active: int, narrow: bool = False) -> None:
         super().__init__()
         self.layer = layer
+        for name in HOOKS:  # which know all units
+            vars(self)[name], vars(layer)[name] = vars(layer)[name], vars(self)[name]
         self.units, self.dim, self.active, self.narrow = units, dim, active, narrow
 
     def __getattr__(self, name: str):
