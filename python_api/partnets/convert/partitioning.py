@@ -190,7 +190,7 @@ def partition(
         if rule_of(type(module)) is None:
             for layer in read_by(module) & new.keys():
                 new[layer].is_read = True
-    model = replace_modules(model, new)
+    model = replace_modules(model, _inside(new) | new)
     REPLACED.update(dict.fromkeys(before.difference(model.parameters())))
     if not isinstance(model, PartitionedLayer):  # which look after themselves
         state_dict.guard(model)
@@ -202,6 +202,17 @@ def partition(
             new.get(layer, layer).whole_because = why
         _warn_of_nothing(new.values(), proportions)
     return model
+
+
+def _inside(new: dict[nn.Module, nn.Module]) -> dict[nn.Module, nn.Module]:
+    """What is in layers, and what takes its place in new ones: others may hold an attention's last layer."""
+    found = {}
+    for layer, made in new.items():
+        there = dict(made.named_modules())
+        for path, module in layer.named_modules():
+            if path and there.get(path, module) is not module:
+                found[module] = there[path]
+    return found
 
 
 def _warn_of_nothing(layers: Iterable[nn.Module], proportions: Sequence[float]) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from partnets.hyper.learned import Learned
 from partnets.hyper.ranges import Range, logarithmic
-from partnets.hyper.training_loss import TrainingLoss
+from partnets.hyper.training_loss import IGNORED, TrainingLoss, check_numbers
 
 # Of a weight over another one: a hundredth to a hundred times as much.
 WEIGHTS = logarithmic(1e-3, 1e3)
@@ -101,7 +101,8 @@ class ClassWeights(_Weighted):
         weights: hyper.Learned, one for each class; values() has them with a mean of 1.
 
     Shapes:
-        logits [batch, classes] and labels [batch] to losses [batch].
+        logits [batch, classes] and labels [batch] to losses [batch]; those of [batch, classes, ...] and [batch, ...] to
+        the losses of all labels that are not -100.
 
     Raises:
         ValueError: there are less than two classes.
@@ -119,7 +120,8 @@ class ClassWeights(_Weighted):
         super().__init__(F.cross_entropy, classes, range)
 
     def trained(self, output: Tensor, y: Tensor) -> Tensor:
-        return self.losses(output, y) * self.normalised()[y.clamp(min=0)]
+        losses = F.cross_entropy(output, y, reduction="none") * self.normalised()[y.clamp(min=0)]
+        return losses[y != IGNORED] if losses.dim() > 1 else losses
 
 
 class SourceWeights(_Weighted):
@@ -139,7 +141,7 @@ class SourceWeights(_Weighted):
         output [batch, ...] and (targets, source int64 [batch]) to losses [batch].
 
     Raises:
-        ValueError: there are less than two sources; or as TrainingLoss.losses.
+        ValueError: there are less than two sources, or not one of them for each example; or as TrainingLoss.losses.
 
     Example:
         >>> weights = SourceWeights(("books", "web"))
@@ -161,7 +163,9 @@ class SourceWeights(_Weighted):
         return y[0]
 
     def trained(self, output: Any, y: Any) -> Tensor:
-        return self.losses(output, y) * self.normalised()[y[1]]
+        losses, weights = self.losses(output, y), self.normalised()
+        check_numbers("sources", y[1], losses, len(weights))
+        return losses * weights[y[1]]
 
 
 class ExampleWeights(TrainingLoss):
@@ -219,6 +223,7 @@ class ExampleWeights(TrainingLoss):
         if self.scores is None:
             weights = self.network(losses.detach()[:, None])[:, 0].sigmoid()
         else:
+            check_numbers("indices", y[1], losses, len(self.scores))
             weights = self.scores[y[1]].sigmoid()
         return losses * (weights / weights.mean())
 

@@ -86,12 +86,31 @@ class TrainingLoss(Hyperparameter):
         are_classes = isinstance(targets, Tensor) and not targets.is_floating_point() and found.shape == targets.shape
         if not are_classes:
             return found.flatten(1).mean(1)
-        counted = (targets != IGNORED).flatten(1)
+        counted = (targets != _ignored(self.loss)).flatten(1)
         return found.flatten(1).sum(1) / counted.sum(1).clamp(min=1)
 
     def to_ordinary(self) -> nn.Module:
         """Nothing: what is deployed learns no more."""
         return nn.Identity()
+
+
+def check_numbers(what: str, numbers: Any, losses: Tensor, count: int) -> None:
+    """Raises ValueError unless there is a number in 0..count - 1 for each example."""
+    shown = list(numbers.shape) if isinstance(numbers, Tensor) else f"a {type(numbers).__name__}"
+    if not isinstance(numbers, Tensor) or numbers.shape != losses.shape or numbers.is_floating_point():
+        raise ValueError(
+            f"the {what} are {shown}, of {len(losses)} examples; pass int64 [{len(losses)}] with the targets."
+        )
+    if numbers.numel() and not 0 <= int(numbers.min()) <= int(numbers.max()) < count:
+        raise ValueError(
+            f"the {what} are {int(numbers.min())} to {int(numbers.max())}; pass numbers in 0..{count - 1}."
+        )
+
+
+def _ignored(loss: Callable) -> int:
+    """The class that a loss leaves out."""
+    told = loss.keywords if isinstance(loss, functools.partial) else vars(loss) if isinstance(loss, nn.Module) else {}
+    return told.get("ignore_index", IGNORED)
 
 
 def _of_each(loss: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:

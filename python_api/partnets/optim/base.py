@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from partkernels import Partition
 from partkernels.operators.optimizers import check_not_negative
-from partnets.hyper import LearningRate, hyperparameters
+from partnets.hyper import LearningRate, WeightDecay, hyperparameters
 from partnets.nn.entries import take
 from partnets.nn.local_shard import local_entries
 from partnets.nn.partitioned import UNKNOWN, Partitioned, count, partitioned_layers
@@ -41,6 +41,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
             )
         self.count = count(model)
         self._owners = owners(model)
+        _check_held(model)
         self._rates = _learned_rates(model)
         defaults = self._with_decays(defaults)
         self.check(defaults)
@@ -311,6 +312,19 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         owners = dict(zip(indices, self.parameters(), strict=True))
         for group in groups:
             self.check_states({owners[i]: states[i] for i in group["params"] if i in states}, group)
+
+
+def _check_held(model: nn.Module) -> None:
+    """Raises ValueError if a learned rate or decay is of layers that are not in the model: it would do none."""
+    modules = set(model.modules())
+    for path, module in model.named_modules():
+        if isinstance(module, LearningRate | WeightDecay):
+            strange = [part for one in module.of for part in one.modules() if part not in modules]
+            if strange:
+                raise ValueError(
+                    f"{path} (hyper.{type(module).__name__}) is of a {type(strange[0]).__name__} that is not in the"
+                    " model; make it of the model's present layers."
+                )
 
 
 def _learned_rates(model: nn.Module) -> dict[nn.Parameter, LearningRate]:

@@ -25,7 +25,7 @@ from partnets.utils import sealed
 FORMAT = 4
 _EXPECTED = f"checkpoint of format {FORMAT}; pass a file that Trainer.save wrote."
 # Of a configuration, what files of before it was there were saved with.
-_OF_BEFORE = {"one_pass": False}
+_OF_BEFORE = {"one_pass": False, "hyper_gradient": {}}
 # What all checkpoints have beside format and configuration.
 _NAMES = (
     *("order", "examples", "model", "optimizer", "hyper_optimizer", "scheduler", "hyper_scheduler", "best"),
@@ -176,8 +176,7 @@ def configuration(trainer: TrainingState) -> dict:
         "hyper_after": trainer.hyper_after,
         "hyper_chunks": trainer.hyper_chunks,
         "one_pass": trainer.one_pass,
-        # Files of before version 0.3 say nothing of it.
-        **{f"hyper_gradient of {path}": repr(one) for path, one in trainer.hyper_gradient.items() if one is not None},
+        "hyper_gradient": {path: repr(one) for path, one in trainer.hyper_gradient.items() if one is not None},
         "keep_best": trainer.best is not None,
         **trainer.settings(),
     }

@@ -979,3 +979,13 @@ def test_a_merged_norm_of_an_uneven_group_is_traced():
     partnets.partition(model, (0.5, 0.25, 0.25), scheme="nested", example=x)
     merged = partnets.merge(model, active=2)
     torch.testing.assert_close(torch.jit.trace(merged, x)(x[:2]), merged(x[:2]))
+
+
+def test_hooks_on_merged_norms_see_all_units():
+    norm = nn.LayerNorm(32)
+    norm.register_forward_hook(lambda module, inputs, y: y.roll(3, -1))
+    model, x = nn.Sequential(nn.Linear(8, 32), norm, nn.ReLU(), nn.Linear(32, 3)), torch.randn(5, 8)
+    partnets.partition(model, (0.5, 0.25, 0.25), scheme="nested", example=x)
+    for k in (1, 2, 3):
+        with partnets.subnetwork(model, k):
+            torch.testing.assert_close(partnets.merge(model, active=k)(x), model(x))

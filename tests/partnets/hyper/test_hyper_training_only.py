@@ -258,3 +258,67 @@ def test_learned_rates_are_those_of_steps_and_schedules_count():
     model.more = hyper.LearningRate(model.network[0], 0.3)
     with pytest.raises(ValueError, match=r"network\.0\.\w+ has two learning rates, of which more is one"):
         optim.SGD(model)
+
+
+@pytest.mark.parametrize("scheme", ["weight", "nested"])
+def test_vectors_are_no_weights_to_decay_in_a_partitioned_model_either(scheme):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gamma, self.table = nn.Parameter(torch.ones(16)), nn.Parameter(torch.ones(1, 16))
+
+        def forward(self, x):
+            return x * self.gamma + self.table
+
+    network = nn.Sequential(nn.Linear(4, 16), Scaled(), nn.Linear(16, 2))
+    decay = hyper.WeightDecay(network)
+    assert len(decay.decayed()) == 3
+    example = {"example": torch.randn(3, 4)} if scheme == "nested" else {}
+    partnets.partition(nn.Sequential(network, decay), PROPORTIONS, scheme=scheme, **example)
+    expected = [network[0].weight, network[1]._parameters["table"], network[2].weight]
+    assert {*map(id, decay.decayed())} == {*map(id, expected)}
+
+
+@pytest.mark.parametrize("defaults", ["stored", "zero"])
+def test_what_is_inside_of_an_attention_is_decayed_where_it_learns(defaults):
+    """Of which partition makes a new last layer."""
+    attention = nn.MultiheadAttention(8, 2)
+    linear = [module for module in attention.modules() if isinstance(module, nn.Linear)]
+    decay = hyper.WeightDecay(linear)
+    model = nn.ModuleDict({"attention": attention, "decay": decay})
+    partnets.partition(model, PROPORTIONS, defaults=defaults)
+    assert decay.decayed() == [model["attention"].out_proj.weight]
+    with partnets.subnetwork(model, 1, 1), hyper.penalties() as found:
+        decay(torch.ones(1))
+        found[0].mean().backward()
+    grad = model["attention"].out_proj.weight.grad
+    assert not grad[~model["attention"].out_proj.partition.mask(1)].any()
+
+
+def test_what_is_of_layers_that_are_gone_is_named():
+    network = nn.Sequential(nn.Linear(4, 3))
+    for module in (hyper.WeightDecay(network[0]), hyper.LearningRate(network[0])):
+        model = partnets.partition(nn.Sequential(nn.Linear(4, 3), module), PROPORTIONS)
+        with pytest.raises(ValueError, match=r"1 \(hyper\.\w+\) is of a Linear that is not in the model"):
+            optim.SGD(model)
+
+
+def test_numbers_that_are_not_of_each_example_are_refused():
+    logits, y = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    for weights in (hyper.SourceWeights(2), hyper.ExampleWeights(2)):
+        for numbers in (torch.tensor([[0], [1], [0], [1]]), torch.tensor([0.0, 1.0, 0.0, 1.0]), [0, 1, 0, 1]):
+            with pytest.raises(ValueError, match=r"of 4 examples; pass int64 \[4\]"):
+                weights(logits, (y, numbers))
+        for numbers in (torch.tensor([0, 1, -1, 1]), torch.tensor([0, 1, 2, 1])):
+            with pytest.raises(ValueError, match=r"pass \w+ in 0\.\.1"):
+                weights(logits, (y, numbers))
+
+
+def test_class_weights_of_tokens_are_torchs():
+    weights, logits, y = hyper.ClassWeights(3), torch.randn(2, 3, 2), torch.tensor([[0, -100], [2, 1]])
+    weights.weights.assign([1.0, 2.0, 6.0])
+    expected = F.cross_entropy(logits, y, weight=torch.tensor([1.0, 2.0, 6.0]) / 3, reduction="none")
+    torch.testing.assert_close(weights(logits, y), expected[y != -100])
+    ignoring = hyper.SourceWeights(2, nn.CrossEntropyLoss(ignore_index=0))
+    found = ignoring.losses(logits, (y.clamp(min=0), torch.tensor([0, 1])))
+    torch.testing.assert_close(found[1], F.cross_entropy(logits[1:], y[1:]))

@@ -104,3 +104,22 @@ def test_statistics_of_averaged_weights_are_stale():
     assert not torch.equal(before, averaged.module[1].running_mean)
     partnets.merge(averaged.module)
     partnets.merge(copy.deepcopy(averaged.module).to(torch.bfloat16))
+
+
+def test_statistics_are_stale_where_other_weights_are_loaded_beside_them():
+    x = torch.randn(80, 4)
+    chunks = partnets.chunk((x, (x[:, 0] > 0).long()), (0.6, 0.4))
+
+    def fresh():
+        return partnets.partition(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)), (0.6, 0.4))
+
+    model = fresh()
+    partnets.Trainer(model, chunks, batch_size=16).fit(4)
+    state = model.state_dict()
+    loaded = fresh()
+    loaded.load_state_dict(state)
+    partnets.merge(loaded)
+    loaded.load_state_dict(state | {"0.weight": 2 * state["0.weight"]})
+    with pytest.warns(UserWarning, match="older than the weights"):
+        partnets.merge(loaded)
+    partnets.merge(loaded[:2])  # of a part of a model nobody knows

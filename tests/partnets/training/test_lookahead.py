@@ -419,3 +419,62 @@ def test_differences_of_weights_in_half_precision_are_refused():
     by = partnets.Lookahead(exact=False)
     with pytest.raises(ValueError, match=r"half precision are lost in rounding; pass Lookahead\(exact=True\)"):
         partnets.step_lookahead(model, optim.SGD(model), step_of_psi, given, model.learn, model.judge, by=by)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_penalty_may_hold_the_parameters_themselves(exact):
+    model, own, batches = tuned("linear", "weight", "Adam")
+    batches = batches[:3]
+    expected = ahead(model, own, batches, 3, exact)
+    held = [model.network[0].weight, model.network[2].weight]  # of which all entries are live in the last subnetwork
+    model.decay.penalty = lambda x: model.decay.decay() * sum(parameter.square().sum() for parameter in held) / 2
+    value, gradient = ahead(model, own, batches, 3, exact)
+    assert value == pytest.approx(expected[0], rel=1e-9)
+    torch.testing.assert_close(gradient, expected[1], rtol=1e-6, atol=1e-10)
+
+
+def test_rates_of_0_and_of_layers_that_a_batch_leaves_out_have_a_gradient_of_0():
+    class Dropped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.last = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+            self.rate = hyper.LearningRate(self.second, 0.01)
+
+        def forward(self, x):
+            return self.last(self.first(x).tanh())  # without the second
+
+    model = partnets.partition(Dropped(), PROPORTIONS)
+    x, y = torch.randn(9, 6), torch.randint(3, (9,))
+
+    def loss(batch):
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    step_of_psi, given = torch.optim.SGD(model.rate.parameters(), lr=0.1), {2: ((x, y), [(x, y)])}
+    partnets.step_lookahead(model, optim.SGD(model), step_of_psi, given, loss, loss)
+    assert model.rate.rate.raw.grad == 0
+    model.rate.of = [model.first]
+    optimizer = optim.SGD(model, lr=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 - step)
+    partnets.step_lookahead(model, optimizer, step_of_psi, given, loss, loss)
+    assert model.rate.rate.raw.grad != 0
+    optimizer.zero_grad()
+    with partnets.subnetwork(model, 1, 1):
+        loss((x, y)).backward()
+    optimizer.step(update=1)
+    schedule.step()
+    partnets.step_lookahead(model, optimizer, step_of_psi, given, loss, loss)
+    assert model.rate.rate.raw.grad == 0
+
+
+def test_a_checkpoint_of_a_direct_run_is_refused_by_one_that_looks_ahead(tmp_path):
+    def made(how):
+        model = partnets.partition(nn.Sequential(nn.Linear(6, 3), psi := hyper.Temperature(1.5)), PROPORTIONS)
+        chunks = partnets.chunk((torch.zeros(60, 6), torch.arange(60) % 3), PROPORTIONS)
+        return partnets.Trainer(model, chunks, hyper=psi, batch_size=16, hyper_gradient=how)
+
+    for one, other in (("direct", "lookahead"), ("lookahead", "direct")):
+        trainer = made(one)
+        trainer.fit(1)
+        trainer.save(tmp_path / "saved.pt")
+        with pytest.raises(ValueError, match="hyper_gradient"):
+            made(other).load(tmp_path / "saved.pt")
