@@ -41,7 +41,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
             )
         self.count = count(model)
         self._owners = owners(model)
-        _check_held(model)
+        check_held(model)
         self._rates = _learned_rates(model)
         defaults = self._with_decays(defaults)
         self.check(defaults)
@@ -314,7 +314,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
             self.check_states({owners[i]: states[i] for i in group["params"] if i in states}, group)
 
 
-def _check_held(model: nn.Module) -> None:
+def check_held(model: nn.Module) -> None:
     """Raises ValueError if a learned rate or decay is of layers that are not in the model: it would do none."""
     modules = set(model.modules())
     for path, module in model.named_modules():

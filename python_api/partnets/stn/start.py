@@ -10,7 +10,8 @@ from torch import Generator, Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from partnets.data.batch import mean
-from partnets.hyper import Learned, WeightDecay, penalties
+from partnets.hyper import Learned, penalties
+from partnets.optim.base import check_held
 from partnets.stn.converting import vector_of
 from partnets.stn.layer import HyperLayer
 from partnets.stn.step import count_examples
@@ -34,7 +35,7 @@ ROUNDING = 8
 def check_start(trainer: TrainingState) -> None:
     """Raises ValueError where hyperparameters are not what they seem; nothing of the model changes."""
     vector, before = vector_of(trainer.model), Held(trainer.model)
-    _check_decayed(trainer.model)
+    check_held(trainer.model)
     try:
         with preserved(trainer.device), torch.no_grad(), eagerly(), vector.noting() as noted:
             batches = [_drawn(trainer, examples) for examples in SIZES]
@@ -63,16 +64,6 @@ def _trained(trainer: TrainingState, vector: HyperVector, batch: Any) -> list[Te
 
 def _tensors(output: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-
-
-def _check_decayed(model: nn.Module) -> None:
-    inside = set(model.parameters())
-    for path, module in model.named_modules():
-        if isinstance(module, WeightDecay) and not inside.issuperset(module.decayed()):
-            raise ValueError(
-                f"{path} decays weights that are not in the model, as those of a layer that was replaced since;"
-                " construct it of layers of this model."
-            )
 
 
 def _check_read(trainer: TrainingState, vector: HyperVector, read: set[nn.Module]) -> None:

@@ -30,7 +30,6 @@ Whole = list[Tensor]
 Packed = list[Tensor]
 # How far finite differences move the weights: a Euclidean norm, by the size of their dtype in bytes.
 MOVES = {8: 1e-4, 4: 1e-2}
-SINGLE = 4
 # What torch's clipping adds to a norm.
 CLIPPED = 1e-6
 
@@ -108,7 +107,7 @@ class InnerSteps:
             if optimizer.entries_of(parameter, parameter, k) is not None
         }
         self.parameters = list(self.groups)
-        if not exact and any(parameter.itemsize < SINGLE for parameter in self.parameters):
+        if not exact and any(parameter.itemsize not in MOVES for parameter in self.parameters):
             raise ValueError(
                 "finite differences of weights in half precision are lost in rounding; pass Lookahead(exact=True), or"
                 " keep the weights in float32, without autocast."
@@ -130,26 +129,24 @@ class InnerSteps:
         gradients = self._gradients(batch, self.weights, self.parameters, graph=self.exact)
         slopes = [None if grad is None else self._take_one(i, grad) for i, grad in enumerate(gradients)]
         kept = gradients if self.exact else None
-        self.taken.append(one := Taken(self.weights, kept, slopes, batch, noise, self.states, held))
+        self.taken.append(Taken(self.weights, kept, slopes, batch, noise, self.states, held))
         del gradients
         factor, states = self._factor(slopes), []
         weights = [weight.detach().clone() for weight in self.weights]
         for i, slope in enumerate(slopes):
             entries = self._take_one(i, self.weights[i])
             with torch.no_grad():
-                entries, state = self._stepped(i, entries, None if slope is None else factor * slope, one)
+                before = None if self.states is None else self.states[i]
+                entries, state = self._stepped(i, entries, None if slope is None else factor * slope, before)
             self._put_one(i, weights[i], entries)
             states.append({} if is_last else state)
         self.weights, self.states = weights, states
 
-    def _stepped(
-        self, i: int, entries: Tensor, slope: Tensor | None, one: Taken, state: dict | None = None
-    ) -> tuple[Tensor, dict]:
-        """What a step makes of a parameter's entries and their state."""
+    def _stepped(self, i: int, entries: Tensor, slope: Tensor | None, state: dict | None) -> tuple[Tensor, dict]:
+        """What a step makes of a parameter's entries and their state, the optimiser's present one if None."""
         parameter = self.parameters[i]
         optimizer, settings, present = self.optimizer.as_torchs(parameter, self.groups[parameter], self.k)
-        if state is None:
-            state = present if one.states is None else one.states[i]
+        state = present if state is None else state
         rate = self.optimizer.rate_to_follow(parameter, self.groups[parameter])
         if slope is None:  # it leaves them out, whatever their rate
             return entries * 1 if rate is None else entries + 0 * rate, state
@@ -191,7 +188,7 @@ class InnerSteps:
                 entries = self._take_one(i, one.weights[i]).clone().requires_grad_()
                 slope = None if slope is None else (factor * slope).requires_grad_()
                 state = None if one.states is None else {name: _leaf(value) for name, value in one.states[i].items()}
-                after, state_after = self._stepped(i, entries, slope, one, state)
+                after, state_after = self._stepped(i, entries, slope, state)
                 moments = {name: value for name, value in (state or {}).items() if _requires_grad(value)}
                 outputs = [after, *(state_after[name] for name in by_states[i])]
                 wanted = [entries, *([] if slope is None else [slope]), *moments.values(), *self.psi]

@@ -15,7 +15,7 @@ from partnets.nn.batch_norm import outdate_statistics
 from partnets.optim.base import PartitionedOptimizer, check_partitioned
 from partnets.training.inner_steps import InnerSteps, leaving_nothing
 from partnets.training.start import check_finite
-from partnets.training.step import check_clip, check_k, check_reached, hyper_learning, parameters_of, step_hyper
+from partnets.training.step import check_clip, check_reached, checked_weights, hyper_learning, parameters_of, step_hyper
 from partnets.utils.checks import check_at_least
 from partnets.utils.modules import evaluating
 from partnets.utils.solvers import conjugate_gradients, neumann
@@ -212,11 +212,8 @@ def step_lookahead(
         True
     """
     check_partitioned(optimizer)
-    check_k(model, *batches, least=2)
     check_clip(clip)
-    weights = dict.fromkeys(batches, 1 / len(batches)) if weights is None else weights
-    if weights.keys() != batches.keys() or not batches:
-        raise ValueError(f"weights are of the chunks {[*weights]} and batches of {[*batches]}; pass one for each.")
+    weights = checked_weights(model, hyper_optimizer, batches, weights)
     learning = parameters_of(hyper_optimizer)
     chosen = _chosen(model, learning, by)
     if all(one is None for one in chosen.values()):

@@ -161,14 +161,7 @@ def step_hyper(
         >>> bool((mask.logits != 0).all())
         True
     """
-    if not isinstance(batches, Mapping) or not batches:
-        raise ValueError(f"batches is {_kind(batches)}; pass {{k: a batch of D_k}}, with k from 2 on.")
-    if isinstance(optimizer, PartitionedOptimizer):
-        raise ValueError(f"optimizer is a {type(optimizer).__name__} of partitions; pass one of torch.optim, of ψ.")
-    check_k(model, *batches, least=2)
-    weights = dict.fromkeys(batches, 1 / len(batches)) if weights is None else weights
-    if weights.keys() != batches.keys():
-        raise ValueError(f"weights are of the chunks {[*weights]} and batches of {[*batches]}; pass one for each.")
+    weights = checked_weights(model, optimizer, batches, weights)
     optimizer.zero_grad()
     learning, values = set(parameters_of(optimizer)), []
     # Judged by a loss that it has a part in, psi would make that small: labels less smooth, a penalty weaker.
@@ -189,6 +182,21 @@ def step_hyper(
     optimizer.step()
     outdate_statistics(model)
     return sum(values)
+
+
+def checked_weights(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batches: Mapping[int, Any], weights: Mapping[int, float] | None
+) -> Mapping[int, float]:
+    """The weight of each chunk's loss; raises ValueError unless a step of ψ can be taken with these batches."""
+    if not isinstance(batches, Mapping) or not batches:
+        raise ValueError(f"batches is {_kind(batches)}; pass {{k: a batch of D_k}}, with k from 2 on.")
+    if isinstance(optimizer, PartitionedOptimizer):
+        raise ValueError(f"optimizer is a {type(optimizer).__name__} of partitions; pass one of torch.optim, of ψ.")
+    check_k(model, *batches, least=2)
+    weights = dict.fromkeys(batches, 1 / len(batches)) if weights is None else weights
+    if weights.keys() != batches.keys():
+        raise ValueError(f"weights are of the chunks {[*weights]} and batches of {[*batches]}; pass one for each.")
+    return weights
 
 
 def check_k(model: nn.Module, *ks: int, least: int) -> None:

@@ -240,6 +240,8 @@ def test_what_has_no_gradient_is_named():
         partnets.step_lookahead(model, optim.SGD(model), step_of_psi, given, loss, loss, by="lookahead")
     with pytest.raises(ValueError, match="0 batches of D_1:1, and 1 steps"):
         partnets.step_lookahead(model, optim.SGD(model), step_of_psi, {2: ((x, y), [])}, loss, loss, by="lookahead")
+    with pytest.raises(ValueError, match=r"batches is a dict; pass \{k: a batch of D_k\}"):
+        partnets.step_lookahead(model, optim.SGD(model), step_of_psi, {}, loss, loss, by="lookahead")
     with pytest.raises(ValueError, match="hyper_gradient='ahead'"):
         partnets.step_lookahead(model, optim.SGD(model), step_of_psi, given, loss, loss, by="ahead")
 
