@@ -7,6 +7,7 @@ validation-set optimisation    Trainer(*held_out(model, data), hyper=ψ, samplin
 Augerino, safe or not          Augerino(*whole(model, data), hyper=ψ)
 grid, random search, TPE       search(train_and_validate, space, trials)
 post-hoc Laplace               laplace(model, data)
+last-layer marginal likelihood last_layer(ψ, network, data, steps=n)
 implicit and iterative         bilevel(train, validate, weights, hyper, method=...), of functions of tensors; one
 differentiation, best          hypergradient alone: hypergradient(...)
 responses, fixed values
@@ -20,6 +21,7 @@ from partnets.baselines.ensemble import Ensemble
 from partnets.baselines.hyper_search import Trial, search
 from partnets.baselines.hypergradients import Hypergradient, hypergradient
 from partnets.baselines.laplace_approximation import laplace
+from partnets.baselines.last_layer import LastLayer, last_layer
 from partnets.baselines.standard import held_out, whole
 
 __all__ = [
@@ -27,11 +29,13 @@ __all__ = [
     "Bilevel",
     "Ensemble",
     "Hypergradient",
+    "LastLayer",
     "Trial",
     "bilevel",
     "held_out",
     "hypergradient",
     "laplace",
+    "last_layer",
     "schedules",
     "search",
     "whole",

@@ -1,0 +1,185 @@
+"""last_layer: augmentations by the marginal likelihood of a Gaussian process on a network's last features."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from partkernels.defaults import check_seed
+from partnets.baselines.sparse_process import SparseProcess
+from partnets.data.chunks import chunk
+from partnets.hyper import Averaged
+from partnets.training.start import check_finite
+from partnets.utils.checks import check_at_least
+from partnets.utils.modules import device_of, evaluating, frozen, to_device
+
+# Of the process's values, by which the expectation of a softmax is estimated.
+DRAWS = 16
+
+
+class LastLayer(nn.Module):
+    """Logarithms of class probabilities by Gaussian processes of averaged features: what last_layer returns.
+
+    Args:
+        augmentation: maps [n, ...] to [n, ...] with a draw of its own for each example.
+        features: maps [n, ...] to [n, features].
+        process: of so many features, one for each class.
+        samples: copies of each example, over which the processes' values are averaged.
+
+    Attributes:
+        bounds: of each step of last_layer the lower bound on log p(D | ψ) / |D| in nats, estimated from its batch.
+
+    Shapes:
+        x [batch, ...] to [batch, classes].
+    """
+
+    def __init__(self, augmentation: nn.Module, features: nn.Module, process: SparseProcess, samples: int) -> None:
+        super().__init__()
+        self.augmentation, self.features, self.process, self.samples = augmentation, features, process, samples
+        self.bounds: list[float] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._log_probabilities(x).logsumexp(0) - math.log(DRAWS)
+
+    def bound(self, x: Tensor, y: Tensor, examples: int) -> Tensor:
+        """A lower bound on log p(D | ψ) / |D| in nats for |D| = examples, from a batch of them: a scalar.
+
+        The expectation over draws of the augmentation and over the processes' values is outside of the logarithm of the
+        softmax, which is concave in those values (Schwöbel et al. 2021). More samples make it tighter.
+        """
+        expected = self._log_probabilities(x).mean(0).gather(1, y[:, None]).mean()
+        return expected - self.process.divergence() / examples
+
+    def _log_probabilities(self, x: Tensor) -> Tensor:
+        """[DRAWS, batch, classes], at values that are drawn from the processes."""
+        copies = self.features(self.augmentation(x.repeat_interleave(self.samples, 0)))
+        mean, variance = self.process(copies.unflatten(0, (len(x), self.samples)))
+        return (mean + variance.sqrt() * torch.randn_like(mean.expand(DRAWS, -1, -1))).log_softmax(2)
+
+
+def last_layer(
+    augmentation: nn.Module,
+    network: nn.Module,
+    data: Dataset | Sequence[Tensor],
+    *,
+    steps: int,
+    pretraining: int = 200,
+    phase: int = 400,
+    samples: int = 4,
+    inducing: int = 100,
+    batch_size: int = 128,
+    lr: float = 1e-3,
+    process_lr: float = 1e-2,
+    hyper_lr: float = 1e-2,
+    seed: int = 0,
+    callback: Callable[[int, LastLayer], None] | None = None,
+) -> LastLayer:
+    """Last-layer marginal likelihood (Schwöbel et al. 2021): ψ by all of the data, without unseen ones.
+
+    The network learns as usual for a few steps. Then Gaussian processes take the place of its last layer, of which a
+    lower bound on the marginal likelihood is known. ψ and the processes learn by it for a phase, then the network for
+    one, and so on by turns: together the network would fit the data before ψ has moved. For the same reason the first
+    steps are few: a network that knows its data by heart needs no invariance (their Section 7, and ours on digits).
+
+    Args:
+        augmentation: maps [n, ...] to [n, ...] with a draw of its own for each example; its parameters are ψ. In the
+            paper hyper.SchwobelAffine.
+        network: maps [n, ...] to logits [n, classes] by a last nn.Linear, of which nn.Identity takes the place.
+        data: a Dataset of (x, y) or tensors (x, y), y being classes.
+        steps: of the bound, each on so many examples; pretraining: of the cross-entropy before them, at four times lr.
+        phase: steps of ψ and the processes, then of the network.
+        samples: copies of each example.
+        inducing: where the processes have values of their own: at the features of so many examples, as they start.
+        batch_size: examples of a step.
+        lr, process_lr, hyper_lr: Adam's, of the network, the processes and ψ.
+        seed: an int in [0, 2**63) of the draws of examples. The noise of augmentations is torch's.
+        callback: called after each step with its number, counted from 1, and what is to be returned.
+
+    Returns:
+        The network, the augmentation and the processes as a classifier. ψ and the network have learned in place.
+
+    Raises:
+        ValueError: a number is out of range, the output is not that of the last nn.Linear, there are fewer examples
+            than `inducing`, or all of them have the same features.
+        FloatingPointError: a loss is not finite, before anything is stepped by it.
+
+    Example:
+        >>> from partnets import hyper
+        >>> data = torch.rand(60, 1, 8, 8), torch.randint(3, (60,))
+        >>> augmentation = hyper.SchwobelAffine()
+        >>> network = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 3))
+        >>> model = last_layer(augmentation, network, data, steps=4, phase=2, inducing=10, pretraining=5)
+        >>> model(data[0]).exp().sum(1).allclose(torch.ones(60)), len(model.bounds)
+        (True, 4)
+    """
+    check_at_least(1, phase=phase, samples=samples, inducing=inducing, batch_size=batch_size)
+    check_at_least(0, steps=steps, pretraining=pretraining)
+    check_seed("seed", seed)
+    chunks, generator = chunk(data, (1.0,), seed=seed), torch.Generator().manual_seed(seed)
+    examples, device = chunks.sizes[0], device_of(network)
+    if inducing > examples:
+        raise ValueError(f"inducing={inducing}, but there are {examples} examples; pass at most as many.")
+
+    def batch(size: int) -> tuple[Tensor, Tensor]:
+        return to_device(chunks.sample_upto(1, size, generator), device)
+
+    head = _head(network, augmentation, batch(2)[0])
+    optimizer = torch.optim.Adam(network.parameters(), lr=4 * lr)
+    averaged = Averaged(augmentation, network, samples=samples)
+    psi = list(augmentation.parameters())
+    with frozen(psi):
+        for step in range(pretraining):
+            x, y = batch(batch_size)
+            _descend(F.cross_entropy(averaged(x), y), optimizer, f"step {step + 1} of pretraining")
+
+    classes = network.get_submodule(head).out_features
+    network.set_submodule(head, nn.Identity())
+    with torch.no_grad():
+        process = SparseProcess(network(augmentation(batch(inducing)[0])), classes)
+    model = LastLayer(augmentation, network, process, samples)
+    groups = (psi, hyper_lr), (process.parameters(), process_lr), (network.parameters(), lr)
+    optimizer = torch.optim.Adam([{"params": list(learns), "lr": rate} for learns, rate in groups])
+    waiting = network, nn.ModuleList([augmentation, process])
+    for step in range(steps):
+        with frozen(waiting[step // phase % 2].parameters()):
+            bound = model.bound(*batch(batch_size), examples)
+            _descend(-bound, optimizer, f"step {step + 1}")
+        model.bounds.append(bound.item())
+        if callback is not None:
+            callback(step + 1, model)
+    return model
+
+
+def _descend(loss: Tensor, optimizer: torch.optim.Optimizer, what: str) -> None:
+    check_finite(loss, what)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def _head(network: nn.Module, augmentation: nn.Module, x: Tensor) -> str:
+    """The path of the nn.Linear whose output is the network's."""
+    outputs: dict[str, Tensor] = {}
+    linears = {path: module for path, module in network.named_modules() if path and isinstance(module, nn.Linear)}
+    hooks = [
+        module.register_forward_hook(lambda _, inputs, output, path=path: outputs.__setitem__(path, output))
+        for path, module in linears.items()
+    ]
+    try:
+        with torch.no_grad(), evaluating(network):
+            output = network(augmentation(x))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    head = next((path for path, found in outputs.items() if found is output), None)
+    if head is None:
+        raise ValueError(
+            f"the network's output is not that of an nn.Linear in it; it has {', '.join(linears) or 'none'}. Let it end"
+            " in one, whose place the processes take."
+        )
+    return head
