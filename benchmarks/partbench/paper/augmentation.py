@@ -31,6 +31,7 @@ METHODS = {
     "random_search": "random search",
     "tpe": "TPE",
     "augerino": "Augerino, safe",
+    "last_layer": "last-layer marginal likelihood",
     "ensemble": "partitioned (ens.)",
     "partitioned": "partitioned",
 }

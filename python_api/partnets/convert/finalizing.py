@@ -33,7 +33,8 @@ def finalize(model: nn.Module, mode: str, *, seed: int = 0, draws: int = 0) -> n
             2 and Appendix I.4, at a lower learning rate).
             'retrain': a network that has seen no data, with ψ frozen, to train from scratch (Appendix G): what
             partitions own is drawn anew, as torch draws it, as the layer's `seed_defaults` say (then with a bias of 0)
-            or from the distribution of defaults that were given. What was frozen keeps its values.
+            or from the distribution of defaults that were given. A weight that was 0 is 0 again, as an
+            adapter's, which then starts at its base. What was frozen keeps its values.
             'deploy': what the whole network computes, in evaluation mode, made of torch's modules and the model's own
             classes alone, and nothing random in it. ConcreteDropout becomes nn.Dropout with its rate, InputMask a
             multiplication, Submodule the module in it, frozen; another Hyperparameter what its to_ordinary() says.

@@ -167,6 +167,7 @@ class PartitionedLayer(Partitioned):
             self.nesting = scheme
         defaults = "seed" if defaults is None else defaults
         count, seed = len(proportions), seeds.random() if seed is None else seed
+        at_zero = self._starts_at_zero()
         changed, partitions = {}, {}
         for name, parameter in self._present(self.weights):
             if not parameter.requires_grad:
@@ -194,6 +195,14 @@ class PartitionedLayer(Partitioned):
             self._parameters[name] = parameter
         self.partitions = partitions
         self.count = self.active = self.update = count
+        if at_zero:  # as an adapter's last layer does, which changes nothing at first: so it does when it starts anew
+            self.seed_defaults = Zeros()
+
+    def _starts_at_zero(self) -> bool:
+        """Whether the weight is 0, and no rule says how it starts."""
+        weight = self._parameters.get("weight")
+        known = self.seed_defaults is not None or not self._parameters.keys() <= {"weight", "bias"}
+        return not known and weight is not None and weight.dim() > 1 and not weight.is_meta and not weight.any()
 
     def nested_alone(self, proportions: Sequence[float]) -> Nesting | None:
         """How a layer of which nobody knows what is around it nests: its outputs in order, with all inputs live.

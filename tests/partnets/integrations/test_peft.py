@@ -98,6 +98,21 @@ def test_they_are_merged_into_the_base_and_saved_as_peft_saves(scheme, tmp_path)
     assert not isinstance(whole, peft.PeftModel)
 
 
+@pytest.mark.parametrize("scheme", ["weight", "nested"])
+def test_adapters_that_start_anew_start_at_the_base(scheme):
+    model, ids = adapted()
+    with torch.no_grad():
+        expected = model.eval()(input_ids=ids).logits
+    divided(model, ids, scheme)
+    optimizer = optim.Adam(model, lr=1e-2)
+    partnets.step_weights(model, optimizer, 3, ids, loss_of(model.train()))
+    anew = partnets.finalize(model, "retrain").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(anew(input_ids=ids).logits, expected)
+    lora_a = next(p for name, p in anew.named_parameters() if "lora_A" in name)
+    assert lora_a.requires_grad and lora_a.any()
+
+
 def gpt2_again():
     torch.manual_seed(0)
     return gpt2()[0]
