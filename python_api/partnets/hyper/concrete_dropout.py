@@ -10,6 +10,8 @@ from partnets.hyper.dropout import check_rates
 from partnets.hyper.hyperparameter import Hyperparameter
 from partnets.hyper.learned import Learned
 from partnets.hyper.ranges import Range, probability
+from partnets.utils.random_state import noise_of, noise_state
+from partnets.utils.traced import is_captured, is_traced
 
 
 class ConcreteDropout(Hyperparameter):
@@ -57,8 +59,9 @@ class ConcreteDropout(Hyperparameter):
             return x
         limits = torch.finfo(self.rate.raw.dtype)
         rate = self.rate(x).clamp(limits.tiny, 1 - limits.eps)
-        kept = concrete(-rate.logit(), x.shape, self.temperature)
-        return x * (kept / (1 - rate)).to(x.dtype)
+        if not rate.requires_grad or is_traced() or is_captured(x.device):
+            return _dropped(x, rate, self.temperature)
+        return _DrawnAgain.apply(x, rate, self.temperature)
 
     def to_ordinary(self) -> nn.Dropout:
         """torch's dropout at the rate that was learned.
@@ -71,3 +74,27 @@ class ConcreteDropout(Hyperparameter):
 
     def extra_repr(self) -> str:
         return f"temperature={self.temperature}"
+
+
+def _dropped(x: Tensor, rate: Tensor, temperature: float) -> Tensor:
+    kept = concrete(-rate.logit(), x.shape, temperature)
+    return x * (kept / (1 - rate)).to(x.dtype)
+
+
+class _DrawnAgain(torch.autograd.Function):
+    """_dropped, whose mask is not kept for the gradient of the rate but drawn again: three tensors of x's size less."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, rate: Tensor, temperature: float) -> Tensor:
+        ctx.save_for_backward(x, rate)
+        ctx.temperature, ctx.state = temperature, noise_state(x.device)
+        return _dropped(x, rate, temperature)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        needed = [i for i in range(2) if ctx.needs_input_grad[i]]
+        with noise_of(ctx.state, gradient.device), torch.enable_grad():
+            y = _dropped(*ctx.saved_tensors, ctx.temperature)
+        wanted = [ctx.saved_tensors[i] for i in needed]
+        found = torch.autograd.grad(y, wanted, gradient, create_graph=torch.is_grad_enabled())
+        return *(found[needed.index(i)] if i in needed else None for i in range(2)), None

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partnets.stn.layer import HyperLayer
-from partnets.stn.response import is_defined, rows_of
+from partnets.stn.response import rows_of
 from partnets.stn.vector import is_each
+from partnets.utils.traced import is_traced
 
 # Before and after the name of a parameter: itself, its response, and V or C.
 PARTS = ("", ""), ("hyper_", ""), ("", "_scale")
@@ -62,7 +63,7 @@ class _HyperNorm(HyperLayer):
             return self.normalised(input, self.merged("weight", hyper), self.merged("bias", hyper))
         names = [prefix + name + suffix for name in self.names() for prefix, suffix in PARTS]
         tensors = input, hyper, *map(self.value, names)
-        if is_defined():
+        if is_traced():
             return self._scaled(self.normalised, *tensors)
         return _Anew.apply(partial(self._scaled, self.normalised), partial(self._scaled, self.normaliser()), *tensors)
 

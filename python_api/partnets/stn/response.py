@@ -17,8 +17,8 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._C import _are_functorch_transforms_active
-from torch.autograd import forward_ad
+
+from partnets.utils.traced import is_traced
 
 
 class Product(Protocol):
@@ -74,13 +74,7 @@ def respond(
             None if each is None else each.float() if each.itemsize < 4 else each for each in (weight_scale, bias_scale)
         ]
         arguments = x, hyper.to(scales[0].dtype), weight, hyper_weight, *scales, bias
-        return _definition(*arguments, product) if is_defined() else _Response.apply(*arguments, product)
-
-
-def is_defined() -> bool:
-    """Whether PyTorch is to see a definition: its compiler fuses that, and torch.func and forward mode need it."""
-    is_traced = torch.compiler.is_compiling() or _are_functorch_transforms_active()
-    return is_traced or forward_ad._current_level >= 0
+        return _definition(*arguments, product) if is_traced() else _Response.apply(*arguments, product)
 
 
 def rows_of(hyper: Tensor, scale: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ def get_state(device: torch.device) -> dict:
         drawn = [name, torch.from_numpy(keys.astype("int64")), *rest]
     return {
         "torch": torch.get_rng_state(),
-        "device": None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device),
+        "device": None if device.type == "cpu" else noise_state(device),
         "python": random.getstate(),
         "numpy": drawn,
     }
@@ -93,3 +93,34 @@ def preserved(device: torch.device) -> Iterator[dict]:
         yield before
     finally:
         set_state(before, device)
+
+
+def noise_state(device: torch.device) -> torch.Tensor:
+    """The state of torch's generator of a device alone, from which its kernels draw there."""
+    return torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
+
+
+@contextmanager
+def noise_of(state: torch.Tensor, device: torch.device) -> Iterator[None]:
+    """Inside, torch draws on the device what it drew after `noise_state`; afterwards all is as it was.
+
+    Example:
+        >>> cpu = torch.device("cpu")
+        >>> state, first = noise_state(cpu), torch.rand(())
+        >>> with noise_of(state, cpu):
+        ...     bool(torch.rand(()) == first)
+        True
+    """
+
+    def put(state: torch.Tensor) -> None:
+        if device.type == "cpu":
+            torch.set_rng_state(state)
+        else:
+            torch.get_device_module(device).set_rng_state(state, device)
+
+    before = noise_state(device)
+    try:
+        put(state)
+        yield
+    finally:
+        put(before)
