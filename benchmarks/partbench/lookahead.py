@@ -6,7 +6,6 @@ python -m partbench.lookahead
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,12 +14,12 @@ from statistics import median
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
 import partnets
 from partbench.figures import markdown
 from partbench.measuring.clock import WallClock
 from partbench.measuring.estimates import passes
+from partbench.measuring.peak import of_tensors
 from partbench.measuring.timing import Batch, Plan, Run, Workload, measure
 from partbench.peers.layer import CPU, THREE
 from partbench.peers.models import NAMED
@@ -122,20 +121,6 @@ def workload(name: str, scheme: str, kind: str) -> Workload:
     )
 
 
-def peak(call: Callable[[], None]) -> int:
-    """The most bytes that a call has allocated at once, beyond what was there before."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it would print when it starts and stops
-    call()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        call()
-    live = most = 0
-    for event in sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
-        if event.name() == "[memory]":
-            live += event.nbytes()
-            most = max(most, live)
-    return most
-
-
 def memory(name: str, scheme: str, kind: str) -> dict[str, float]:
     """Of each peer its peak over that of the dense step, both with weights, and moments of the optimiser."""
     training = Training.made(name, scheme, kind, 0)
@@ -144,7 +129,7 @@ def memory(name: str, scheme: str, kind: str) -> dict[str, float]:
     for peer in PEERS:
         own = direct if peer == "direct" else training
         weights = sum(p.nbytes for p in (own.dense if peer == "dense step" else own.model).parameters())
-        found[peer] = 3 * weights + peak(own.call(peer))
+        found[peer] = 3 * weights + of_tensors(own.call(peer))
     return {peer: bytes / found["dense step"] for peer, bytes in found.items()}
 
 

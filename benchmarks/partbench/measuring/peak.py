@@ -88,8 +88,7 @@ def by_allocator(job: Job) -> dict[str, int]:
             return _by_cuda_allocator(job)
         step = job.make()
         gc.collect()
-        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it would print when it starts and stops
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        with _allocations() as profiler:
             for phase in PHASES:
                 with record_function(f"phase {phase}"):
                     getattr(step, phase)()
@@ -107,6 +106,28 @@ def by_allocator(job: Job) -> dict[str, int]:
         peaks[phase] = max(peaks[phase], live)
     kept = _kept(step)
     return {phase: kept + peak for phase, peak in peaks.items()}
+
+
+def of_tensors(call: Callable[[], object]) -> int:
+    """The most bytes of tensors on the CPU that a call has allocated at once, beyond what was there before.
+
+    It is called twice: what it makes once and keeps doesn't count.
+    """
+    call()
+    gc.collect()
+    with _allocations() as profiler:
+        call()
+    live = most = 0
+    for event in sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            most = max(most, live)
+    return most
+
+
+def _allocations() -> profile:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it would print when it starts and stops
+    return profile(activities=[ProfilerActivity.CPU], profile_memory=True)
 
 
 def _kept(step: TrainStep) -> int:
