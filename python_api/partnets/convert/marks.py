@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,53 +14,44 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakIdKeyDictionary
 
 from partkernels import Units
 from partnets.nn.layer import PartitionedLayer
 from partnets.nn.registry import rule_of
+from partnets.utils.contained import has_numbers, is_lazy, tensors
+from partnets.utils.copied import copied
 from partnets.utils.modules import hooked
 
 
 def called(model: nn.Module, example: Any) -> Any:
-    """What a model makes of an example: of its argument, a tuple of its arguments, or a mapping of them by name."""
+    """What a model makes of an example: of its argument, a tuple of its arguments, or a mapping of them by name.
+
+    It gets a copy: some write into what they are given.
+
+    Raises:
+        ValueError: it returns an iterator, whose layers compute when somebody asks.
+    """
+    example = copied(example)
     if isinstance(example, Mapping):
-        return model(**example)
-    return model(*example) if isinstance(example, tuple) else model(example)
+        output = model(**example)
+    else:
+        output = model(*example) if isinstance(example, tuple) else model(example)
+    if is_lazy(output):
+        raise ValueError(
+            f"the model returns a {type(output).__name__}, whose layers compute when somebody asks; return a list."
+        )
+    return output
 
 
 def results(output: Any) -> list[Tensor]:
-    """The tensors of real and complex numbers in what a model has computed; see tensors."""
-    return [one for one in tensors(output) if not is_whole(one)]
+    """The tensors of real and complex numbers in what a model has computed, but for caches of keys and values."""
+    return [one for one in tensors(output, caches=False) if not is_whole(one)]
 
 
 def is_whole(tensor: Tensor) -> bool:
     """Whether a tensor is of whole numbers, or of choices."""
     return not (tensor.is_floating_point() or tensor.is_complex())
-
-
-def tensors(output: Any, depth: int = 0) -> list[Tensor]:
-    """The tensors in what a model has computed, in containers and objects too.
-
-    Caches of keys and values that go back into the model are left out.
-    """
-    if isinstance(output, Tensor):
-        return [output]
-    if isinstance(output, nn.Module | str | bytes | int | float | None) or depth > DEEPEST:
-        return []
-    if isinstance(output, Mapping):
-        parts = [part for name, part in output.items() if not re.search(r"past_key|cache", str(name))]
-    elif isinstance(output, tuple | list | set):
-        parts = list(output)
-    else:
-        parts = [
-            part for name, part in getattr(output, "__dict__", {}).items() if not re.search(r"past_key|cache", name)
-        ]
-        parts = [] if "ache" in type(output).__name__ else parts
-    return [tensor for part in parts for tensor in tensors(part, depth + 1)]
-
-
-# As deep as a tensor in a distribution in a tuple in a dataclass.
-DEEPEST = 5
 
 
 class Misfit(Exception):
@@ -130,15 +120,19 @@ class _Mark(torch.autograd.Function):
 
 
 def _makers(
-    tensors: Iterable[Tensor], owners: Mapping[int, nn.Module], through: Collection[nn.Module] = ()
+    given: Iterable[Tensor], owners: Mapping[int, nn.Module], through: Collection[nn.Module] = ()
 ) -> set[nn.Module]:
     """The layers of whose marks tensors are computed; of some, `through`, also those before.
 
     Args:
         owners: of parameters, by their ids, the modules that read them as their own: these are found as well.
     """
-    found, seen = set(), set()
-    front = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    return _makers_of([one.grad_fn for one in given if one.grad_fn is not None], owners, through)
+
+
+def _makers_of(nodes: Iterable[Any], owners: Mapping[int, nn.Module], through: Collection[nn.Module]) -> set[nn.Module]:
+    """See _makers; from nodes of a graph on."""
+    found, seen, front = set(), set(), list(nodes)
     while front:
         node = front.pop()
         if node in seen:
@@ -268,6 +262,55 @@ class WithoutDropout(TorchFunctionMode):
 DROPOUTS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout}
 
 
+class Cut(TorchFunctionMode):
+    """Remembers of what is computed without a graph: the largest of some numbers, what is detached, a list of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._left: set[Any] = set()
+        self._is_off = False
+
+    def without(self, function: Callable) -> Callable:
+        """A function of which nothing is remembered."""
+
+        def called(*args: Any) -> Any:
+            self._is_off = True
+            try:
+                return function(*args)
+            finally:
+                self._is_off = False
+
+        return called
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if self._is_off:
+            return result
+        name = getattr(function, "__name__", "")
+        ends = [one for one in tensors(result) if one.grad_fn is None and not one.requires_grad]
+        if not ends and name not in LEAVING:
+            return result
+        before = set()
+        for one in tensors((args, kwargs)):
+            before |= {one.grad_fn} if one.grad_fn is not None else self._before.get(one, set())
+        if name in LEAVING:
+            self._left |= before
+        elif before:
+            for one in ends:
+                self._before[one] = self._before.get(one, set()) | before
+        return result
+
+    def makers(self, output: Any, owners: Mapping[int, nn.Module], through: Collection[nn.Module]) -> set[nn.Module]:
+        """The layers of which an output's tensors without a graph are computed, and its numbers that are no tensors."""
+        nodes = {node for one in tensors(output, caches=False) for node in self._before.get(one, ())}
+        return _makers_of(nodes | (self._left if has_numbers(output) else set()), owners, through)
+
+
+# Functions that make of a tensor what is none.
+LEAVING = {"numpy", "tolist", "item", "__array__", "__bool__", "__float__", "__int__", "__index__"}
+
+
 class OfOne(TorchFunctionMode):
     """Notes of which layers' outputs a softmax over one number is made: it is 1, and hides what they are multiplied by.
 
@@ -364,7 +407,7 @@ class Runs:
             values |= {place: few.handed_on(place[0], values[place], *along) for place, along in few.along.items()}
         values = {place: nn.Parameter(value.to(self.own[place])) for place, value in values.items()}
         owners = {id(value): module for (module, _), value in values.items()}
-        start = torch.ones((), requires_grad=True)
+        start, cut = torch.ones((), requires_grad=True), Cut()
 
         def given(layer: nn.Module, args: tuple, kwargs: dict) -> list[Tensor]:
             return results((args, kwargs))[: self.rules[layer].unit_inputs]
@@ -374,7 +417,7 @@ class Runs:
             if few is not None:  # an ordinary layer takes all units
                 whole = [few.taken(layer, x, self.rules[layer]) for x in inputs]
                 seen.computed += [(layer, few.live(layer, x, self.rules[layer])) for x in whole]
-                seen.computed += [(layer, ids) for ids in tensors((args, kwargs)) if is_whole(ids)]
+                seen.computed += [(layer, ids) for ids in tensors((args, kwargs), caches=False) if is_whole(ids)]
                 args, kwargs = _replaced((args, kwargs), dict(zip(map(id, inputs), whole, strict=True)))
                 return args, kwargs
             seen.visit(layer, inputs, _makers(inputs, owners), self.rules[layer].unit_dim)
@@ -409,10 +452,11 @@ class Runs:
                 module._parameters[name] = value
             torch.manual_seed(0)
             with (
-                hooked(self.rules, before, after),
-                hooked(self._others, after=of_another),
+                hooked(self.rules, cut.without(before), cut.without(after)),
+                hooked(self._others, after=cut.without(of_another)),
                 self._knowing(),
                 spans or contextlib.nullcontext(),
+                cut,
             ):
                 output = called(self.model, self.example if example is None else example)
         finally:
@@ -420,8 +464,8 @@ class Runs:
                 module._parameters[name] = parameter
         leaves = results(output)
         norms = [layer for layer, rule in self.rules.items() if rule.keeps_units]
-        seen.whole = _makers(leaves, owners, through=norms)
-        seen.computed += [(None, one.detach()) for one in tensors(output)]
+        seen.whole = _makers(leaves, owners, norms) | cut.makers(output, owners, norms)
+        seen.computed += [(None, one.detach()) for one in tensors(output, caches=False)]
         seen.results = [leaf.detach() != 0 for leaf in leaves]
         return seen
 

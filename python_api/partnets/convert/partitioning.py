@@ -323,8 +323,20 @@ def _class_for(module: nn.Module, kept: tuple[str, ...] | None) -> type[OwnParam
     weights = tuple(name for name in own if name not in shifts)
     if kept is not None:
         return own_state_class(type(module), weights, shifts, kept)
-    caches = tuple(name for name, value in vars(module).items() if "cache" in name and type(value) is dict)
-    return own_parameters_class(type(module), weights, shifts, caches)
+    return own_parameters_class(type(module), weights, shifts, _caches(module))
+
+
+def _caches(module: nn.Module) -> tuple[str, ...]:
+    """The dicts in which a module keeps what it makes of its parameters, as timm's attention biases, and which it
+    empties in its own train()."""
+    if type(module).train is nn.Module.train:
+        return ()
+    named = {name: value for name, value in vars(module).items() if "cache" in name and type(value) is dict}
+    return tuple(
+        name
+        for name, value in named.items()
+        if all(isinstance(part, Tensor) and part.is_floating_point() for part in value.values())
+    )
 
 
 def _share_tied(model: nn.Module, new: dict[nn.Module, nn.Module], frozen: bool) -> None:

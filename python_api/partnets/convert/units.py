@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -14,6 +15,7 @@ from partkernels import Units
 from partnets.convert.marks import NEGATIVE, POSITIVE, Runs, Seen, Spans, WithoutDropout
 from partnets.nn import nesting
 from partnets.nn.layer import PartitionedLayer
+from partnets.utils.modules import evaluating
 
 # Units in more segments than these count as live: to compute with so many small blocks costs more than it saves.
 MOST_SEGMENTS = 32
@@ -49,12 +51,12 @@ class Search:
         self.has_more_elsewhere = any(seen.nonzero.keys() > self.first.nonzero.keys() for seen in others)
 
     def _tried(self, mode: Callable[[], AbstractContextManager]) -> Seen | None:
-        """What a run in another mode shows; None if the model fails in it."""
-        try:
-            with mode(), WithoutDropout():
+        """What a run in another mode shows; None if the model fails in it, also with batch norms in evaluation."""
+        norms = [module for module in self.runs.model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+        for still in ((), norms):  # which fail for a single example
+            with contextlib.suppress(Exception), mode(), evaluating(*still), WithoutDropout():
                 return self.runs.run({}, {})
-        except Exception:  # as BatchNorm does for a single example
-            return None
+        return None
 
     def _look(self, others: Sequence[Seen]) -> None:
         runs = self.runs
@@ -81,8 +83,8 @@ class Search:
         if self.seen[-1].is_finite and not self.seen[0].is_finite:
             raise ValueError(
                 "the model's code makes numbers that are not finite of units that are 0, as where it divides by their"
-                " deviation: subnetworks would compute nothing else. Keep to schemes 'weight' and 'node', or skip the"
-                " layers before."
+                " deviation, or by parameters of their own: subnetworks would compute nothing else. Keep to schemes"
+                " 'weight' and 'node', or skip the layers before."
             )
         if not all(map(torch.equal, self.seen[0].results, self.seen[-1].results)):
             raise ValueError(

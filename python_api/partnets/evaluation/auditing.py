@@ -24,6 +24,7 @@ from partnets.nn.own_parameters import OwnParameters
 from partnets.nn.own_state import STATE_OF, OwnState
 from partnets.nn.partitioned import Partitioned, count, partitioned_layers
 from partnets.utils import random_state
+from partnets.utils.contained import tensors
 from partnets.utils.held import Held, same
 from partnets.utils.modules import device_of, evaluating, overlapping, to_device
 
@@ -252,12 +253,12 @@ class _Trial:
         with watching() as read, subnetwork(self.model, k, k, hyper=True), still:
             output, loss, grads = self._learned(batch)
         self.written |= {(layer, name): None for layer, name, live, value in read if not same(live.detach(), value)}
-        values = {f"output {i}": leaf.detach().clone() for i, leaf in enumerate(_tensors(output))} | {"loss": loss}
+        values = {f"output {i}": leaf.detach().clone() for i, leaf in enumerate(tensors(output))} | {"loss": loss}
         values |= self._live_entries(grads, k)
         drawn = random_state.get_state(self.device)
         with torch.no_grad(), evaluating(self.model), subnetwork(self.model, k):
             output, _ = self.compute(copy.deepcopy(batch))
-        values |= {f"output {i} in evaluation": leaf.clone() for i, leaf in enumerate(_tensors(output))}
+        values |= {f"output {i} in evaluation": leaf.clone() for i, leaf in enumerate(tensors(output))}
         return Seen(values, drawn)
 
     def _learned(self, batch: Any) -> tuple[Any, Tensor, dict[nn.Parameter, Tensor]]:
@@ -332,7 +333,7 @@ class _Trial:
             def seen(values: Any) -> list[Tensor]:
                 if not of_outputs:
                     return tree_leaves(random_state.get_state(self.device))
-                return [leaf.detach().clone() for leaf in _tensors(values)]
+                return [leaf.detach().clone() for leaf in tensors(values)]
 
             hooks = [module.register_forward_pre_hook(begins, with_kwargs=True) for module in paths]
             hooks += [module.register_forward_hook(ends) for module in paths]
@@ -371,16 +372,9 @@ def _entries(layer: Partitioned, name: str, tensor: Tensor, update: int) -> Iter
         yield view, None if partition is None else partition.mask(update)
 
 
-def _tensors(output: Any) -> list[Tensor]:
-    """All tensors in an output, whatever it is."""
-    leaves = tree_leaves(output)
-    objects = [getattr(leaf, "__dict__", {}) for leaf in leaves if not isinstance(leaf, Tensor)]
-    return [leaf for leaf in (*leaves, *tree_leaves(objects)) if isinstance(leaf, Tensor)]
-
-
 def _size(output: Any) -> Tensor:
     """A loss for any output: the sum of the mean squares."""
-    numbers = [leaf for leaf in _tensors(output) if leaf.numel() and leaf.dtype != torch.bool]
+    numbers = [leaf for leaf in tensors(output) if leaf.numel() and leaf.dtype != torch.bool]
     return sum((leaf.abs().float().square().mean() for leaf in numbers), torch.zeros(()))
 
 

@@ -77,7 +77,7 @@ class _BatchNorm(PartitionedLayer):
     @property
     def is_stale(self) -> bool:
         # The only subnetwork of C = 1 learns in every step.
-        return self.running_mean is not None and self.count > 1 and self._batches() != self._estimated_at
+        return self._buffers["running_mean"] is not None and self.count > 1 and self._batches() != self._estimated_at
 
     @property
     def estimated_at(self) -> int:
@@ -93,12 +93,25 @@ class _BatchNorm(PartitionedLayer):
         """Takes the present running statistics for those of the present weights, of which this is the model's sum."""
         self._estimated_at, self._estimated_with = self._batches(), weights
 
+    def __getattr__(self, name: str):
+        """As PartitionedLayer's, for statistics too: inside of a subnetwork they are its own."""
+        value = super().__getattr__(name)
+        own = self.__dict__
+        if value is None or name not in own["_buffers"] or own.get("count", 1) == 1 or not self.is_inside():
+            return value
+        value = value[self.active - 1]
+        if self.nesting is None or not value.dim():
+            return value
+        units = self.nesting.outputs
+        value = units.take(value, 0, self.active)
+        return value if self.is_narrow else units.spread(value, 0, self.active)
+
     def _apply(self, fn, recurse=True):
         self._estimated_with = None  # which are the same weights in another dtype
         return super()._apply(fn, recurse)
 
     def _batches(self) -> int | None:
-        batches = self.num_batches_tracked
+        batches = self._buffers["num_batches_tracked"]
         return None if batches is None or batches.is_meta else int(batches.sum())
 
     def to_ordinary(self, active):
@@ -131,11 +144,12 @@ class _BatchNorm(PartitionedLayer):
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
-        of_batch = self.training or self.running_mean is None
-        learns = self.training and self.update is not None
+        keeps = self._buffers["running_mean"] is not None
+        of_batch = self.training or not keeps
+        learns = self.training and self.update is not None and self.track_running_stats
         mean = var = None
         factor = 0.0
-        if self.running_mean is not None and (learns or not self.training):
+        if keeps and (learns or not self.training):
             mean, var, batches = (
                 buffer[self.active - 1] if self.count > 1 else buffer for _, buffer in self._statistics()
             )

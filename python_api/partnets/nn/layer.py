@@ -397,11 +397,14 @@ class PartitionedLayer(Partitioned):
             setattr(new, self.unit_names[0], self.nesting.inputs.number(active))
         if (few := self.nesting.outputs.number(active)) == self.nesting.outputs.size:
             return new
-        if self._makes_few():
-            self.tell_size(new, few)
-        if self.by_unit and self._makes_few() and not (self.is_narrow and self.takes_narrow):
-            return LiveUnits(new, self.nesting.outputs, self.unit_dim, active, self.is_narrow)
-        return new
+        if not self._makes_few():
+            return new
+        before = dict(vars(new))
+        self.tell_size(new, few)
+        if not self.by_unit or (self.is_narrow and self.takes_narrow):
+            return new
+        told = {name: value for name, value in before.items() if value is not vars(new)[name]}
+        return LiveUnits(new, self.nesting.outputs, self.unit_dim, active, self.is_narrow, told)
 
     def _makes_few(self) -> bool:
         """Whether an ordinary layer in place of this one computes the live units alone."""

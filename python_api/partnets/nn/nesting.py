@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -93,20 +93,30 @@ class LiveUnits(nn.Module):
         dim: of x.
         active: k.
         narrow: whether the result has the live units alone.
+        settings: the layer's attributes where it has other ones for all units: a model's code that reads them knows
+            these. To such code its tensors are of all units too, with zeros for the others.
 
     Example:
         >>> import torch
-        >>> norm = LiveUnits(nn.LayerNorm(2), Units(((2, 3),)), -1, 1)
-        >>> norm(torch.tensor([[1.0, 3.0, 0.0]])).round().tolist()
-        [[-1.0, 1.0, 0.0]]
+        >>> norm = LiveUnits(nn.LayerNorm(2), Units(((2, 3),)), -1, 1, settings={"normalized_shape": (3,)})
+        >>> norm(torch.tensor([[1.0, 3.0, 0.0]])).round().tolist(), norm.normalized_shape, norm.weight.tolist()
+        ([[-1.0, 1.0, 0.0]], (3,), [1.0, 1.0, 0.0])
     """
 
-    # torch.nn.TransformerEncoderLayer does not read the parameters of norms that differ in it, but calls them.
-    eps = math.nan
-
-    def __init__(self, layer: nn.Module, units: Units, dim: int, active: int, narrow: bool = False) -> None:
+    def __init__(
+        self,
+        layer: nn.Module,
+        units: Units,
+        dim: int,
+        active: int,
+        narrow: bool = False,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__()
         self.layer = layer
+        vars(self).update(settings or {})
+        if hasattr(layer, "eps"):
+            self.eps = None if layer.eps is None else _Apart(layer.eps)
         for name in HOOKS:  # which know all units
             vars(self)[name], vars(layer)[name] = vars(layer)[name], vars(self)[name]
         self.units, self.dim, self.active, self.narrow = units, dim, active, narrow
@@ -118,10 +128,22 @@ class LiveUnits(nn.Module):
         except AttributeError:
             if name == "layer":
                 raise
-            return getattr(self.layer, name)
+            found = getattr(self.layer, name)
+        is_of_units = isinstance(found, Tensor) and found.dim() and found.shape[0] == self.units.number(self.active)
+        return self.units.spread(found, 0, self.active) if is_of_units and not self.narrow else found
 
     def forward(self, x: Tensor) -> Tensor:
         return of_live(self.layer, self.units, self.dim, self.active, self.narrow, x)
+
+
+class _Apart(float):
+    """A number that is like no other: torch.nn.TransformerEncoderLayer reads the parameters of norms of one eps, and
+    calls those that differ in it."""
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    __hash__ = float.__hash__
 
 
 def no_defaults(defaults: str | Defaults | None) -> str:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 from torch import Tensor, nn
 
 from partnets.nn.own_parameters import OwnParameters, class_of
+from partnets.nn.partitioned import bind_methods
+
+# In the names of attributes that are numbers of units.
+SIZE = re.compile(
+    r"dim|size|shape|feature|channel|width|unit|hidden|embed|planes|num|model|^(d|n|c|nf|nx|in|out)$|^d_|^n_"
+)
+MISSING = object()
 
 
 class OwnNorm(OwnParameters):
     """A norm of any class, which is over the live units alone where partitions are nested.
 
     Its own code computes, with the parameters of the live units, and with their number wherever the module has that of
-    all units in an attribute, as `normalized_shape`.
+    all units in an attribute whose name says so, as `normalized_shape` or `dim`. What it writes into itself stays.
     """
 
     keeps_units = True
@@ -26,7 +34,11 @@ class OwnNorm(OwnParameters):
 
         def norm(x: Tensor, *values: Tensor) -> Tensor:
             few = of_size(self, type(self).ordinary, x.shape[self.unit_dim], dict(zip(names, values, strict=True)))
-            return few.forward(x, *args, **kwargs)
+            before = dict(vars(few))
+            y = few.forward(x, *args, **kwargs)
+            written = {name: value for name, value in vars(few).items() if value is not before.get(name, MISSING)}
+            vars(self).update(written)
+            return y
 
         return self.compute_live(norm, x, *names)
 
@@ -54,15 +66,17 @@ def of_size(norm: nn.Module, cls: type[nn.Module], size: int, values: dict[str, 
     before = next(value for value in own["_parameters"].values() if value is not None).numel()
     vars(new).update(own)
     vars(new).update(_sizes(own, before, size), _parameters={**own["_parameters"], **values})
+    bind_methods(new, norm)
     return new
 
 
 def _sizes(attributes: dict[str, Any], before: int, size: int) -> dict[str, Any]:
-    """Those attributes that are a number of units, or a shape of that alone, as another."""
-    numbers = {name: size for name, value in attributes.items() if type(value) is int and value == before}
+    """Those attributes that are a number of units, or a shape of that alone, as another; not a temperature of 32."""
+    named = {name: value for name, value in attributes.items() if SIZE.search(name.lower())}
+    numbers = {name: size for name, value in named.items() if type(value) is int and value == before}
     shapes = {
         name: type(value)([size])
-        for name, value in attributes.items()
+        for name, value in named.items()
         if isinstance(value, tuple | list) and list(value) == [before]
     }
     return numbers | shapes

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from partnets.hyper import Hyperparameter, penalties
+from partnets.hyper import Hyperparameter, hyperparameters, penalties
 from partnets.hyper.penalty import penalised
 from partnets.nn.batch_norm import heedless_norms, outdate_statistics, running_norms
 from partnets.nn.live import subnetwork
@@ -114,6 +114,7 @@ def step_weights(
     check_partitioned(optimizer)
     check_k(model, k, least=1)
     check_clip(clip)
+    _check_all_known(model, optimizer)
     optimizer.zero_grad()
     with weights_learning(model, k):
         value, total = penalised(loss, batch)
@@ -121,6 +122,17 @@ def step_weights(
     clip_gradient(optimizer, clip)
     optimizer.step(update=k)
     return value.detach()
+
+
+def _check_all_known(model: nn.Module, optimizer: PartitionedOptimizer) -> None:
+    """Raises RuntimeError if a weight learns that the optimiser lacks, as one that was frozen when it was made."""
+    known = {*optimizer.parameters(), *hyperparameters(model)}
+    if not known.issuperset(parameter for parameter in model.parameters() if parameter.requires_grad):
+        names = [name for name, one in model.named_parameters() if one.requires_grad and one not in known]
+        raise RuntimeError(
+            f"{', '.join(names)} would never learn: the optimiser was made when it was frozen, or of another model."
+            " Make a new one of this model."
+        )
 
 
 def step_hyper(

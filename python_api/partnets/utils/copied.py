@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import random
 import types
+from array import array
 from collections import deque
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from partnets.utils.held import is_of_library, is_ones_own
+from partnets.utils.contained import attributes
+from partnets.utils.held import is_ones_own
 from partnets.utils.modules import learns
 
 
@@ -63,23 +65,18 @@ def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
         new = remember(object.__new__(type(value)))
         vars(new).update({name: copied(part, memo) for name, part in vars(value).items()})
         return new
-    slots = _slots(value)
-    if slots or is_ones_own(value):
+    if isinstance(value, bytearray | array):
+        return remember(value[:])
+    if is_ones_own(value):
         new = remember(copy.copy(value))
-        for name, part in slots:
-            setattr(new, name, copied(part, memo))
-        if is_ones_own(value):
-            vars(new).update({name: copied(part, memo) for name, part in vars(value).items()})
+        own = getattr(new, "__dict__", {})
+        for name, part in attributes(value).items():
+            if name in own:
+                own[name] = copied(part, memo)
+            else:
+                setattr(new, name, copied(part, memo))
         return new
     return value
-
-
-def _slots(value: Any) -> list[tuple[str, Any]]:
-    """What an object of one's own keeps in __slots__, by name."""
-    if is_of_library(type(value)):
-        return []
-    names = [name for one in type(value).__mro__ for name in (vars(one).get("__slots__") or ())]
-    return [(name, getattr(value, name)) for name in names if not name.startswith("__") and hasattr(value, name)]
 
 
 def _tensor(tensor: Tensor) -> Tensor:

@@ -9,13 +9,16 @@ import functools
 import random
 import sys
 import types
+from array import array
 from collections import UserDict, UserList, deque
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
+
+from partnets.utils.contained import attributes, slots
 
 # Objects of these packages are no state of a model's: who looks into a LightningModule's trainer looks at everything.
 LIBRARIES = {"accelerate", "lightning", "numpy", "pandas", "partkernels", "partnets", "torch", "transformers"}
@@ -54,6 +57,7 @@ class Held:
         self.values: dict[str, Any] = {}
         self._put_back: list[Callable[[], None]] = []
         self._seen: set[int] = set()
+        self._classes: set[type] = set()
         self._alive: list[Any] = []  # or an id could be given twice
         self._take("", model, 0)
 
@@ -91,6 +95,10 @@ class Held:
             self._put_back.append(put_back)
         elif isinstance(value, nn.Module):
             self._take_dict(path, vars(value), 0)
+            self._take_slots(path, value, 0)
+        elif isinstance(value, bytearray | array):
+            self.values[path], kept = bytes(value), value[:]
+            self._put_back.append(lambda: value.__setitem__(slice(None), kept))
         elif type(value).__module__ == "numpy" and hasattr(value, "dtype"):
             self.values[path] = kept = value.copy()
             if hasattr(value, "fill"):
@@ -127,6 +135,27 @@ class Held:
             inside = key in ("_parameters", "_buffers", "_modules")
             self._take(path if inside else _joined(path, key), value, depth + 1)
 
+    def _take_slots(self, path: str, value: Any, depth: int) -> None:
+        """What an object has in slots, and what its own classes have, as a number of all calls."""
+        self._take_attributes(path, value, slots(value), depth)
+        for cls in type(value).__mro__:
+            if cls not in self._classes and not is_of_library(cls):
+                self._classes.add(cls)
+                names = [name for name, part in vars(cls).items() if _is_state(name, part)]
+                self._take_attributes(cls.__qualname__, cls, names, depth)
+
+    def _take_attributes(self, path: str, of: Any, names: Iterable[str], depth: int) -> None:
+        kept = {name: getattr(of, name) for name in names if hasattr(of, name)}
+
+        def put_back() -> None:
+            for name, part in kept.items():
+                if getattr(of, name, EMPTY) is not part:
+                    setattr(of, name, part)
+
+        self._put_back.append(put_back)
+        for name, part in kept.items():
+            self._take(_joined(path, name), part, depth + 1)
+
     def _take_container(self, path: str, value: Any, depth: int) -> None:
         if isinstance(value, dict):
             self._take_dict(path, value, depth)
@@ -143,7 +172,8 @@ class Held:
                 if (kept := _content(cell)) is not EMPTY:
                     self._put_back.append(lambda cell=cell, kept=kept: setattr(cell, "cell_contents", kept))
         elif is_ones_own(value):
-            self._take_dict(path, vars(value), depth)
+            self._take_dict(path, getattr(value, "__dict__", {}), depth)
+            self._take_slots(path, value, depth)
             return
         for name, part in inside(value):
             self._take(_joined(path, name), part, depth + 1)
@@ -192,9 +222,7 @@ def inside(value: Any) -> list[tuple[Any, Any]]:
         names = (*value.__code__.co_freevars, "__defaults__", "__kwdefaults__")
         values = (*map(_content, value.__closure__ or ()), value.__defaults__, value.__kwdefaults__)
         return [(name, part) for name, part in zip(names, values, strict=True) if part is not EMPTY]
-    if isinstance(value, nn.Module) or is_ones_own(value):
-        return list(vars(value).items())
-    return []
+    return list(attributes(value).items()) if isinstance(value, nn.Module) or is_ones_own(value) else []
 
 
 def _content(cell: types.CellType) -> Any:
@@ -205,11 +233,18 @@ def _content(cell: types.CellType) -> Any:
 
 
 def is_ones_own(value: Any) -> bool:
-    if not hasattr(value, "__dict__") or isinstance(value, type | types.ModuleType | enum.Enum):
+    has_attributes = hasattr(value, "__dict__") or slots(value)
+    if not has_attributes or isinstance(value, type | types.ModuleType | enum.Enum):
         return False
     if isinstance(value, types.SimpleNamespace | argparse.Namespace | UserDict | UserList):
         return True
     return not is_of_library(type(value))
+
+
+def _is_state(name: str, value: Any) -> bool:
+    """Whether an attribute of a class is what may change: a number, a tensor, a container or an object of one's own."""
+    plain = bool | int | float | complex | str | bytes | Tensor | list | dict | set | deque | bytearray | array
+    return not name.startswith("__") and (isinstance(value, plain) or (is_ones_own(value) and not callable(value)))
 
 
 def is_of_library(cls: type) -> bool:

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import math
 import pickle
+from collections import deque
 
 import pytest
 import torch
@@ -296,6 +297,15 @@ class Out:
     logits: torch.Tensor
 
 
+@dataclasses.dataclass(slots=True)
+class Slots:
+    logits: torch.Tensor
+
+
+class TeacherOutput(Out):
+    """In whose name there is 'ache'."""
+
+
 OUTPUTS = {
     "detached": lambda y, training: y.detach(),
     "dataclass": lambda y, training: Out(y),
@@ -303,25 +313,61 @@ OUTPUTS = {
     "argmax in evaluation": lambda y, training: y if training else y.argmax(-1),
     "complex": lambda y, training: torch.fft.fft(y),
     "dict of lists": lambda y, training: {"a": [y]},
+    "slots": lambda y, training: Slots(y),
+    "deque": lambda y, training: deque([y]),
+    "values of a dict": lambda y, training: {"a": y}.values(),
+    "named as what holds one": lambda y, training: {"cached": TeacherOutput(y)},
+    "very deep": lambda y, training: [[[[[[y]]]]]],
+    "argmax": lambda y, training: y.argmax(-1),
+    "choices of argmax": lambda y, training: y.argmax(-1).add(1) > 3,
+    "NumPy": lambda y, training: y.detach().numpy(),
+    "numbers": lambda y, training: y.tolist(),
+    "numbers in training": lambda y, training: y.tolist() if training else y,
+    "indices": lambda y, training: y.topk(2).indices,
 }
 
 
+class Cascade(nn.Module):
+    """Whose output a second stage computes with as well."""
+
+    def __init__(self, returned):
+        super().__init__()
+        self.a, self.b, self.auxiliary = nn.Linear(5, 16), nn.Linear(16, 10), nn.Linear(16, 10)
+        self.second, self.norm, self.returned = nn.Linear(10, 4), nn.BatchNorm1d(4), returned
+
+    def forward(self, x):
+        x = torch.relu(self.a(x))
+        y, other = self.b(x), self.auxiliary(x)  # which is computed always, and returned in training alone
+        found = self.returned(y, self.training), self.norm(self.second(y.softmax(-1)))
+        return (*found, other) if self.training else found
+
+
+@pytest.mark.parametrize("examples", [1, 4])
 @pytest.mark.parametrize("how", OUTPUTS)
-def test_outputs_are_live_however_they_are_returned(how):
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b, self.auxiliary = nn.Linear(5, 16), nn.Linear(16, 10), nn.Linear(16, 10)
-
-        def forward(self, x):
-            x = torch.relu(self.a(x))
-            y, other = self.b(x), self.auxiliary(x)  # which is computed always, and returned in training alone
-            y = OUTPUTS[how](y, self.training)
-            return (y, other) if self.training else y
-
-    model = partnets.partition(Net(), PROPORTIONS, scheme="nested", example=torch.randn(4, 5))
+def test_outputs_are_live_however_they_are_returned(how, examples):
+    """Of one example too, for which a batch norm fails in training."""
+    model = partnets.partition(Cascade(OUTPUTS[how]), PROPORTIONS, scheme="nested", example=torch.randn(examples, 5))
     assert model.b.nesting.outputs.is_whole and model.auxiliary.nesting.outputs.is_whole
     assert model.a.nesting.outputs.segments == ((8, 12, 16),)
+
+
+def test_a_model_that_returns_what_computes_later_is_refused():
+    with pytest.raises(
+        ValueError, match=r"returns a generator, whose layers compute when somebody asks; return a list"
+    ):
+        made = Cascade(lambda y, training: y)
+        made.forward = lambda x: (layer(x) for layer in (made.a,))
+        partnets.partition(made, PROPORTIONS, scheme="nested", example=torch.randn(4, 5))
+
+
+def test_the_example_stays_as_it_is():
+    class Greedy(Cascade):
+        def forward(self, batch):
+            return super().forward(batch.pop("x").mul_(2))
+
+    example = {"x": torch.ones(4, 5)}
+    partnets.partition(Greedy(lambda y, training: y), PROPORTIONS, scheme="nested", example=(example,))
+    assert torch.equal(example["x"], torch.ones(4, 5))
 
 
 class Experts(nn.Module):
@@ -476,8 +522,6 @@ MEANS = {
     "a one-sided gate": lambda model, h: model.b(h * (1 + torch.relu(-h.mean(-1, keepdim=True)))),
     "a largest unit": lambda model, h: model.b(h * (1 + h.amax(-1, keepdim=True).clamp(max=0))),
     "row numbers": lambda model, h: model.b(h) + model.rows((20 * h.mean(-1)).long().clamp(0, 49)),
-    "a whole number": lambda model, h: (model.b(h), (100 * h.mean(-1)).long()),
-    "a choice": lambda model, h: {"y": model.b(h), "is_large": h.mean(-1) > 0.75},
 }
 
 
@@ -989,3 +1033,90 @@ def test_hooks_on_merged_norms_see_all_units():
     for k in (1, 2, 3):
         with partnets.subnetwork(model, k):
             torch.testing.assert_close(partnets.merge(model, active=k)(x), model(x))
+
+
+class Reading(nn.Module):
+    """Whose code asks a norm for its settings and its scales, beside calling it."""
+
+    def __init__(self, norm, read):
+        super().__init__()
+        self.a, self.norm, self.b, self.read = nn.Linear(6, 32), norm, nn.Linear(32, 3), read
+
+    def forward(self, x):
+        h = self.norm(self.a(x))
+        return self.b(h * self.read(self.norm, h))
+
+
+READ = {
+    "eps": (nn.LayerNorm(32), lambda norm, h: 1 / (h.std() + norm.eps)),
+    "normalized_shape": (nn.LayerNorm(32), lambda norm, h: norm.normalized_shape[0] ** -0.5),
+    "weight": (nn.LayerNorm(32), lambda norm, h: 1 / norm.weight.abs().mean()),
+    "num_groups": (nn.GroupNorm(4, 32), lambda norm, h: 1 / norm.num_groups),
+    "num_channels": (nn.GroupNorm(4, 32), lambda norm, h: 1 / norm.num_channels),
+    "num_features": (nn.BatchNorm1d(32), lambda norm, h: 1 / norm.num_features),
+    "running_mean": (nn.BatchNorm1d(32), lambda norm, h: 1 / (1 + (h - norm.running_mean).square().mean())),
+}
+
+
+@pytest.mark.parametrize("what", READ)
+def test_who_reads_a_norm_reads_the_same_merged(what):
+    norm, read = READ[what]
+    model = partnets.partition(
+        Reading(copy.deepcopy(norm), read), PROPORTIONS, scheme="nested", example=torch.randn(8, 6)
+    ).eval()
+    for name, buffer in model.norm.named_buffers():
+        if name == "running_mean":
+            buffer.copy_(torch.randn(buffer.shape))
+    x = torch.randn(5, 6)
+    for k in (1, 2, 3):
+        with torch.no_grad(), partnets.subnetwork(model, k):
+            torch.testing.assert_close(partnets.merge(model, active=k)(x), model(x))
+
+
+class WarmNorm(nn.Module):
+    """Comes in over its first calls, remembers them, and has its method and a number that are no size."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.weight, self.dim, self.calls, self.temperature = nn.Parameter(torch.ones(size)), size, 0, size
+        self.computed = self.root
+
+    def root(self, x):
+        return x * self.dim**0.5 / x.norm(dim=-1, keepdim=True)
+
+    def forward(self, x):
+        self.calls += 1
+        return self.computed(x) * self.weight / self.temperature
+
+
+def test_a_norm_of_ones_own_keeps_what_it_writes_and_knows_which_number_is_its_size():
+    network = nn.Sequential(nn.Linear(6, 32), WarmNorm(32), nn.Linear(32, 3))
+    model = partnets.partition(network, PROPORTIONS, scheme="nested", example=torch.randn(4, 6))
+    assert model[1].calls == 0
+    x = torch.randn(5, 6)
+    for k in (1, 2, 3):
+        with torch.no_grad(), partnets.subnetwork(model, k):
+            live = model[0].partition.row_units.number(k)
+            h = F.linear(x, model[0].weight[:live], model[0].bias[:live])
+            h = h * live**0.5 / h.norm(dim=-1, keepdim=True) / 32
+            torch.testing.assert_close(model(x), F.linear(h, model[2].weight[:, :live], model[2].bias))
+            torch.testing.assert_close(partnets.merge(model, active=k)(x), model(x))
+    assert model[1].calls == 6
+
+
+class DividedGradient(torch.autograd.Function):
+    """Its gradient is divided by the root of how many units there are, as learned step sizes are."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad / grad.shape[-1] ** 0.5
+
+
+def test_gradients_that_know_the_number_of_units_keep_zeros():
+    model = Coded(lambda model, h: model.b(DividedGradient.apply(torch.relu(h))))
+    partnets.partition(model, PROPORTIONS, scheme="nested", example=torch.randn(4, 8))
+    assert not model.a.is_narrow and model.a.nesting.outputs.number(1) < 32

@@ -253,7 +253,7 @@ LEAKS = {
     Hooked: "layer._forward_hooks.",
     Random: "noise draws random numbers, and how many depends on the data",
     PythonRandom: "the model itself draws random numbers",
-    OutOfSight: "the model itself gives something else each time",
+    OutOfSight: "OutOfSight.mean follows the data",
     MadeInForward: "teacher",
 }
 

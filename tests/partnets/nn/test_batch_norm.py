@@ -123,3 +123,28 @@ def test_statistics_are_stale_where_other_weights_are_loaded_beside_them():
     with pytest.warns(UserWarning, match="older than the weights"):
         partnets.merge(loaded)
     partnets.merge(loaded[:2])  # of a part of a model nobody knows
+
+
+@pytest.mark.parametrize("scheme", ["weight", "nested"])
+def test_who_reads_statistics_reads_those_of_the_live_subnetwork(scheme):
+    network = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
+    example = {"example": torch.randn(3, 4)} if scheme == "nested" else {}
+    model = partnets.partition(network, (0.5, 0.5), scheme=scheme, **example)
+    rows = model[1].running_mean
+    rows.copy_(torch.randn(rows.shape))
+    for k in (1, 2):
+        with partnets.subnetwork(model, k):
+            merged = partnets.merge(model, active=k)[1]
+            torch.testing.assert_close(model[1].running_mean, merged.running_mean)
+    with pytest.raises(AttributeError, match="running_men"), partnets.subnetwork(model, 1):
+        _ = model[1].running_men
+
+
+def test_statistics_that_are_not_tracked_any_more_stay():
+    """As virtual adversarial training asks for."""
+    model = partnets.partition(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), (0.5, 0.5)).train()
+    model[1].track_running_stats = False
+    before = model[1].running_mean.clone()
+    with partnets.subnetwork(model, 2, 2):
+        model(torch.randn(3, 4))
+    assert torch.equal(model[1].running_mean, before)

@@ -386,3 +386,29 @@ def test_a_tied_weight_is_loaded_with_its_one_partition_or_not_at_all():
         models[1].load_state_dict(state, strict=False)
     assert models[1].table.partition is before
     models[1].load_state_dict(models[0].state_dict())
+
+
+class WithDicts(nn.Module):
+    """Whose dicts are called caches, and are settings, a table and a memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(4))
+        self.cache_options, self.index_cache, self.cache = {"scale": 3.0}, {4: torch.arange(3, -1, -1)}, {}
+
+    def forward(self, x):
+        if self.training:
+            self.cache["mean"] = x.mean(0)
+        return (x * self.gain * self.cache_options["scale"])[:, self.index_cache[4]] - self.cache.get("mean", 0)
+
+
+def test_dicts_that_are_called_caches_stay_unless_their_class_empties_them():
+    model, x = nn.Sequential(WithDicts()), torch.randn(3, 4)
+    plain = copy.deepcopy(model)
+    partnets.partition(model, (0.5, 0.5))
+    for one in (model, plain):
+        one.train()
+        one(x)
+        one.eval()
+    torch.testing.assert_close(model(x), plain(x))
+    torch.testing.assert_close(partnets.merge(model)(x), plain(x))

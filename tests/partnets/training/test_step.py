@@ -1,5 +1,7 @@
 """step_weights and step_hyper: what they change, in which order, and what they refuse before anything changes."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -137,3 +139,15 @@ def test_a_wrong_argument_is_named_before_anything_changes(model, batch, call, m
     with pytest.raises(ValueError, match=message):
         call(model, batch)
     assert all((parameter.grad == 1).all() for parameter in model.parameters())
+
+
+def test_a_weight_that_learns_since_the_optimiser_was_made_is_named():
+    network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    network[0].requires_grad_(False)
+    model = partnets.partition(network, (0.5, 0.5), defaults="seed", frozen=True)
+    optimizer = partnets.optim.SGD(model, lr=0.1)
+    model[0].requires_grad_(True)
+    before = copy.deepcopy(list(model.parameters()))
+    with pytest.raises(RuntimeError, match=r"0\.weight, 0\.bias would never learn: the optimiser was made"):
+        partnets.step_weights(model, optimizer, 1, torch.ones(2, 4), lambda x: model(x).square().mean())
+    assert all(map(torch.equal, before, model.parameters()))

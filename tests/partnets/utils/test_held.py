@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from array import array
+
 import pytest
 import torch
 from torch import nn
@@ -50,3 +53,35 @@ def test_what_cannot_be_put_back_keeps_nothing_else_from_it():
     with pytest.raises(ZeroDivisionError):
         before.put_back()
     assert not model[0].running_mean.any()
+
+
+@dataclasses.dataclass(slots=True)
+class Slots:
+    mean: float = 0.0
+
+
+class Everywhere(nn.Module):
+    """Remembers in slots, in its class, in bytes and in an array."""
+
+    calls, seen = 0, {}
+
+    def __init__(self):
+        super().__init__()
+        self.slots, self.bytes, self.array = Slots(), bytearray(2), array("d", [0.0])
+
+    def forward(self, x):
+        type(self).calls += 1
+        self.seen["last"] = x
+        self.slots.mean, self.bytes[0], self.array[0] = x.mean(), 1, 1.0
+        return x
+
+
+def test_slots_and_what_classes_have_are_put_back():
+    model = Everywhere()
+    before = Held(model)
+    model(torch.ones(2))
+    assert before.changed(Held(model)) == [
+        "slots.mean", "bytes", "array", "Everywhere.calls", "Everywhere.seen.last"
+    ]  # fmt: skip
+    before.put_back()
+    assert not before.changed(Held(model)) and Everywhere.calls == 0 and not Everywhere.seen
