@@ -21,7 +21,7 @@ from partnets.baselines.ensemble import Ensemble
 from partnets.baselines.hyper_search import Trial, search
 from partnets.baselines.hypergradients import Hypergradient, hypergradient
 from partnets.baselines.laplace_approximation import laplace
-from partnets.baselines.last_layer import LastLayer, last_layer
+from partnets.baselines.last_layer_likelihood import LastLayer, last_layer
 from partnets.baselines.standard import held_out, whole
 
 __all__ = [
