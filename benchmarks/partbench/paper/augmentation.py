@@ -32,11 +32,15 @@ METHODS = {
     "tpe": "TPE",
     "augerino": "Augerino, safe",
     "last_layer": "last-layer marginal likelihood",
+    "longer": "standard training, twice the steps",
+    "fixed": "fixed augmentation in training, twice the steps",
+    "validation_retraining": "validation set: the recipe",
     "ensemble": "partitioned (ens.)",
     "partitioned": "partitioned",
+    "retraining": "partitioned: the recipe",
 }
 # The ensemble is what the method approximates, not what it should beat.
-NOT_BASELINES = ("ensemble", "partitioned")
+NOT_BASELINES = ("ensemble", "partitioned", "retraining", "validation_retraining")
 QUICK = ("standard", "partitioned")
 # Enough to learn a rotation.
 QUICK_STEPS = 1000

@@ -10,7 +10,7 @@ from torch import nn
 
 import partnets
 from partbench.paper.experiment import Record, rotation
-from partbench.paper.recipes import Recipe, first_affine, recipe
+from partbench.paper.recipes import Recipe, first_affine, recipe, small_affine
 from partbench.paper.runs import fit
 from partnets import baselines, hyper
 from partnets.data import Data, Normalise, ToFloat, load
@@ -34,6 +34,9 @@ FINETUNE_EPOCHS = 20
 EVALUATION_BATCH = 250
 # Of the last-layer method: with as many as 800 the network knows its data by heart, and ψ goes back (digits, seed 0).
 PRETRAINING = 200
+# Of the recipe: the share of the steps in which ψ is sought, a step of it after each so many, and its learning rate
+# over that of a ψ that has a step after each.
+SEARCH, EVERY, HYPER_LR = 0.4, 4, 1.5
 
 
 def partition(model: nn.Module, proportions: Sequence[float], data: Data, scheme: str, seed: int) -> None:
@@ -109,6 +112,48 @@ class Learner:
         whole = baselines.whole(self.model(augmentation), self.data.train, seed=self.seed)
         return self.result(self.train(*whole, baselines.Augerino, hyper=augmentation, safe=safe, hyper_lr=0.05))
 
+    # --- the recipe, and what else takes as many passes ---
+
+    def longer(self) -> Record:
+        """Without augmentation, for as many passes as w and ψ take elsewhere."""
+        model = nn.Sequential(ToFloat(), self.network())
+        whole = baselines.whole(model, self.data.train)
+        return self.result(self.train(*whole, batch_size=self.recipe.plain_batch, steps=2 * self.steps))
+
+    def fixed(self) -> Record:
+        """With the augmentation in training that ψ of the recipe starts with, for as many passes."""
+        whole = baselines.whole(self.model(hyper.InTraining(small_affine())), self.data.train, seed=self.seed)
+        return self.result(self.train(*whole, steps=2 * self.steps))
+
+    def retraining(self) -> Record:
+        """The recipe: what the classes do not change with learned directly, what helps in training by looking ahead;
+        then a network from scratch, on all data, with both."""
+        psi = self.psi()
+        model = self.model(nn.Sequential(*psi))
+        partition(model, self.recipe.proportions, self.data, "weight", self.seed)
+        chunks = partnets.chunk(self.data.train, self.recipe.proportions, seed=self.seed)
+        return self.sought(model, chunks, psi)
+
+    def validation_retraining(self) -> Record:
+        """The same with a validation set."""
+        psi = self.psi()
+        return self.sought(*self.held_out(nn.Sequential(*psi), VALIDATION), psi, sampling=(1, 0))
+
+    def psi(self) -> list[hyper.Hyperparameter]:
+        return [self.recipe.augmentation(), hyper.InTraining(small_affine())]
+
+    def sought(self, model, chunks, psi: Sequence[hyper.Hyperparameter], **options) -> Record:
+        options |= {"hyper": psi, "hyper_every": EVERY, "hyper_lr": HYPER_LR * self.recipe.hyper_lr}
+        self.train(model, chunks, steps=round(SEARCH * self.steps), part=".search", **options)
+        found, in_training = (self.tested(model, one.values()) for one in psi)
+        lml = partnets.lml(model, chunks, batch_size=EVALUATION_BATCH)
+        fresh = partnets.finalize(model, "retrain", seed=self.seed)
+        torch.manual_seed(self.seed)
+        whole = baselines.whole(fresh, self.data.train, seed=self.seed)
+        retrained = self.result(self.train(*whole, part=".retrained"))
+        psi = {"psi": found["psi"], "psi_in_training": in_training["psi"]}
+        return {**retrained, **psi, "lml": lml, "searched_accuracy": found["accuracy"]}
+
     def last_layer(self) -> Record:
         """ψ by the marginal likelihood of a last layer, at as many passes as w and ψ take elsewhere."""
         angle = rotation(first_affine().values())
@@ -166,7 +211,8 @@ class Learner:
         """The trainer, trained; part: of a training of several parts, its checkpoint's suffix."""
         optimizer, steps = self.recipe.optimizer(model, chunks, lr), self.steps if steps is None else steps
         if (psi := options.get("hyper")) is not None:
-            options["hyper_optimizer"] = torch.optim.Adam(psi.parameters(), lr=hyper_lr or self.recipe.hyper_lr)
+            parameters = nn.ModuleList([psi] if isinstance(psi, nn.Module) else psi).parameters()
+            options["hyper_optimizer"] = torch.optim.Adam(parameters, lr=hyper_lr or self.recipe.hyper_lr)
         options = {"batch_size": self.recipe.batch, "seed": self.seed, **options}
         trainer = kind(model, chunks, optimizer=optimizer, scheduler=self.recipe.scheduler(optimizer, steps), **options)
         fit(trainer, steps, self.checkpoint.with_suffix(part) if part else self.checkpoint)
