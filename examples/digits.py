@@ -3,8 +3,8 @@
 Trains on scikit-learn's digits, once upright and once with every image rotated by an angle from U[-180, 180] degrees.
 The widths of random affine transformations are hyperparameters, of two kinds. What the classes do not change with is
 drawn always, and learned from how it changes predictions: rotations should grow on rotated digits, and shrink on
-upright ones. What makes few images more is drawn in training alone, and learned by looking ahead. Then the same network is trained
-from scratch, whole and on all images, with both. Nothing is tuned for either data set.
+upright ones. What makes few images more is drawn in training alone, and learned by looking ahead. Then the same
+network is trained from scratch, whole and on all images, with both. Nothing is tuned for either data set.
 
 usage: python examples/digits.py [--seeds 0,1,2] [--steps 2400] [--out out/digits.png]
 """

@@ -60,12 +60,15 @@ class Hyperparameter(nn.Module):
     def to_ordinary(self) -> nn.Module:
         """A module of torch alone that computes the same in evaluation mode, for partnets.finalize(model, "deploy").
 
-        By default what torch.fx traces of forward, with the present values as constants. A module without forward, of
-        which others read the numbers, becomes an nn.Module that holds those.
+        Nothing of what acts on training alone. By default of others what torch.fx traces of forward, with the present
+        values as constants. A module without forward, of which others read the numbers, becomes an nn.Module that holds
+        those.
 
         Raises:
             ValueError: forward draws random numbers in evaluation, or torch.fx cannot trace it: define this method.
         """
+        if self.hyper_gradient != "direct":
+            return nn.Identity()
         if type(self).forward is not nn.Module.forward:
             return traced(self)
         new = nn.Module()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from partnets.hyper.hyperparameter import Hyperparameter
 
@@ -41,7 +41,3 @@ class InTraining(Hyperparameter):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.module(x) if self.training else x
-
-    def to_ordinary(self) -> nn.Module:
-        """Nothing: what is deployed sees each example as it is."""
-        return nn.Identity()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from partnets.hyper.dropout import RATES, check_rates
 from partnets.hyper.hyperparameter import Hyperparameter
@@ -61,7 +61,3 @@ class LabelSmoothing(Hyperparameter):
         smoothing = self.smoothing(labels)
         over_classes = -logits.log_softmax(1).mean(1).masked_fill(labels == -100, 0.0)
         return losses + smoothing * (over_classes - losses)
-
-    def to_ordinary(self) -> nn.Module:
-        """Nothing: what is deployed learns no more."""
-        return nn.Identity()

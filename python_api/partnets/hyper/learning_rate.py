@@ -71,7 +71,3 @@ class LearningRate(Hyperparameter):
         hyper = {part for one in modules if isinstance(one, Hyperparameter) for part in one.modules()}
         own = {parameter for module in modules - hyper for parameter in module.parameters(recurse=False)}
         return {parameter for parameter in own if parameter.requires_grad}
-
-    def to_ordinary(self) -> nn.Module:
-        """Nothing: what is deployed learns no more."""
-        return nn.Identity()

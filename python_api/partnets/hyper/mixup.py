@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import Beta
 
 from partnets.hyper.hyperparameter import Hyperparameter
@@ -83,7 +83,3 @@ class Mixup(Hyperparameter):
             )
         share, others = mixed
         return share * self._loss(output, targets) + (1 - share) * self._loss(output, targets[others])
-
-    def to_ordinary(self) -> nn.Module:
-        """Nothing: what is deployed sees each example as it is."""
-        return nn.Identity()

@@ -93,7 +93,3 @@ class Penalty(Hyperparameter):
     def penalty(self, x: Tensor) -> Tensor:
         """The term for x, of which the mean counts: of any shape."""
         raise NotImplementedError(f"{type(self).__name__} has no penalty(x); define it.")
-
-    def to_ordinary(self) -> torch.nn.Module:
-        """Nothing: what is deployed learns no more."""
-        return torch.nn.Identity()

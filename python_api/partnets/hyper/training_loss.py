@@ -89,10 +89,6 @@ class TrainingLoss(Hyperparameter):
         counted = (targets != _ignored(self.loss)).flatten(1)
         return found.flatten(1).sum(1) / counted.sum(1).clamp(min=1)
 
-    def to_ordinary(self) -> nn.Module:
-        """Nothing: what is deployed learns no more."""
-        return nn.Identity()
-
 
 def check_numbers(what: str, numbers: Any, losses: Tensor, count: int) -> None:
     """Raises ValueError unless there is a number in 0..count - 1 for each example."""

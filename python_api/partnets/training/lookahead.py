@@ -15,7 +15,15 @@ from partnets.nn.batch_norm import outdate_statistics
 from partnets.optim.base import PartitionedOptimizer, check_partitioned
 from partnets.training.inner_steps import InnerSteps, leaving_nothing
 from partnets.training.start import check_finite
-from partnets.training.step import check_clip, check_reached, checked_weights, hyper_learning, parameters_of, step_hyper
+from partnets.training.step import (
+    check_clip,
+    check_reached,
+    checked_weights,
+    hyper_learning,
+    parameters_of,
+    step_hyper,
+    training_only,
+)
 from partnets.utils.checks import check_at_least
 from partnets.utils.modules import evaluating
 from partnets.utils.solvers import conjugate_gradients, neumann
@@ -248,7 +256,8 @@ def _gradients(
 
     The loss is that of the present weights, where something learns directly, and else of where the first looks.
     """
-    training_only = [module for module, one in chosen.items() if one is not None]
+    off = [module for module, one in chosen.items() if one is not None]
+    off += [module for module in training_only(model) if module not in chosen]
     own: dict[Technique, list[nn.Parameter]] = {}
     left = {parameter: None for parameter in learning if parameter.requires_grad}  # in order
     for module, one in chosen.items():
@@ -261,7 +270,7 @@ def _gradients(
     found: dict[nn.Parameter, Tensor] = {}
     value = None
     if direct:
-        with hyper_learning(model, k + 1), penalties(), evaluating(*training_only):
+        with hyper_learning(model, k + 1), penalties(), evaluating(*off):
             loss_of_unseen = hyper_loss(unseen)
             check_finite(loss_of_unseen, "a step of ψ")
             if loss_of_unseen.requires_grad:
@@ -273,7 +282,7 @@ def _gradients(
             if len(seen) < one.steps:
                 raise ValueError(f"there are {len(seen)} batches of D_1:{k}, and {one.steps} steps to look ahead.")
             inner = InnerSteps(model, optimizer, k, loss, psi, one.exact, clip)
-            judged = functools.partial(inner.judged, unseen, hyper_loss, psi, training_only)
+            judged = functools.partial(inner.judged, unseen, hyper_loss, psi, off)
             after, through, of_forward = one.gradients(inner, seen[: one.steps], judged)
             check_finite(after, "a step of ψ")
             value = after if value is None else value

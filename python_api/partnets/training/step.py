@@ -176,17 +176,9 @@ def step_hyper(
     """
     weights = checked_weights(model, optimizer, batches, weights)
     optimizer.zero_grad()
-    learning, values = set(parameters_of(optimizer)), []
-    # Judged by a loss that it has a part in, psi would make that small: labels less smooth, a penalty weaker.
-    training_only = [
-        module
-        for module in model.modules()
-        if isinstance(module, Hyperparameter)
-        and module.hyper_gradient != "direct"
-        and learning.intersection(module.parameters())
-    ]
+    values, off = [], training_only(model)
     for k, batch in batches.items():
-        with hyper_learning(model, k), penalties(), evaluating(*training_only):  # penalties regularise w alone
+        with hyper_learning(model, k), penalties(), evaluating(*off):  # penalties regularise w alone
             value = weights[k] * loss(batch)
             if value.requires_grad:  # otherwise ψ reaches nothing, which is reported below
                 backward(value)
@@ -195,6 +187,16 @@ def step_hyper(
     optimizer.step()
     outdate_statistics(model)
     return sum(values)
+
+
+def training_only(model: nn.Module) -> list[Hyperparameter]:
+    """The modules of a model that act on training alone: they are off where unseen data judge, also if they are still.
+
+    Judged by a loss that it has a part in, ψ would make that small: labels less smooth, a penalty weaker.
+    """
+    return [
+        module for module in model.modules() if isinstance(module, Hyperparameter) and module.hyper_gradient != "direct"
+    ]
 
 
 def checked_weights(

@@ -322,3 +322,27 @@ def test_class_weights_of_tokens_are_torchs():
     ignoring = hyper.SourceWeights(2, nn.CrossEntropyLoss(ignore_index=0))
     found = ignoring.losses(logits, (y.clamp(min=0), torch.tensor([0, 1])))
     torch.testing.assert_close(found[1], F.cross_entropy(logits[1:], y[1:]))
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_acts_on_training_alone_is_off_where_unseen_data_judge_also_if_it_does_not_learn(ahead):
+    mixup, decay = hyper.Mixup(1.0), hyper.LabelSmoothing(0.1)
+    model = partnets.partition(nn.Sequential(mixup, hyper.InputMask(4), nn.Linear(4, 2), decay), (0.5, 0.5))
+    psi = [decay] if ahead else [model[1]]
+    learning = torch.optim.SGD([p for one in psi for p in one.parameters()], lr=0.1)
+    x, y, seen = torch.randn(6, 4), torch.arange(6) % 2, []
+
+    def judge(batch):
+        seen.append(mixup.training)
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    def learn(batch):
+        assert mixup.training
+        return decay(model(batch[0]), batch[1]).mean()
+
+    optimizer = optim.SGD(model, lr=0.1)
+    if ahead:
+        partnets.step_lookahead(model, optimizer, learning, {2: ((x, y), [(x, y)])}, learn, judge)
+    else:
+        partnets.step_hyper(model, learning, {2: (x, y)}, judge)
+    assert seen and not any(seen) and mixup.training
