@@ -24,7 +24,7 @@ from partnets import (
     optim,
     stn,
 )
-from partnets.convert import explain_partition, finalize, merge, partition, without_rule
+from partnets.convert import explain_partition, finalize, merge, partition, reassign, without_rule
 from partnets.data.chunks import Chunks, chunk
 from partnets.data.loader import Loader
 from partnets.evaluation import accuracy, audit, estimate_statistics, lml, loss_matrix, mean_loss, per_subnetwork
@@ -102,6 +102,7 @@ __all__ = [
     "optim",
     "partition",
     "per_subnetwork",
+    "reassign",
     "register",
     "step_hyper",
     "step_lookahead",

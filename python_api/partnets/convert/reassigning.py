@@ -1,0 +1,157 @@
+"""reassign: partitions that move during training (Appendix C's future work)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from partkernels import NestedPartition, Partition
+from partkernels.defaults import check_seed
+from partkernels.partition import sizes
+from partnets.nn.batch_norm import outdate_statistics
+from partnets.nn.layer import PartitionedLayer
+from partnets.nn.partitioned import count, partitioned_layers
+from partnets.optim import PartitionedOptimizer
+from partnets.optim.base import check_partitioned
+from partnets.utils.modules import is_sharded
+from partnets.utils.seeds import derived
+
+ORDERS = ("random", "magnitude")
+
+
+@torch.no_grad()
+def reassign(
+    model: nn.Module,
+    proportions: Sequence[float],
+    optimizer: PartitionedOptimizer | None = None,
+    *,
+    by: str = "random",
+    seed: int = 0,
+) -> dict[str, int]:
+    """Gives partitions other shares of the weights, in place, by as few moves as can be.
+
+    An entry may move to a later partition as it is: that one may know all that the entry has seen. One that moves to an
+    earlier partition is reset to its default, and its moments to 0: it has seen chunks that the earlier one must not
+    know. So the invariant holds, whenever partitions move. Where the outputs of a layer are partitioned as a whole
+    (scheme 'node'), they move as a whole. Shifts and scales, of which each partition has its own, stay.
+
+    Args:
+        model: partitioned by the scheme 'weight' or 'node'.
+        proportions: C numbers that sum to 1: the shares of each weight after this.
+        optimizer: of partnets.optim, of this model, whose state for entries follows. Needed once it has stepped.
+        by: which entries move to a later partition: 'random', or 'magnitude', those that differ least from their
+            defaults. To an earlier one 'random' ones move in any case: what later chunks made of them must not choose.
+        seed: an int in [0, 2**63) of random choices; together with each weight's path.
+
+    Returns:
+        How many entries have moved: {'later': n, 'earlier': n}.
+
+    Raises:
+        ValueError: the proportions are not C that sum to 1, a partition is nested, by or seed is none of these, or
+            weights are sharded; nothing has changed then.
+
+    Example:
+        >>> import partnets
+        >>> model = partnets.partition(nn.Linear(10, 10), (0.8, 0.1, 0.1))
+        >>> reassign(model, (0.2, 0.2, 0.6))
+        {'later': 60, 'earlier': 0}
+        >>> model.partition.sizes()
+        [20, 20, 60]
+    """
+    if by not in ORDERS:
+        raise ValueError(f"by={by!r}; pass one of {', '.join(map(repr, ORDERS))}.")
+    check_seed("seed", seed)
+    if optimizer is not None:
+        check_partitioned(optimizer)
+    weights = list(_weights(model))
+    _check(model, weights, proportions)
+    groups = {p: group for group in (optimizer.param_groups if optimizer else ()) for p in group["params"]}
+    moved, made = {"later": 0, "earlier": 0}, {}
+    for path, layer, name in weights:
+        parameter, partition = layer._parameters[name], layer.partitions[name]
+        if parameter in made:  # of layers that share it
+            layer.partitions[name] = made[parameter]
+            continue
+        view, old = layer.seen_by_partition(name, parameter), partition.ids()
+        values = partition.defaults.values(view.shape, view.dtype, view.device)
+        distance = (view - values).abs() if by == "magnitude" else None
+        generator = torch.Generator().manual_seed(derived(derived(seed, path), name))
+        nodes = _nodes(layer, name, old)
+        new = _moved(old, proportions, distance, nodes, generator)
+        earlier = new < old
+        moved["later"] += int((new > old).sum())
+        moved["earlier"] += int(earlier.sum())
+        view.copy_(torch.where(earlier, values, view))
+        state = (
+            optimizer.whole_state(parameter, groups[parameter]) if optimizer and optimizer.state[parameter] else None
+        )
+        made[parameter] = Partition.from_ids(new, count=partition.count, defaults=partition.defaults)
+        layer.partitions[name] = made[parameter]
+        if state is not None:
+            for like in (one for one in state.values() if isinstance(one, Tensor) and one.shape == parameter.shape):
+                layer.seen_by_partition(name, like).masked_fill_(earlier, 0)
+            optimizer.state[parameter] = optimizer.of_whole(parameter, groups[parameter], state)
+    outdate_statistics(model)
+    return moved
+
+
+def _weights(model: nn.Module) -> Iterator[tuple[str, PartitionedLayer, str]]:
+    """The weights that have a partition and learn: their layer's path, the layer, and their name."""
+    for path, layer in partitioned_layers(model):
+        for name, parameter in layer.owned():
+            if name in getattr(layer, "partitions", ()) and parameter.requires_grad:
+                yield path, layer, name
+
+
+def _check(model: nn.Module, weights: list[tuple[str, PartitionedLayer, str]], proportions: Sequence[float]) -> None:
+    sizes(0, proportions)
+    if len(proportions) != count(model):
+        raise ValueError(f"there are {len(proportions)} proportions and {count(model)} partitions; pass one for each.")
+    nested = [path for path, layer, name in weights if isinstance(layer.partitions[name], NestedPartition)]
+    if nested:
+        raise ValueError(
+            f"{nested[0]} is nested: subnetwork k is its first units, and a unit that becomes one would be 0 on both"
+            " sides, which never learns. Partitions move with schemes 'weight' and 'node'."
+        )
+    if sharded := [path for path, layer, name in weights if is_sharded(layer._parameters[name])]:
+        raise ValueError(f"{sharded[0]} is sharded; reassign before fully_shard, on each rank alike.")
+
+
+def _nodes(layer: PartitionedLayer, name: str, ids: Tensor) -> Tensor | None:
+    """Which output each entry belongs to, if those have one owner each; None if entries have theirs alone."""
+    nodes = layer.nodes(name, ids.shape).expand(ids.shape).to(ids.device)
+    first = ids.new_zeros(int(nodes.max()) + 1 if nodes.numel() else 0)
+    first[nodes.reshape(-1)] = ids.reshape(-1)
+    is_alike = bool((first[nodes] == ids).all()) and first.numel() < ids.numel()
+    return nodes if is_alike and int(ids.max()) > int(ids.min()) else None
+
+
+def _moved(
+    ids: Tensor, proportions: Sequence[float], distance: Tensor | None, nodes: Tensor | None, generator: torch.Generator
+) -> Tensor:
+    """The owners after the fewest moves that give partitions these shares."""
+    if nodes is not None:
+        of_nodes = ids.new_zeros(int(nodes.max()) + 1)
+        of_nodes[nodes.reshape(-1)] = ids.reshape(-1)
+        if distance is not None:
+            sums = distance.new_zeros(len(of_nodes))
+            distance = sums.index_add_(0, nodes.reshape(-1), distance.reshape(-1))
+        return _moved(of_nodes, proportions, distance, None, generator)[nodes]
+    owners = ids.reshape(-1).cpu().long()
+    wanted = torch.tensor(sizes(ids.numel(), proportions))
+    surplus = torch.bincount(owners, minlength=len(wanted) + 1)[1:] - wanted
+    # Where those go of which a partition has too many: in order, so that none crosses another.
+    places = torch.repeat_interleave(torch.arange(1, len(wanted) + 1), (-surplus).clamp(min=0))
+    new = owners.clone()
+    for k, mine in enumerate(places.split(surplus.clamp(min=0).tolist()), 1):
+        given = (owners == k).nonzero()[:, 0]
+        given = given[torch.randperm(len(given), generator=generator)]
+        earlier = int((mine < k).sum())
+        if distance is not None:
+            far = distance.reshape(-1)[given.to(distance.device)].cpu()
+            far[:earlier] = -1  # which are chosen already, at random
+            given = given[far.argsort(stable=True)]
+        new[given[: len(mine)]] = mine
+    return new.view(ids.shape).to(ids)

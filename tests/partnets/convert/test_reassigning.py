@@ -1,0 +1,205 @@
+"""reassign: shares are as asked, moves are few, nothing of later chunks reaches earlier subnetworks."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import partnets
+from partkernels.partition import sizes
+from partnets import optim
+from partnets.nn.partitioned import partitioned_layers
+
+BEFORE = (0.6, 0.2, 0.2)
+SHARES = {
+    "to the last": (0.1, 0.2, 0.7),
+    "to the first": (0.9, 0.05, 0.05),
+    "both": (0.7, 0.0, 0.3),
+    "as they are": BEFORE,
+}
+OPTIMIZERS = {
+    "Adam": optim.Adam,
+    "momentum": lambda model: optim.SGD(model, lr=0.01, momentum=0.9),
+    "RMSprop": lambda model: optim.PerPartition(torch.optim.RMSprop, model),
+}
+
+
+def network():
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 4 * 4, 20), nn.Tanh(), nn.Linear(20, 3)
+    )
+
+
+def trained(scheme, make=optim.Adam, defaults="seed"):
+    """A model after steps of all partitions, and its optimiser."""
+    torch.manual_seed(0)
+    model = partnets.partition(network(), BEFORE, scheme=scheme, seed=1, defaults=defaults)
+    optimizer = make(model)
+    step(model, optimizer, 6)
+    return model, optimizer
+
+
+def step(model, optimizer, times):
+    for i in range(times):
+        x, y = torch.randn(8, 1, 6, 6), torch.randint(3, (8,))
+        partnets.step_weights(
+            model, optimizer, i % 3 + 1, (x, y), lambda batch: F.cross_entropy(model(batch[0]), batch[1])
+        )
+
+
+def weights(model):
+    return [(layer, name) for _, layer in partitioned_layers(model) for name in layer.partitions]
+
+
+def whole(optimizer):
+    return {p: optimizer.whole_state(p, group) for group in optimizer.param_groups for p in group["params"]}
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS)
+@pytest.mark.parametrize("by", ["random", "magnitude"])
+@pytest.mark.parametrize("shares", SHARES)
+def test_entries_keep_what_they_may_and_start_anew_where_they_may_not(shares, by, make):
+    model, optimizer = trained("weight", OPTIMIZERS[make])
+    before = [(layer.partitions[name].ids(), layer._parameters[name].clone()) for layer, name in weights(model)]
+    states = copy.deepcopy(list(whole(optimizer).values()))
+    moved = partnets.reassign(model, SHARES[shares], optimizer, by=by, seed=3)
+    found = {"later": 0, "earlier": 0}
+    places = {parameter: i for i, parameter in enumerate(optimizer.parameters())}
+    for (layer, name), (old, value) in zip(weights(model), before, strict=True):
+        partition, parameter = layer.partitions[name], layer._parameters[name]
+        new, view = partition.ids(), layer.seen_by_partition(name, parameter)
+        assert partition.sizes() == sizes(new.numel(), SHARES[shares])
+        later, earlier, value = new > old, new < old, layer.seen_by_partition(name, value)
+        found["later"] += int(later.sum())
+        found["earlier"] += int(earlier.sum())
+        defaults = partition.defaults.values(view.shape, view.dtype, view.device)
+        assert torch.equal(view, torch.where(earlier, defaults, value))
+        for key, moment in whole(optimizer)[parameter].items():
+            if moment.shape == parameter.shape:
+                seen, was = (layer.seen_by_partition(name, one) for one in (moment, states[places[parameter]][key]))
+                assert torch.equal(seen, was.masked_fill(earlier, 0))
+        # As few as can be, and over each border in one direction.
+        kept = sum(min(int((old == k).sum()), size) for k, size in enumerate(partition.sizes(), 1))
+        assert int((new == old).sum()) == kept
+        for k in (1, 2):
+            assert not (((new <= k) & (old > k)).any() and ((new > k) & (old <= k)).any())
+    assert moved == found
+    step(model, optimizer, 3)
+
+
+@pytest.mark.parametrize("scheme", ["weight", "node"])
+@pytest.mark.parametrize("by", ["random", "magnitude"])
+@pytest.mark.parametrize("shares", SHARES)
+def test_nothing_of_later_partitions_reaches_earlier_subnetworks(shares, by, scheme):
+    """Whatever later chunks have made of later partitions: values, moments, and which entries are whose."""
+    x = torch.randn(4, 1, 6, 6)
+    for k in (1, 2):
+        found = []
+        for change in (False, True):
+            model, optimizer = trained(scheme, OPTIMIZERS["momentum"])
+            if change:
+                for _, layer in partitioned_layers(model):
+                    for name, parameter in layer.owned():
+                        for j in range(k + 1, 4):
+                            tensors, part = layer.entries(
+                                name, [parameter.data, optimizer.state[parameter]["momentum"]], j
+                            )
+                            for one in tensors:
+                                mask = (
+                                    torch.ones_like(one, dtype=torch.bool)
+                                    if part is None
+                                    else part.mask(j).view(one.shape)
+                                )
+                                one[mask] = torch.randn(int(mask.sum()))
+            partnets.reassign(model, SHARES[shares], optimizer, by=by, seed=3)
+            torch.manual_seed(5)
+            with torch.no_grad(), partnets.subnetwork(model, k):
+                y = model(x)
+            maps = [(layer.partitions[name].ids() <= k) for layer, name in weights(model)]
+            state = whole(optimizer)
+            moments = [
+                layer.seen_by_partition(name, state[layer._parameters[name]]["momentum"])[mask]
+                for (layer, name), mask in zip(weights(model), maps, strict=True)
+            ]
+            found.append([y, *maps, *moments])
+        assert all(map(torch.equal, *found))
+
+
+def test_outputs_that_have_one_owner_move_as_a_whole():
+    model, _ = trained("node")
+    partnets.reassign(model, (0.2, 0.2, 0.6), by="magnitude")
+    for layer, name in weights(model):
+        ids = layer.partitions[name].ids().flatten(1)
+        assert (ids == ids[:, :1]).all()
+    assert torch.bincount(model[3].partition.ids()[:, 0].long(), minlength=4)[1:].tolist() == [4, 4, 12]
+
+
+def test_the_smallest_go_first():
+    model, _ = trained("weight", defaults="zero")
+    old = model[3].partition.ids()
+    distance = model[3].weight.detach().abs()
+    partnets.reassign(model, (0.3, 0.5, 0.2), by="magnitude")
+    new = model[3].partition.ids()
+    stayed, went = distance[(old == 1) & (new == 1)], distance[(old == 1) & (new > 1)]
+    assert went.max() <= stayed.min()
+
+
+def test_it_is_saved_merged_and_trained_on_as_before(tmp_path):
+    model, optimizer = trained("weight")
+    partnets.reassign(model, (0.2, 0.2, 0.6), optimizer)
+    again = partnets.partition(network(), BEFORE, seed=1)
+    again.load_state_dict(model.state_dict())
+    x = torch.randn(4, 1, 6, 6)
+    for k in (1, 2, 3):
+        with torch.no_grad(), partnets.subnetwork(model, k), partnets.subnetwork(again, k):
+            torch.testing.assert_close(again(x), model(x))
+            torch.testing.assert_close(partnets.merge(model, active=k)(x), model(x))
+    loaded = optim.Adam(again)
+    loaded.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    torch.manual_seed(7)
+    step(model, optimizer, 3)
+    torch.manual_seed(7)
+    step(again, loaded, 3)
+    assert all(map(torch.equal, model.parameters(), again.parameters()))
+
+
+def test_a_weight_that_two_layers_share_has_one_partition():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.head = nn.Embedding(9, 6), nn.Linear(6, 9, bias=False)
+            self.head.weight = self.table.weight
+
+    model = partnets.partition(Tied(), BEFORE, defaults="zero")
+    partnets.reassign(model, (0.1, 0.1, 0.8))
+    assert model.table.partition is model.head.partition and model.head.partition.sizes() == [6, 5, 43]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"proportions": (0.5, 0.5)}, "2 proportions and 3 partitions"),
+        ({"proportions": (0.5, 0.4, 0.4)}, "sum to 1.3"),
+        ({"by": "gradient"}, "by='gradient'; pass one of 'random', 'magnitude'"),
+        ({"seed": -1}, "seed"),
+        ({"optimizer": torch.optim.SGD([torch.zeros(1)], lr=0.1)}, "steps all partitions at once"),
+    ],
+)
+def test_bad_input_is_named_and_nothing_moves(options, message):
+    model, _ = trained("weight")
+    before = [layer.partitions[name] for layer, name in weights(model)]
+    with pytest.raises(ValueError, match=message):
+        partnets.reassign(model, **{"proportions": BEFORE, **options})
+    assert all(layer.partitions[name] is old for (layer, name), old in zip(weights(model), before, strict=True))
+
+
+def test_nested_partitions_are_refused():
+    model = partnets.partition(
+        nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), BEFORE, scheme="nested", example=torch.ones(2, 4)
+    )
+    with pytest.raises(ValueError, match=r"0 is nested: .* schemes 'weight' and 'node'"):
+        partnets.reassign(model, (0.1, 0.1, 0.8))
