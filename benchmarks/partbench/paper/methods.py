@@ -34,9 +34,9 @@ FINETUNE_EPOCHS = 20
 EVALUATION_BATCH = 250
 # Of the last-layer method: with as many as 800 the network knows its data by heart, and ψ goes back (digits, seed 0).
 PRETRAINING = 200
-# Of the recipe: the share of the steps in which ψ is sought, a step of it after each so many, and its learning rate
-# over that of a ψ that has a step after each.
-SEARCH, EVERY, HYPER_LR = 0.4, 4, 1.5
+# Of the recipe: the share of the steps in which ψ is sought, and after each how many it has a step. What learns directly
+# has as many times the learning rate, and gets as far; what looks ahead has noisier gradients, and goes astray by that.
+SEARCH, EVERY = 0.4, 4
 
 
 def partition(model: nn.Module, proportions: Sequence[float], data: Data, scheme: str, seed: int) -> None:
@@ -143,7 +143,10 @@ class Learner:
         return [self.recipe.augmentation(), hyper.InTraining(small_affine())]
 
     def sought(self, model, chunks, psi: Sequence[hyper.Hyperparameter], **options) -> Record:
-        options |= {"hyper": psi, "hyper_every": EVERY, "hyper_lr": HYPER_LR * self.recipe.hyper_lr}
+        lr = self.recipe.hyper_lr
+        rates = zip(psi, (EVERY * lr, lr), strict=True)
+        optimizer = torch.optim.Adam([{"params": list(one.parameters()), "lr": rate} for one, rate in rates])
+        options |= {"hyper": psi, "hyper_every": EVERY, "hyper_optimizer": optimizer}
         self.train(model, chunks, steps=round(SEARCH * self.steps), part=".search", **options)
         found, in_training = (self.tested(model, one.values()) for one in psi)
         lml = partnets.lml(model, chunks, batch_size=EVALUATION_BATCH)
@@ -210,9 +213,8 @@ class Learner:
     def train(self, model, chunks, kind=partnets.Trainer, *, lr=None, hyper_lr=None, steps=None, part="", **options):
         """The trainer, trained; part: of a training of several parts, its checkpoint's suffix."""
         optimizer, steps = self.recipe.optimizer(model, chunks, lr), self.steps if steps is None else steps
-        if (psi := options.get("hyper")) is not None:
-            parameters = nn.ModuleList([psi] if isinstance(psi, nn.Module) else psi).parameters()
-            options["hyper_optimizer"] = torch.optim.Adam(parameters, lr=hyper_lr or self.recipe.hyper_lr)
+        if (psi := options.get("hyper")) is not None and "hyper_optimizer" not in options:
+            options["hyper_optimizer"] = torch.optim.Adam(psi.parameters(), lr=hyper_lr or self.recipe.hyper_lr)
         options = {"batch_size": self.recipe.batch, "seed": self.seed, **options}
         trainer = kind(model, chunks, optimizer=optimizer, scheduler=self.recipe.scheduler(optimizer, steps), **options)
         fit(trainer, steps, self.checkpoint.with_suffix(part) if part else self.checkpoint)
