@@ -14,6 +14,8 @@ from partbench.paper.__main__ import main
 from partbench.paper.experiment import EXPERIMENTS, Experiment, text
 from partbench.paper.methods import Learner
 from partbench.paper.recipes import RECIPES, recipe
+from partnets import baselines
+from partnets.baselines import last_layer
 from partnets.data import load
 
 # Trainings of ten seconds to a minute.
@@ -81,6 +83,16 @@ def test_the_other_experiments_learn_and_tell(name, quick):
     assert made.text().count("| yes |") + made.text().count("| **no** |") == len(claims(made))
 
 
+@FULL
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # of which peft asks
+def test_adapters_learn_and_tell(quick):
+    pytest.importorskip("peft", reason="an experiment of its own extra")
+    made = quick("adapters")
+    for record in made.records:
+        assert record["text"] < record["base"] and 0.9 < record["of_w"] < 1.02 and 0.9 < record["of_psi"] < 1.02
+    assert made.text().count("| yes |") + made.text().count("| **no** |") == len(claims(made)) == 8
+
+
 @pytest.mark.parametrize("path", sorted(report.RESULTS.glob("*.json")), ids=lambda path: path.stem)
 def test_every_experiment_draws_its_figure_from_its_committed_results(path, tmp_path):
     report.Report.load(path).draw(tmp_path / path.name)
@@ -122,7 +134,7 @@ def test_finished_trainings_are_kept_and_not_repeated(tmp_path):
     assert len(list(tmp_path.iterdir())) == 4
 
 
-@pytest.mark.parametrize("method", ["partitioned", "ensemble", "validation", "augerino"])
+@pytest.mark.parametrize("method", ["partitioned", "ensemble", "validation", "augerino", "retraining"])
 def test_an_interrupted_training_goes_on_to_the_same_result(method, tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "CHECKPOINT_EVERY", 3)
     monkeypatch.setattr("partbench.paper.methods.FINETUNE_EPOCHS", 1)
@@ -146,6 +158,22 @@ def test_an_interrupted_training_goes_on_to_the_same_result(method, tmp_path, mo
         patch.setattr(runs.partnets.Trainer, "step", step)
         result("interrupted")
     assert result("interrupted") == whole
+
+
+def test_the_last_layers_likelihood_takes_as_many_passes(tmp_path, monkeypatch):
+    monkeypatch.setattr("partbench.paper.methods.PRETRAINING", 2)
+    data = load("digits", rotated=True).subset(128)
+    learner = Learner(recipe("digits", quick=True), data, 0, steps=3, checkpoint=tmp_path / "x.checkpoint")
+    seen = []
+    monkeypatch.setattr(
+        baselines,
+        "last_layer",
+        lambda *given, steps, pretraining, **options: (
+            seen.append(steps + pretraining) or last_layer(*given, steps=steps, pretraining=pretraining, **options)
+        ),
+    )
+    found = learner.last_layer()
+    assert seen == [6] and math.isfinite(found["loss"]) and "rotation_min" in found["psi"]
 
 
 def test_searches_share_the_steps_of_one_partitioned_run(tmp_path):

@@ -34,8 +34,9 @@ FINETUNE_EPOCHS = 20
 EVALUATION_BATCH = 250
 # Of the last-layer method: with as many as 800 the network knows its data by heart, and ψ goes back (digits, seed 0).
 PRETRAINING = 200
-# Of the recipe: the share of the steps in which ψ is sought, and after each how many it has a step. What learns directly
-# has as many times the learning rate, and gets as far; what looks ahead has noisier gradients, and goes astray by that.
+# Of the recipe: the share of the steps in which ψ is sought, and after each how many it has a step. What learns
+# directly has as many times the learning rate, and gets as far; what looks ahead has noisier gradients, and goes
+# astray by that.
 SEARCH, EVERY = 0.4, 4
 
 
