@@ -9,8 +9,8 @@ from torch import nn
 from partkernels.operators.checks import check_live
 from partnets.convert.replacing import replace_modules
 from partnets.nn.batch_norm import warn_of_stale
-from partnets.nn.own_state import sharing
-from partnets.nn.partitioned import Partitioned, count, partitioned_layers
+from partnets.nn.own_state import OwnState, sharing
+from partnets.nn.partitioned import EXISTING, Partitioned, bind_methods, count, partitioned_layers
 from partnets.nn.state_dict import unguard
 from partnets.utils.modules import is_sharded
 
@@ -62,6 +62,35 @@ def merge(model: nn.Module, active: int | None = None) -> nn.Module:
 
 
 def without_partitions(model: nn.Module, new: dict[Partitioned, nn.Module]) -> nn.Module:
-    """The model with an ordinary module for each partitioned layer; nothing of partnets stays in it but ψ."""
+    """The model with an ordinary module for each partitioned layer; nothing of partnets stays in it but ψ.
+
+    The layers themselves become those: their methods may be hooks, or kept in lists and functions.
+
+    Args:
+        model: a copy that nobody else has.
+        new: of each partitioned layer what it becomes, which is in no other place.
+    """
     unguard(model)
-    return replace_modules(model, new)
+    stuck = {layer: ordinary for layer, ordinary in new.items() if not _become(layer, ordinary)}
+    for module in model.modules():
+        if "_orig_mod" in module._modules:  # torch.compile's wrapper, which keeps its call too
+            if module._orig_mod in new:
+                module._initialize()
+        elif hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable"):  # compiled, of the original
+            del vars(module)["forward"]
+    return replace_modules(model, stuck) if stuck else model
+
+
+def _become(layer: nn.Module, ordinary: nn.Module) -> bool:
+    """Makes one module another, in place; False, and nothing has changed, if its class forbids it or its state does."""
+    if isinstance(layer, OwnState):
+        return False
+    try:
+        layer.__class__ = type(ordinary)
+    except TypeError:
+        return False
+    EXISTING.discard(layer)
+    vars(layer).clear()
+    vars(layer).update(vars(ordinary))
+    bind_methods(layer, ordinary)
+    return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,15 @@ def with_rows(parameter: nn.Parameter, count: int, neutral: float) -> nn.Paramet
     rows = torch.full(shape, neutral, dtype=parameter.dtype, device=parameter.device)
     rows[0] = parameter.detach()
     return nn.Parameter(rows, requires_grad=parameter.requires_grad)
+
+
+def raise_without_rows(what: str, parameter: Tensor, count: int) -> NoReturn:
+    """Of a parameter that somebody has assigned since: all subnetworks would read all of it."""
+    raise ValueError(
+        f"a {what} of shape {list(parameter.shape)} is in a layer of {count} partitions, which has a row for each;"
+        f" assign [{count}, ...], the first row what it is to be and 0 in the others, or set it before"
+        " partnets.partition."
+    )
 
 
 def live_sum(parameter: Tensor, count: int, active: int, update: int | None) -> Tensor:
@@ -50,6 +60,8 @@ def live_product(parameter: Tensor, count: int, active: int, update: int | None)
 
 def _live(parameter: Tensor, count: int, active: int, update: int | None) -> list[Tensor]:
     rows = parameter if count > 1 else parameter[None]
+    if rows.dim() == 0 or len(rows) != count:
+        raise_without_rows("parameter", parameter, count)
     live = list(rows.detach()[:active].unbind())
     if update is not None:
         live[update - 1] = rows[update - 1]

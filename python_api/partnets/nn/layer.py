@@ -17,7 +17,7 @@ from partkernels import Defaults, NestedPartition, Normal, Partition, Stored, Un
 from partkernels.partition import sizes
 from partnets.nn import partition_format
 from partnets.nn.activation_checkpoint import same_subnetwork
-from partnets.nn.cumulative import live_product, live_sum, with_rows
+from partnets.nn.cumulative import live_product, live_sum, raise_without_rows, with_rows
 from partnets.nn.initial_values import Distribution, declared, distribution_of, fill
 from partnets.nn.nesting import LiveUnits, Nesting, no_defaults, of_live, widths
 from partnets.nn.partitioned import Partitioned, as_class, check_parameters
@@ -453,6 +453,8 @@ class PartitionedLayer(Partitioned):
         weight = self.oriented(weight)
         if "bias" in self.partitions:
             bias = self._value("bias", bias, active, update)
+        elif bias is not None and self.count > 1 and (bias.dim() != 2 or bias.shape[0] != self.count):
+            raise_without_rows("bias", bias, self.count)
         if self.is_narrow:
             geometry["narrow"] = True
         y = kernel(x, weight, self.partitions["weight"], active, update=update, bias=bias, **geometry)

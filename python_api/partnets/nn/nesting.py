@@ -121,6 +121,14 @@ class LiveUnits(nn.Module):
             vars(self)[name], vars(layer)[name] = vars(layer)[name], vars(self)[name]
         self.units, self.dim, self.active, self.narrow = units, dim, active, narrow
 
+    @property
+    def __class__(self):
+        """The layer's: code that asks isinstance(module, nn.LayerNorm) goes the same way."""
+        return type(self.layer) if "layer" in vars(self).get("_modules", ()) else LiveUnits
+
+    def __reduce_ex__(self, protocol):
+        return _empty, (), self.__dict__
+
     def __getattr__(self, name: str):
         """The layer's attributes are this one's, as far as it has no such: models ask for a norm's dtype."""
         try:
@@ -134,6 +142,10 @@ class LiveUnits(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return of_live(self.layer, self.units, self.dim, self.active, self.narrow, x)
+
+
+def _empty() -> LiveUnits:
+    return object.__new__(LiveUnits)
 
 
 class _Apart(float):

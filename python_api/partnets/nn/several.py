@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from partnets.hyper.penalty import penalties, weighed_penalties
@@ -176,6 +177,11 @@ def _computed(forward: Callable, several: Several, inputs: tuple, options: dict)
 
 def _check_divides(given: Any, count: int) -> None:
     """Raises ValueError for what has something for each example, and is no tensor."""
+    if isinstance(given, PackedSequence):
+        raise ValueError(
+            "an input is a PackedSequence, whose rows are words of all examples; with a subnetwork for each example"
+            " give padded sequences and their lengths, and let the model pack them."
+        )
     is_array = not isinstance(given, Tensor) and hasattr(given, "__array__") and bool(getattr(given, "shape", ()))
     is_plain = isinstance(given, tuple) and all(isinstance(part, int | float | str) for part in given)
     if (isinstance(given, list) or is_plain or is_array) and len(given) == count:

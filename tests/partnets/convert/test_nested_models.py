@@ -7,6 +7,7 @@ import dataclasses
 import math
 import pickle
 from collections import deque
+from functools import partial
 
 import pytest
 import torch
@@ -1120,3 +1121,89 @@ def test_gradients_that_know_the_number_of_units_keep_zeros():
     model = Coded(lambda model, h: model.b(DividedGradient.apply(torch.relu(h))))
     partnets.partition(model, PROPORTIONS, scheme="nested", example=torch.randn(4, 8))
     assert not model.a.is_narrow and model.a.nesting.outputs.number(1) < 32
+
+
+class OwnMethods(nn.Module):
+    """With a parameter that its methods read: as hooks, in a list, in a partial, and from another object."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain, self.a, self.b = nn.Parameter(torch.tensor(0.5)), nn.Linear(4, 16), nn.Linear(16, 3)
+        self.a.register_forward_hook(self.hook)
+        self.steps, self.last, self.helper = [self.scaled], partial(self.scaled), Helper(self)
+
+    def hook(self, module, given, output):
+        return output * self.gain
+
+    def scaled(self, x):
+        return x * self.gain
+
+    def forward(self, x):
+        x = self.steps[0](torch.relu(self.a(x)))
+        return self.b(self.helper.scaled(self.last(x)))
+
+
+class Helper:
+    def __init__(self, model):
+        self.model = model
+
+    def scaled(self, x):
+        return self.model.scaled(x)
+
+
+@pytest.mark.parametrize("scheme", ["nested", "weight"])
+@pytest.mark.parametrize("is_inner", [False, True])
+def test_methods_that_a_module_keeps_are_those_of_the_merged_one(scheme, is_inner):
+    torch.manual_seed(0)
+    x = torch.randn(6, 4)
+    model = nn.Sequential(OwnMethods(), nn.Linear(3, 3)) if is_inner else OwnMethods()
+    example = {"example": x} if scheme == "nested" else {}
+    partnets.partition(model, PROPORTIONS, scheme=scheme, **example)
+    for _, layer in partitioned_layers(model):
+        for _, parameter in layer.owned():
+            parameter.data.add_(0.3 * torch.randn(parameter.shape))
+    for k in (1, 2, 3):
+        with torch.no_grad(), partnets.subnetwork(model, k):
+            torch.testing.assert_close(partnets.merge(model, active=k)(x), model(x))
+    for mode in ("finetune", "deploy"):
+        ordinary = partnets.finalize(model, mode)
+        ordinary(x).sum().backward()
+        own = next(one for one in ordinary.modules() if hasattr(one, "gain"))
+        assert own.gain.grad is not None and own.helper.model is own and own.steps[0].__self__ is own
+
+
+def test_a_compiled_forward_is_that_of_the_merged_one():
+    x = torch.randn(6, 4)
+    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+    model.forward = torch.compile(model.forward, backend="eager")
+    partnets.partition(model, PROPORTIONS, scheme="nested", example=x)
+    for k in (1, 3):
+        with torch.no_grad(), partnets.subnetwork(model, k):
+            torch.testing.assert_close(partnets.merge(model, active=k)(x), model(x))
+
+
+class Kinds(nn.Module):
+    """Which asks what its layers are."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(
+            [nn.Linear(4, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, 16), nn.LayerNorm(16)]
+        )
+        self.last = nn.Linear(17, 3)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x) if isinstance(layer, nn.LayerNorm) else layer(x)
+        return self.last(torch.cat([x, x.mean(-1, keepdim=True)], -1))
+
+
+def test_merged_norms_are_norms_to_who_asks():
+    model, x = Kinds(), torch.randn(6, 4)
+    partnets.partition(model, PROPORTIONS, scheme="nested", example=x)
+    for k in (1, 2, 3):
+        merged = partnets.merge(model, active=k)
+        with torch.no_grad(), partnets.subnetwork(model, k):
+            for one in (merged, copy.deepcopy(merged), pickle.loads(pickle.dumps(merged))):
+                torch.testing.assert_close(one(x), model(x))
+        assert type(merged.layers[1]) in (LiveUnits, nn.LayerNorm)

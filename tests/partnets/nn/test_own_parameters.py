@@ -412,3 +412,12 @@ def test_dicts_that_are_called_caches_stay_unless_their_class_empties_them():
         one.eval()
     torch.testing.assert_close(model(x), plain(x))
     torch.testing.assert_close(partnets.merge(model)(x), plain(x))
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(4, 3), nn.Conv2d(4, 3, 1), nn.LayerNorm(4), nn.BatchNorm1d(4)])
+def test_a_bias_that_is_assigned_without_rows_is_refused(layer):
+    x = torch.randn(2, 4, 1, 1) if isinstance(layer, nn.Conv2d) else torch.randn(2, 4)
+    model = partnets.partition(nn.Sequential(layer), (0.5, 0.5))
+    model[0].bias = nn.Parameter(torch.zeros(model[0].bias.shape[1:]))
+    with pytest.raises(ValueError, match=r"of shape \[\d\] is in a layer of 2 partitions, which has a row for each"):
+        model(x)

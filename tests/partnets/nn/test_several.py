@@ -456,3 +456,13 @@ def test_penalties_count_by_the_examples_that_partitions_learn_from():
         expected += len(rows) / 4 * apart[0].mean()
     assert len(found) == 2
     torch.testing.assert_close(sum(term.mean() for term in found), expected, rtol=1e-12, atol=0)
+
+
+def test_packed_sequences_are_refused():
+    model = partnets.partition(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), (0.5, 0.5))
+    model.forward = lambda packed: model[1](model[0](packed.data))
+    packed = nn.utils.rnn.pack_sequence([torch.ones(4, 4)] * 4)
+    each = torch.tensor([1, 1, 2, 2])
+    message = r"PackedSequence, whose rows are words .* padded sequences"
+    with partnets.subnetwork(model, each, each), pytest.raises(ValueError, match=message):
+        model(packed)
