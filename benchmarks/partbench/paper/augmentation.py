@@ -33,7 +33,6 @@ METHODS = {
     "augerino": "Augerino, safe",
     "last_layer": "last-layer marginal likelihood",
     "longer": "standard training, twice the steps",
-    "fixed": "fixed augmentation in training, twice the steps",
     "validation_retraining": "validation set: the recipe",
     "ensemble": "partitioned (ens.)",
     "partitioned": "partitioned",

@@ -121,11 +121,6 @@ class Learner:
         whole = baselines.whole(model, self.data.train)
         return self.result(self.train(*whole, batch_size=self.recipe.plain_batch, steps=2 * self.steps))
 
-    def fixed(self) -> Record:
-        """With the augmentation in training that ψ of the recipe starts with, for as many passes."""
-        whole = baselines.whole(self.model(hyper.InTraining(small_affine())), self.data.train, seed=self.seed)
-        return self.result(self.train(*whole, steps=2 * self.steps))
-
     def retraining(self) -> Record:
         """The recipe: what the classes do not change with learned directly, what helps in training by looking ahead;
         then a network from scratch, on all data, with both."""
