@@ -78,8 +78,14 @@ def reassign(
         values = partition.defaults.values(view.shape, view.dtype, view.device)
         distance = (view - values).abs() if by == "magnitude" else None
         generator = torch.Generator().manual_seed(derived(derived(seed, path), name))
-        nodes = _nodes(layer, name, old)
-        new = _moved(old, proportions, distance, nodes, generator)
+        nodes, of_nodes = _nodes(layer, name, old)
+        if nodes is None:
+            new = _moved(old, proportions, distance, generator)
+        else:
+            if distance is not None:
+                sums = distance.new_zeros(len(of_nodes))
+                distance = sums.index_add_(0, nodes.reshape(-1), distance.reshape(-1))
+            new = _moved(of_nodes, proportions, distance, generator)[nodes]
         earlier = new < old
         moved["later"] += int((new > old).sum())
         moved["earlier"] += int(earlier.sum())
@@ -119,26 +125,17 @@ def _check(model: nn.Module, weights: list[tuple[str, PartitionedLayer, str]], p
         raise ValueError(f"{sharded[0]} is sharded; reassign before fully_shard, on each rank alike.")
 
 
-def _nodes(layer: PartitionedLayer, name: str, ids: Tensor) -> Tensor | None:
-    """Which output each entry belongs to, if those have one owner each; None if entries have theirs alone."""
+def _nodes(layer: PartitionedLayer, name: str, ids: Tensor) -> tuple[Tensor | None, Tensor]:
+    """Which output each entry belongs to, and the owners of those, if they have one each; None if entries have."""
     nodes = layer.nodes(name, ids.shape).expand(ids.shape).to(ids.device)
     first = ids.new_zeros(int(nodes.max()) + 1 if nodes.numel() else 0)
     first[nodes.reshape(-1)] = ids.reshape(-1)
     is_alike = bool((first[nodes] == ids).all()) and first.numel() < ids.numel()
-    return nodes if is_alike and int(ids.max()) > int(ids.min()) else None
+    return nodes if is_alike and int(ids.max()) > int(ids.min()) else None, first
 
 
-def _moved(
-    ids: Tensor, proportions: Sequence[float], distance: Tensor | None, nodes: Tensor | None, generator: torch.Generator
-) -> Tensor:
+def _moved(ids: Tensor, proportions: Sequence[float], distance: Tensor | None, generator: torch.Generator) -> Tensor:
     """The owners after the fewest moves that give partitions these shares."""
-    if nodes is not None:
-        of_nodes = ids.new_zeros(int(nodes.max()) + 1)
-        of_nodes[nodes.reshape(-1)] = ids.reshape(-1)
-        if distance is not None:
-            sums = distance.new_zeros(len(of_nodes))
-            distance = sums.index_add_(0, nodes.reshape(-1), distance.reshape(-1))
-        return _moved(of_nodes, proportions, distance, None, generator)[nodes]
     owners = ids.reshape(-1).cpu().long()
     wanted = torch.tensor(sizes(ids.numel(), proportions))
     surplus = torch.bincount(owners, minlength=len(wanted) + 1)[1:] - wanted

@@ -127,10 +127,11 @@ def step_weights(
 def _check_all_known(model: nn.Module, optimizer: PartitionedOptimizer) -> None:
     """Raises RuntimeError if a weight learns that the optimiser lacks, as one that was frozen when it was made."""
     stepped = set(optimizer.parameters())
-    learning = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    missing = learning.keys() - stepped - set(hyperparameters(model))
-    if missing and learning.keys() & stepped:  # of another model it has none, which step() says
-        names = [name for parameter, name in learning.items() if parameter in missing]
+    learning = {parameter for parameter in model.parameters() if parameter.requires_grad}
+    missing = learning - stepped
+    if missing and (missing := missing.difference(hyperparameters(model))) and learning & stepped:
+        # Of another model's parameters it has none, which step() says.
+        names = [name for name, parameter in model.named_parameters() if parameter in missing]
         raise RuntimeError(
             f"{', '.join(names)} would never learn: the optimiser was made when it was frozen. Make a new one."
         )
