@@ -10,7 +10,7 @@ from partkernels.operators.checks import check_live
 from partnets.convert.replacing import replace_modules
 from partnets.nn.batch_norm import warn_of_stale
 from partnets.nn.own_state import OwnState, sharing
-from partnets.nn.partitioned import EXISTING, Partitioned, bind_methods, count, partitioned_layers
+from partnets.nn.partitioned import EXISTING, Partitioned, count, partitioned_layers, take_over
 from partnets.nn.state_dict import unguard
 from partnets.utils.modules import is_sharded
 
@@ -90,7 +90,5 @@ def _become(layer: nn.Module, ordinary: nn.Module) -> bool:
     except TypeError:
         return False
     EXISTING.discard(layer)
-    vars(layer).clear()
-    vars(layer).update(vars(ordinary))
-    bind_methods(layer, ordinary)
+    take_over(layer, ordinary)
     return True

@@ -25,7 +25,7 @@ from partnets.nn.layer import SCHEMES, PartitionedLayer
 from partnets.nn.nesting import MEASURES, no_defaults
 from partnets.nn.own_parameters import OwnParameters, is_broadcast, own_parameters_class
 from partnets.nn.own_state import own_state_class, sharing
-from partnets.nn.partitioned import EXISTING, REPLACED, bind_methods
+from partnets.nn.partitioned import EXISTING, REPLACED, take_over
 from partnets.nn.registry import Rule, rule_of
 from partnets.utils import seeds
 from partnets.utils.eager import eagerly
@@ -180,9 +180,8 @@ def partition(
     _change_classes(own)
     for module, divided in own.items():  # others may hold the module itself, and it stays
         compiled = {name: vars(module)[name] for name in vars(module).keys() & {"_compiled_call_impl"}}  # its own call
-        vars(module).clear()
-        vars(module).update(vars(divided) | compiled)
-        bind_methods(module, divided)
+        take_over(module, divided)
+        vars(module).update(compiled)
         EXISTING.add(module)
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder):  # its nested tensors are for torch's own layers

@@ -261,6 +261,13 @@ def bind_methods(module: nn.Module, of: nn.Module) -> None:
             vars(module)[name] = types.MethodType(value.__func__, module)
 
 
+def take_over(module: nn.Module, other: nn.Module) -> None:
+    """Gives a module all that another one has, of its class already: who holds the module holds the other now."""
+    vars(module).clear()
+    vars(module).update(vars(other))
+    bind_methods(module, other)
+
+
 def check_parameters(layer: nn.Module, *expected: str) -> None:
     """Raises ValueError unless a layer has parameters (or None) of these names and no others.
 
