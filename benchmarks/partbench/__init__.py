@@ -22,6 +22,7 @@ reference. A new shape goes into presets, a new peer into peers.operators, train
 peers.models.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -36,3 +37,15 @@ def needing(extra: str) -> Iterator[None]:
         if name in ("partbench", "partkernels", "partnets"):
             raise
         raise ImportError(f"{name} is missing; install partkernels' extra {extra!r}: see docs/install.md.") from error
+
+
+@contextmanager
+def quiet(logger: str, level: int) -> Iterator[None]:
+    """Hears of that logger only what is at `level` or above, in here."""
+    told = logging.getLogger(logger)
+    before = told.level
+    told.setLevel(level)
+    try:
+        yield
+    finally:
+        told.setLevel(before)

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import partnets
-from partbench import needing
+from partbench import needing, quiet
 from partbench.figures import markdown
 from partnets import baselines, federated, hyper
 
@@ -54,7 +54,6 @@ def measured(method: str, clients: int) -> dict:
         from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
         from partnets.federated.flower import LocalGrid, PartitionedFedAvg, client_app
-    logging.getLogger("flwr").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     proportions, whole = METHODS[method], 0
 
@@ -72,7 +71,8 @@ def measured(method: str, clients: int) -> dict:
     strategy = PartitionedFedAvg(federated.Server(model, hyper=psi))
     grid = LocalGrid(client_app(make, load_data, proportions=proportions, batch_size=BATCH, mods=[count]), clients)
     start = time.perf_counter()
-    strategy.start(grid, num_rounds=ROUNDS)
+    with quiet("flwr", logging.ERROR):
+        strategy.start(grid, num_rounds=ROUNDS)
     seconds = (time.perf_counter() - start) / ROUNDS
     if lost := [one for one in strategy.history if one.failed or one.refused]:
         raise RuntimeError(f"not all clients took part: {lost}")

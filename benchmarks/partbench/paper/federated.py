@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import partnets
+from partbench import quiet
 from partbench.paper.experiment import (
     Claim,
     Experiment,
@@ -150,7 +151,6 @@ class Federation:
         """So many rounds, from the checkpoint if there is one."""
         from partnets.federated.flower import LocalGrid, PartitionedFedAvg, client_app
 
-        logging.getLogger("flwr").setLevel(logging.WARNING)  # which tells each round
         of = self.of
         app = client_app(
             self.make_model,
@@ -190,7 +190,8 @@ class Federation:
             with replacing(path) as file:
                 json.dump(points, file)
 
-        PartitionedFedAvg(server, checkpoint=checkpoint).start(grid, num_rounds=rounds, evaluate_fn=evaluate)
+        with quiet("flwr", logging.WARNING):  # which tells of each round
+            PartitionedFedAvg(server, checkpoint=checkpoint).start(grid, num_rounds=rounds, evaluate_fn=evaluate)
         counted = [point["accuracy"] for point in points[-LAST:]]
         rates = [module.values()["rate"] for module in psi if isinstance(module, hyper.ConcreteDropout)]
         return {
