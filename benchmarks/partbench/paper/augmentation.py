@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -55,13 +55,8 @@ class Augmentation(Experiment):
     paper = "Table 1, Fig. 3"
 
     def settings(self, dataset: str, seeds: Sequence[int], quick: bool) -> list[Record]:
-        chosen, methods = recipe(dataset), QUICK if quick else [each for each in METHODS if each != "finetuned"]
-        sizes, found = chosen.sizes[-1:] if quick else chosen.sizes, []
-        for seed, rotated, examples, method in product(seeds, (True, False), sizes, methods):
-            setting = {"dataset": dataset, "rotated": rotated, "method": method, "examples": examples}
-            setting |= {"steps": chosen.steps_for(examples, rotated), "seed": seed}
-            found.append(limited(setting, quick, QUICK_STEPS))
-        return found
+        methods = QUICK if quick else [each for each in METHODS if each != "finetuned"]
+        return in_all_sizes(dataset, methods, seeds, quick, QUICK_STEPS)
 
     def train(self, setting: Record, checkpoint: Path) -> Record:
         return getattr(Learner.of(setting, checkpoint), setting["method"])()
@@ -83,25 +78,40 @@ class Augmentation(Experiment):
 
     def draw(self, found: pd.DataFrame) -> Figure:
         """Accuracy over the number of examples, as Fig. 3."""
-        found, sizes = with_finetuned(found), sorted(found.examples.unique())
-        figure = Figure(figsize=(10, 4), layout="constrained")
-        for axes, rotated in zip(figure.subplots(1, 2), (True, False), strict=True):
-            for method, label in METHODS.items():
-                mine = select(found, method=method, rotated=rotated)
-                if not mine.empty:
-                    bold = {"linewidth": 2.5, "color": "black"} if method == "partitioned" else {}
-                    curve(axes, mine.examples, mine.accuracy, label, **bold)
-            axes.set(title="rotated" if rotated else "upright", xlabel="training images", xscale="log")
-            axes.set(ylabel="test accuracy [%]")
-            axes.set_xticks(sizes, sizes, minor=False)
-            axes.minorticks_off()
-        figure.axes[0].legend(fontsize="small")
-        return figure
+        return draw_sizes(with_finetuned(found), METHODS, "partitioned")
 
     def claims(self, found: pd.DataFrame) -> list[Claim]:
         """What learned augmentations must do for rotated images, and must not do to upright ones."""
         found = with_finetuned(found)
         return [claim for size in sorted(found.examples.unique()) for claim in _claims(found, size)]
+
+
+def in_all_sizes(dataset: str, methods: Sequence[str], seeds: Sequence[int], quick: bool, steps: int) -> list[Record]:
+    """Settings of methods on upright and on rotated images, few and many; if quick, of all, at most so many steps."""
+    chosen, found = recipe(dataset), []
+    sizes = chosen.sizes[-1:] if quick else chosen.sizes
+    for seed, rotated, examples, method in product(seeds, (True, False), sizes, methods):
+        setting = {"dataset": dataset, "rotated": rotated, "method": method, "examples": examples}
+        setting |= {"steps": chosen.steps_for(examples, rotated), "seed": seed}
+        found.append(limited(setting, quick, steps))
+    return found
+
+
+def draw_sizes(found: pd.DataFrame, labels: Mapping[str, str], bold: str) -> Figure:
+    """Accuracies over the number of training images, that of one method in bold."""
+    sizes, figure = sorted(found.examples.unique()), Figure(figsize=(10, 4), layout="constrained")
+    for axes, rotated in zip(figure.subplots(1, 2), (True, False), strict=True):
+        for method, label in labels.items():
+            mine = select(found, method=method, rotated=rotated)
+            if not mine.empty:
+                style = {"linewidth": 2.5, "color": "black"} if method == bold else {}
+                curve(axes, mine.examples, mine.accuracy, label, **style)
+        axes.set(title="rotated" if rotated else "upright", xlabel="training images", xscale="log")
+        axes.set(ylabel="test accuracy [%]")
+        axes.set_xticks(sizes, sizes, minor=False)
+        axes.minorticks_off()
+    figure.axes[0].legend(fontsize="small")
+    return figure
 
 
 def _claims(found: pd.DataFrame, size: int) -> Iterable[Claim]:

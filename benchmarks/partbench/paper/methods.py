@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import partnets
@@ -124,7 +125,7 @@ class Learner:
     def retraining(self) -> Record:
         """The recipe: what the classes do not change with learned directly, what helps in training by looking ahead;
         then a network from scratch, on all data, with both."""
-        psi = self.psi()
+        psi = self.augmentations()
         model = self.model(nn.Sequential(*psi))
         partition(model, self.recipe.proportions, self.data, "weight", self.seed)
         chunks = partnets.chunk(self.data.train, self.recipe.proportions, seed=self.seed)
@@ -132,19 +133,19 @@ class Learner:
 
     def validation_retraining(self) -> Record:
         """The same with a validation set."""
-        psi = self.psi()
+        psi = self.augmentations()
         return self.sought(*self.held_out(nn.Sequential(*psi), VALIDATION), psi, sampling=(1, 0))
 
-    def psi(self) -> list[hyper.Hyperparameter]:
+    def augmentations(self) -> list[hyper.Hyperparameter]:
         return [self.recipe.augmentation(), hyper.InTraining(small_affine())]
 
     def sought(self, model, chunks, psi: Sequence[hyper.Hyperparameter], **options) -> Record:
         lr = self.recipe.hyper_lr
-        rates = zip(psi, (EVERY * lr, lr), strict=True)
-        optimizer = torch.optim.Adam([{"params": list(one.parameters()), "lr": rate} for one, rate in rates])
-        options |= {"hyper": psi, "hyper_every": EVERY, "hyper_optimizer": optimizer}
+        rates = [EVERY * lr if one.hyper_gradient == "direct" else lr for one in psi]
+        groups = [{"params": list(one.parameters()), "lr": rate} for one, rate in zip(psi, rates, strict=True)]
+        options |= {"hyper": psi, "hyper_every": EVERY, "hyper_optimizer": torch.optim.Adam(groups)}
         self.train(model, chunks, steps=round(SEARCH * self.steps), part=".search", **options)
-        found, in_training = (self.tested(model, one.values()) for one in psi)
+        found, in_training = (self.tested(model, one.values()) for one in psi[:2])
         lml = partnets.lml(model, chunks, batch_size=EVALUATION_BATCH)
         fresh = partnets.finalize(model, "retrain", seed=self.seed)
         torch.manual_seed(self.seed)
@@ -165,22 +166,25 @@ class Learner:
         )
         return self.tested(model, augmentation.values())
 
-    def search(self, sampler: str) -> Record:
-        """TRIALS trainings with fixed augmentations, at the cost of one partitioned run; the best on unseen data."""
+    def search(self, sampler: str, space: Mapping[str, tuple[float, float]] = SPACE, trials: int = TRIALS) -> Record:
+        """Trainings with fixed hyperparameters, at the cost of one partitioned run; the best on unseen data."""
         models: list[tuple[float, Record]] = []
 
         def objective(values: dict[str, float]) -> float:
             trial = len(models)
-            torch.manual_seed(TRIALS * self.seed + trial)
-            augmentation = hyper.Affine(**values)
-            held_out = self.held_out(augmentation, VALIDATION)
-            trainer = self.train(*held_out, sampling=(1, 0), steps=2 * self.steps // TRIALS, part=f".trial{trial}")
+            torch.manual_seed(trials * self.seed + trial)
+            held_out = self.fixed(values)
+            trainer = self.train(*held_out, sampling=(1, 0), steps=2 * self.steps // trials, part=f".trial{trial}")
             score = partnets.lml(*held_out, batch_size=EVALUATION_BATCH)
             models.append((score, {**self.result(trainer), "psi": values}))
             return score
 
-        baselines.search(objective, SPACE, TRIALS, sampler=sampler, seed=self.seed)
+        baselines.search(objective, space, trials, sampler=sampler, seed=self.seed)
         return max(models, key=lambda tried: tried[0])[1]
+
+    def fixed(self, values: dict[str, float]):
+        """A model with these widths, which has a validation set."""
+        return self.held_out(hyper.Affine(**values), VALIDATION)
 
     def random_search(self) -> Record:
         return self.search("random")
@@ -198,6 +202,10 @@ class Learner:
     def network(self) -> nn.Module:
         return nn.Sequential(Normalise(self.data.mean, self.data.std), self.recipe.network())
 
+    def loss(self, model: nn.Module) -> Callable:
+        """By which the model's weights are trained."""
+        return F.cross_entropy
+
     def model(self, augmentation: nn.Module) -> nn.Module:
         averaged = hyper.Averaged(augmentation, self.network(), samples=self.recipe.samples)
         return nn.Sequential(ToFloat(), averaged)
@@ -211,7 +219,7 @@ class Learner:
         optimizer, steps = self.recipe.optimizer(model, chunks, lr), self.steps if steps is None else steps
         if (psi := options.get("hyper")) is not None and "hyper_optimizer" not in options:
             options["hyper_optimizer"] = torch.optim.Adam(psi.parameters(), lr=hyper_lr or self.recipe.hyper_lr)
-        options = {"batch_size": self.recipe.batch, "seed": self.seed, **options}
+        options = {"batch_size": self.recipe.batch, "seed": self.seed, "loss": self.loss(model), **options}
         trainer = kind(model, chunks, optimizer=optimizer, scheduler=self.recipe.scheduler(optimizer, steps), **options)
         fit(trainer, steps, self.checkpoint.with_suffix(part) if part else self.checkpoint)
         return trainer

@@ -8,6 +8,7 @@ Every rank constructs model, chunks and trainer alike, from the same seeds:
 """
 
 from partnets.distributed.checkpoint import load, save
+from partnets.distributed.collectives import averaged
 from partnets.distributed.consistency import check_agreement
 from partnets.distributed.ddp import DDP
 from partnets.distributed.fsdp import fully_shard
@@ -27,6 +28,7 @@ __all__ = [
     "SharedChunks",
     "Trainer",
     "all_reduce_packed",
+    "averaged",
     "check_agreement",
     "draw",
     "fully_shard",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 
 def own_rank() -> int:
@@ -24,6 +27,37 @@ def gathered(value: object) -> list:
     values: list = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+def averaged(tensors: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor | None]:
+    """The means of tensors over all ranks, for partnets.step_lookahead. All ranks must call it.
+
+    Args:
+        tensors: of this rank; None is 0, and stays None where all ranks have it, as torch has it of gradients.
+        like: tensors of the same shapes and dtypes, the same on all ranks.
+
+    Example:
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> averaged([None, torch.ones(2)], [torch.zeros(3), torch.zeros(2)])
+        [None, tensor([1., 1.])]
+        >>> dist.destroy_process_group()
+    """
+    if not like:
+        return []
+    given = torch.tensor([one is not None for one in tensors], dtype=torch.int32, device=like[0].device)
+    dist.all_reduce(given)
+    of_dtype: dict[torch.dtype, list[int]] = defaultdict(list)
+    for i, ranks in enumerate(given.tolist()):
+        if ranks:
+            of_dtype[like[i].dtype].append(i)
+    found: list[Tensor | None] = [None] * len(like)
+    for chosen in of_dtype.values():
+        flat = torch.cat([(torch.zeros_like(like[i]) if tensors[i] is None else tensors[i]).flatten() for i in chosen])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        for i, mean in zip(chosen, flat.split([like[i].numel() for i in chosen]), strict=True):
+            found[i] = mean.view_as(like[i])
+    return found
 
 
 def on_rank_0(function: Callable[[], None]) -> None:

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 
 import partnets
 from partnets.data.chunks import Chunks
-from partnets.distributed.collectives import gathered, on_rank_0
+from partnets.distributed.collectives import averaged, gathered, on_rank_0
 from partnets.distributed.consistency import check_agreement
 from partnets.distributed.ddp import DDP
 from partnets.distributed.shared_chunks import share
@@ -50,10 +50,11 @@ class Trainer(partnets.Trainer):
 
     def __init__(self, model: nn.Module, chunks: Chunks, **options) -> None:
         super().__init__(model, share(chunks), **options)
-        if ahead := [path or "the model" for path, one in self.hyper_gradient.items() if one is not None]:
+        if isinstance(model, FSDPModule) and self._inner_steps:
+            ahead = [path or "the model" for path, one in self.hyper_gradient.items() if one is not None]
             raise ValueError(
-                f"{', '.join(ahead)} learns by looking ahead, which takes one process; tune it by partnets.Trainer, set"
-                " it by hyper.assign, and leave it out of hyper here."
+                f"{', '.join(ahead)} learns by looking ahead, which takes whole weights on each rank, and the model is"
+                " sharded: leave it whole, or set what is tuned by hyper.assign and leave it out of hyper."
             )
         facts = {"the seed": self.seed, "the chunks": chunks.order, "the examples": checkpoint.digest(chunks)}
         check_agreement(facts | checkpoint.configuration(self))
@@ -79,6 +80,8 @@ class Trainer(partnets.Trainer):
 
     def _backward(self, loss: Tensor) -> None:
         loss.backward()
+
+    _averaged = staticmethod(averaged)
 
     def save(self, path: str | PathLike) -> None:
         """As partnets.Trainer.save, by rank 0; all ranks must call it.

@@ -25,6 +25,8 @@ from partnets.utils.modules import device_of, evaluating, is_sharded
 from partnets.utils.random_state import get_state, preserved, set_state
 
 Compute = Callable[[Any], Tensor]
+# averaged(tensors, like): the means over ranks of tensors that are like others; None is 0 unless all ranks have None.
+Averaged = Callable[[Sequence[Tensor | None], Sequence[Tensor]], list[Tensor | None]]
 # Of each parameter in turn: a tensor like it; or the entries of it that the partition owns, packed.
 Whole = list[Tensor]
 Packed = list[Tensor]
@@ -55,6 +57,22 @@ class Taken(NamedTuple):
     kept: list[Held]
 
 
+def alone(tensors: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor | None]:
+    """The means over this rank alone.
+
+    Example:
+        >>> alone([None, torch.ones(1)], [torch.zeros(2), torch.zeros(1)])
+        [None, tensor([1.])]
+    """
+    return list(tensors)
+
+
+def check_all_finite(loss: Tensor, averaged: Averaged, what: str) -> None:
+    """As check_finite, on all ranks: the others would wait for one that raises."""
+    (mean,) = averaged([loss.detach()], [loss])
+    check_finite(mean, what)
+
+
 @contextmanager
 def leaving_nothing(model: nn.Module) -> Iterator[None]:
     """Inside, normalisation layers normalise as where weights learn; afterwards all is as if nothing had learned."""
@@ -83,6 +101,7 @@ class InnerSteps:
         psi: the parameters of which the steps are a function.
         exact: whether second derivatives are those of graphs that are kept, or finite differences.
         clip: the gradient of w_k is scaled down to this norm where it is longer; None leaves it.
+        averaged: over ranks that each have a part of the batches, and take the same steps.
 
     Raises:
         ValueError: parameters are sharded; or differences are asked for of weights in half precision.
@@ -97,9 +116,10 @@ class InnerSteps:
         psi: Iterable[nn.Parameter],
         exact: bool = True,
         clip: float | None = None,
+        averaged: Averaged = alone,
     ) -> None:
         self.model, self.optimizer, self.k, self.loss = model, optimizer, k, loss
-        self.psi, self.exact, self.clip = list(psi), exact, clip
+        self.psi, self.exact, self.clip, self.averaged = list(psi), exact, clip, averaged
         self.groups = {
             parameter: group
             for group in optimizer.param_groups
@@ -127,7 +147,7 @@ class InnerSteps:
         keepers = [] if self.exact else [layer for layer in self.model.modules() if isinstance(layer, OwnState)]
         held = [Held(layer) for layer in keepers]
         gradients = self._gradients(batch, self.weights, self.parameters, graph=self.exact)
-        slopes = [None if grad is None else self._take_one(i, grad) for i, grad in enumerate(gradients)]
+        slopes = self._averaged([None if by is None else self._take_one(i, by) for i, by in enumerate(gradients)])
         kept = gradients if self.exact else None
         self.taken.append(Taken(self.weights, kept, slopes, batch, noise, self.states, held))
         del gradients
@@ -168,16 +188,20 @@ class InnerSteps:
     def judged(
         self, batch: Any, loss: Compute, psi: Sequence[nn.Parameter], training_only: Iterable[nn.Module]
     ) -> tuple[Tensor, Packed, list[Tensor | None]]:
-        """The loss of subnetwork k after the steps, its gradient by w_k, and by ψ through the forward pass."""
+        """The loss of subnetwork k after the steps, its gradient by w_k, and this rank's by ψ that needs no step."""
         with self._computing(self.weights), evaluating(*training_only), penalties():
             value = loss(batch)
             found = torch.autograd.grad(value, [*self.parameters, *psi], allow_unused=True)  # checkpoints compute anew
         by_weights, by_psi = found[: len(self.parameters)], list(found[len(self.parameters) :])
         pairs = zip(by_weights, self.parameters, strict=True)
-        return value.detach(), self.take([torch.zeros_like(w) if by is None else by for by, w in pairs]), by_psi
+        by_weights = self.take([torch.zeros_like(w) if by is None else by for by, w in pairs])
+        return value.detach(), self._averaged(by_weights), by_psi
 
     def back(self, by_weights: Packed) -> list[Tensor | None]:
-        """From a loss's gradient by w_k after the steps, its gradient by ψ through them; they are forgotten."""
+        """From a loss's gradient by w_k after the steps, this rank's by ψ through them; they are forgotten.
+
+        The mean of all ranks' is the gradient: what is the same on all of them is in each.
+        """
         total: list[Tensor | None] = [None] * len(self.psi)
         by_states: list[dict] = [{} for _ in self.parameters]
         self.weights = []
@@ -205,7 +229,7 @@ class InnerSteps:
         return total
 
     def solved(self, batch: Any, by_weights: Packed, solve: Callable, damping: float) -> list[Tensor | None]:
-        """From a loss's gradient by w_k, its gradient by ψ through where the training loss would be least.
+        """From a loss's gradient by w_k, this rank's by ψ through where the training loss would be least.
 
         Args:
             batch: of which the training loss is.
@@ -219,7 +243,7 @@ class InnerSteps:
         def product(vector: Tensor) -> Tensor:
             found = _products(gradients, self.parameters, self._spread(vector.split(lengths)))
             parts = [torch.zeros_like(p) if by is None else by for p, by in zip(self.parameters, found, strict=True)]
-            return torch.cat(self.take(parts)) + damping * vector
+            return torch.cat(self._averaged(self.take(parts))) + damping * vector
 
         with self._computing(self.weights):
             solution = solve(product, torch.cat(by_weights))
@@ -235,9 +259,10 @@ class InnerSteps:
         else:
             found = self._difference(one, by_slopes, wanted)
         by_psi, by_weights = found[: len(self.psi)], found[len(self.psi) :]
-        return by_psi, [None if by is None else self._take_one(i, by) for i, by in enumerate(by_weights)] or [
-            None for _ in self.parameters
-        ]
+        if not further:
+            return by_psi, [None] * len(self.parameters)
+        packed = [None if by is None else self._take_one(i, by) for i, by in enumerate(by_weights)]
+        return by_psi, self._averaged(packed)
 
     def _difference(self, one: Taken, by_slopes: list[Tensor | None], wanted: list[Tensor]) -> list[Tensor | None]:
         """The same by two gradients of the training loss, with the noise of its first (Liu et al. 2019)."""
@@ -269,7 +294,7 @@ class InnerSteps:
         """Of the training loss of subnetwork k with these weights."""
         with self._computing(weights):
             total = penalised(self.loss, batch)[1]
-            check_finite(total, "a step of the weights that a step of ψ looks through")
+            check_all_finite(total, self.averaged, "a step of the weights that a step of ψ looks through")
             if not total.requires_grad:
                 return [None] * len(wanted)
             return list(torch.autograd.grad(total, wanted, create_graph=graph, allow_unused=True))
@@ -292,6 +317,10 @@ class InnerSteps:
         finally:
             for parameter, weight in zip(self.parameters, before, strict=bool(before)):
                 parameter.data.copy_(weight)
+
+    def _averaged(self, packed: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The means over ranks of entries of w_k."""
+        return list(packed) if self.averaged is alone else self.averaged(packed, self.take(self.parameters))
 
     def take(self, tensors: Whole) -> Packed:
         """The entries of w_k, detached."""

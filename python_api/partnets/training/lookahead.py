@@ -13,15 +13,13 @@ from torch import Tensor, nn
 from partnets.hyper import Hyperparameter, penalties
 from partnets.nn.batch_norm import outdate_statistics
 from partnets.optim.base import PartitionedOptimizer, check_partitioned
-from partnets.training.inner_steps import InnerSteps, leaving_nothing
-from partnets.training.start import check_finite
+from partnets.training.inner_steps import Averaged, InnerSteps, alone, check_all_finite, leaving_nothing
 from partnets.training.step import (
     check_clip,
     check_reached,
     checked_weights,
     hyper_learning,
     parameters_of,
-    step_hyper,
     training_only,
 )
 from partnets.utils.checks import check_at_least
@@ -172,6 +170,7 @@ def step_lookahead(
     by: str | Technique | Mapping[Hyperparameter, str | Technique] | None = None,
     weights: Mapping[int, float] | None = None,
     clip: float | None = None,
+    averaged: Averaged = alone,
 ) -> Tensor:
     """One step of ψ that acts on training alone, or on both, on chunks that the subnetworks have not seen.
 
@@ -190,6 +189,8 @@ def step_lookahead(
             parameter is in hyper_optimizer. As the modules' classes say if None.
         weights: of each chunk's loss, by its number; alike, with a sum of 1, if None.
         clip: as of partnets.step_weights: the steps ahead are clipped as well.
+        averaged: partnets.distributed.averaged, where ranks have a part of the batches each; the model that the losses
+            compute by is not wrapped in DDP then.
 
     Returns:
         The sum of the weighted losses, detached: of the present weights where some of ψ learns directly, and else of
@@ -224,16 +225,16 @@ def step_lookahead(
     weights = checked_weights(model, hyper_optimizer, batches, weights)
     learning = parameters_of(hyper_optimizer)
     chosen = _chosen(model, learning, by)
-    if all(one is None for one in chosen.values()):
-        return step_hyper(model, hyper_optimizer, {k: batch[0] for k, batch in batches.items()}, hyper_loss)
     hyper_optimizer.zero_grad()
     values = []
     for k, (unseen, seen) in batches.items():
-        value, found = _gradients(model, optimizer, k - 1, unseen, seen, loss, hyper_loss, chosen, learning, clip)
+        options = {"clip": clip, "averaged": averaged}
+        value, found = _gradients(model, optimizer, k - 1, unseen, seen, loss, hyper_loss, chosen, learning, **options)
         values.append(weights[k] * value)
-        for parameter, gradient in found.items():
-            gradient = weights[k] * gradient
-            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        for parameter, gradient in zip(learning, averaged([found.get(one) for one in learning], learning), strict=True):
+            if gradient is not None:
+                gradient = weights[k] * gradient
+                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
     check_reached(model, learning)
     hyper_optimizer.step()
     outdate_statistics(model)
@@ -251,8 +252,9 @@ def _gradients(
     chosen: Mapping[Hyperparameter, Technique | None],
     learning: Sequence[nn.Parameter],
     clip: float | None,
+    averaged: Averaged,
 ) -> tuple[Tensor, dict[nn.Parameter, Tensor]]:
-    """The loss of subnetwork k on a batch of D_k+1, and its gradients by ψ.
+    """The loss of subnetwork k on a batch of D_k+1, and its gradients by ψ, of this rank.
 
     The loss is that of the present weights, where something learns directly, and else of where the first looks.
     """
@@ -272,7 +274,7 @@ def _gradients(
     if direct:
         with hyper_learning(model, k + 1), penalties(), evaluating(*off):
             loss_of_unseen = hyper_loss(unseen)
-            check_finite(loss_of_unseen, "a step of ψ")
+            check_all_finite(loss_of_unseen, averaged, "a step of ψ")
             if loss_of_unseen.requires_grad:
                 gradients = torch.autograd.grad(loss_of_unseen, direct, allow_unused=True)
                 found = {p: by for p, by in zip(direct, gradients, strict=True) if by is not None}
@@ -281,10 +283,10 @@ def _gradients(
         for one, psi in own.items():
             if len(seen) < one.steps:
                 raise ValueError(f"there are {len(seen)} batches of D_1:{k}, and {one.steps} steps to look ahead.")
-            inner = InnerSteps(model, optimizer, k, loss, psi, one.exact, clip)
+            inner = InnerSteps(model, optimizer, k, loss, psi, one.exact, clip, averaged)
             judged = functools.partial(inner.judged, unseen, hyper_loss, psi, off)
             after, through, of_forward = one.gradients(inner, seen[: one.steps], judged)
-            check_finite(after, "a step of ψ")
+            check_all_finite(after, averaged, "a step of ψ")
             value = after if value is None else value
             for parameter, gradient in [*zip(psi, through, strict=True), *zip(psi, of_forward, strict=True)]:
                 if gradient is not None:

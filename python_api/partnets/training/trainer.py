@@ -32,6 +32,7 @@ from partnets.training.ahead import Ahead
 from partnets.training.best_model import Best
 from partnets.training.callbacks import Callback
 from partnets.training.history import History
+from partnets.training.inner_steps import alone
 from partnets.training.lookahead import Technique, step_lookahead, techniques
 from partnets.training.progress import Progress
 from partnets.training.start import check_finite, check_leaks, check_learns, check_start, warn_of_proportions
@@ -325,17 +326,16 @@ class Trainer(TrainingState):
     def step_hyper(self) -> tuple[int | None, float]:
         """Updates ψ on chunks that the subnetworks have not seen; returns k, None for all chunks, and the loss."""
         k, weights = self._draw_unseen(self.generator)
-        learn, judge = partial(self._loss, self.loss), partial(self._loss, self.hyper_loss)
         if not self._inner_steps:
-            batches = _Drawn(weights, self._draw)
+            batches, judge = _Drawn(weights, self._draw), partial(self._loss, self.hyper_loss)
             found = self._update_hyper(batches, judge, weights=weights, backward=self._backward)
         else:
             batches = _Drawn(weights, lambda j: (self._draw(j), [self._draw_seen(j) for _ in range(self._inner_steps)]))
             by = {module: self.hyper_gradient[path] for path, module in self.hyper.items()}
-            optimizers = self.optimizer, self.hyper_optimizer
-            found = step_lookahead(
-                self.model, *optimizers, batches, learn, judge, by=by, weights=weights, clip=self.clip
-            )
+            # By the model itself: what it may be wrapped in expects one backward pass for each forward pass.
+            losses = (partial(self._loss, loss, model=self.model) for loss in (self.loss, self.hyper_loss))
+            options = {"by": by, "weights": weights, "clip": self.clip, "averaged": self._averaged}
+            found = step_lookahead(self.model, self.optimizer, self.hyper_optimizer, batches, *losses, **options)
         if self.hyper_scheduler is not None:
             self.hyper_scheduler.step()
         return k, found.item()
@@ -413,8 +413,11 @@ class Trainer(TrainingState):
         check_finite(loss, f"step {self.steps + 1}")
         loss.backward()
 
-    def _loss(self, loss: Loss, batch: Any) -> Tensor:
-        return mean(loss, *self.forward(self._forward, to_device(batch, self.device)))
+    _averaged = staticmethod(alone)
+
+    def _loss(self, loss: Loss, batch: Any, *, model: nn.Module | None = None) -> Tensor:
+        model = self._forward if model is None else model
+        return mean(loss, *self.forward(model, to_device(batch, self.device)))
 
 
 class _Drawn(Mapping):

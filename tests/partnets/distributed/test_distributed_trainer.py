@@ -50,6 +50,65 @@ def test_two_ranks_learn_an_ensemble_as_one_process_does(two_ranks):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
 
 
+def looking_ahead(kind, technique, options, steps):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 3)).double()
+    extractor = hyper.Submodule(nn.Linear(6, 6).double())  # learns directly, beside the others
+    rate, decay, smoothing = hyper.LearningRate(network, 0.05), hyper.WeightDecay(network), hyper.LabelSmoothing()
+    psi = [extractor, rate, decay, smoothing]
+    model = nn.Sequential(extractor, network, *psi[1:]).double()
+    model = partnets.partition(model, (0.6, 0.2, 0.2), **options.pop("partition", {})).double()
+    by = {rate: partnets.Lookahead(2), decay: technique, smoothing: technique}
+    hyper_optimizer = torch.optim.Adam(hyper.hyperparameters(model), lr=0.05)
+    options = {"hyper": psi, "loss": smoothing, "hyper_gradient": by, "hyper_optimizer": hyper_optimizer} | options
+    one = kind(model, partnets.chunk(examples(), (0.6, 0.2, 0.2)), batch_size=16, **options)
+    one.fit(steps)
+    return [*map(whole, model.parameters()), torch.tensor([*one.values().values()])]
+
+
+@pytest.mark.parametrize(
+    ("technique", "options"),
+    [
+        (partnets.Lookahead(2), {"clip": 0.3, "hyper_chunks": "all", "hyper_batch_size": 6}),
+        (partnets.Lookahead(2, exact=False), {"partition": {"scheme": "nested", "example": torch.ones(2, 6).double()}}),
+        (partnets.Implicit("neumann", terms=3, alpha=0.1), {"hyper_every": 2}),
+    ],
+    ids=["exact", "differences, nested", "implicit"],
+)
+def test_two_ranks_look_ahead_as_one_process_does(technique, options, two_ranks):
+    if isinstance(technique, partnets.Implicit):
+        options = {**options, "sampling": (0.5, 0.25, 0.25)}
+    expected = looking_ahead(partnets.Trainer, technique, dict(options), 8)
+    for found in two_ranks(looking_ahead, distributed.Trainer, technique, options, 8):
+        torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
+
+
+def infinite(technique):
+    with pytest.raises(FloatingPointError, match="step of ψ"):
+        looking_ahead(distributed.Trainer, technique, {"hyper_loss": only_finite_on_rank_0}, 1)
+
+
+def only_finite_on_rank_0(output, y):
+    return nn.functional.cross_entropy(output, y) / (dist.get_rank() == 0)
+
+
+def test_a_loss_that_is_infinite_on_one_rank_raises_on_both(two_ranks):
+    two_ranks(infinite, "lookahead")
+
+
+def sharded_ahead():
+    torch.manual_seed(0)
+    network = nn.Linear(6, 3)
+    model = partnets.partition(nn.Sequential(network, decay := hyper.WeightDecay(network)), (0.6, 0.2, 0.2))
+    distributed.fully_shard(model, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))
+    with pytest.raises(ValueError, match="1 learns by looking ahead, which takes whole weights"):
+        distributed.Trainer(model, partnets.chunk(examples(), (0.6, 0.2, 0.2)), hyper=decay)
+
+
+def test_looking_ahead_of_a_sharded_model_is_refused(two_ranks):
+    two_ranks(sharded_ahead)
+
+
 def earlier_partitions(changed, sharded):
     """What partitions 1 and 2 have learned, and what partition 3 has, if that many examples of D_3 are others."""
     one = trainer(distributed.Trainer, hyper=None, sharded=sharded)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import partnets
-from partnets import distributed, hyper, optim
+from partnets import hyper, optim
 from partnets.training.inner_steps import InnerSteps, leaving_nothing
 
 PROPORTIONS = (0.5, 0.25, 0.25)
@@ -303,12 +303,10 @@ def test_a_direct_step_does_not_judge_by_what_trains():
     assert smoothing.training and smoothing.values()["smoothing"] == pytest.approx(0.2)
 
 
-def test_where_psi_learns_directly_it_is_refused(single_rank):
+def test_a_federation_refuses_it():
     smoothing = hyper.LabelSmoothing(0.2)
     model = partnets.partition(nn.Sequential(nn.Linear(4, 3), smoothing), (0.5, 0.5))
     chunks = partnets.chunk((torch.randn(20, 4), torch.randint(3, (20,))), (0.5, 0.5))
-    with pytest.raises(ValueError, match="1 learns by looking ahead, which takes one process"):
-        distributed.Trainer(model, chunks, hyper=smoothing, loss=smoothing)
     for make in (
         lambda: partnets.federated.Server(model, hyper=smoothing),
         lambda: partnets.federated.Client(model, chunks[1], chunk=1, number=0, hyper=smoothing),
