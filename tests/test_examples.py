@@ -1,5 +1,6 @@
 """Hugging Face's Trainer, as in examples/hugging_face.py: what it trains, saves, resumes and lets through."""
 
+import functools
 import importlib.util
 from pathlib import Path
 
@@ -181,6 +182,58 @@ def test_smoothed_labels_are_the_weights_alone(name, tmp_path):
 
     mean = partnets.lml(model, chunks, forward=forward) / (4 if of_tokens else 1)  # of an example's tokens
     assert trainer.evaluate()["eval_lml"] == pytest.approx(mean, rel=1e-5)
+
+
+class Regularised(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+        self.decay = partnets.hyper.WeightDecay(self.head, 0.01)
+        self.smoothing = partnets.hyper.LabelSmoothing(0.2)
+
+    def forward(self, x, labels=None):
+        return {"logits": self.smoothing(self.decay(self.head(x)))}
+
+
+def regularised():
+    torch.manual_seed(0)
+    return partnets.partition(Regularised(), (0.8, 0.1, 0.1))
+
+
+def test_psi_that_acts_on_training_alone_looks_ahead(tmp_path):
+    """As partnets' own steps do in a loop by hand, on the batches of the same Loader."""
+    chunks = partnets.chunk(Rows([{"x": torch.randn(6), "labels": i % 2} for i in range(60)]), (0.8, 0.1, 0.1))
+    rates, ahead, clip = {"lr": 0.05}, partnets.Lookahead(steps=2), 0.1
+    settings = {"lr_scheduler_type": "constant", "learning_rate": 0.03, "weight_decay": 0.0, "max_grad_norm": clip}
+    settings |= {"max_steps": 6, "per_device_train_batch_size": 8, "save_strategy": "no", "report_to": "none"}
+    model = regularised()
+    trainer = PartitionedTrainer(
+        model,
+        transformers.TrainingArguments(str(tmp_path), **QUIET, **settings),
+        train_dataset=chunks,
+        hyper_optimizer=functools.partial(torch.optim.Adam, **rates),
+        hyper_gradient=ahead,
+        compute_loss_func=lambda outputs, labels, num_items_in_batch=None: model.smoothing(
+            outputs["logits"], labels
+        ).mean(),
+    )
+    trainer.train()
+
+    own = regularised()
+
+    def loss(batch):
+        return own.smoothing(own(batch["x"])["logits"], batch["labels"]).mean()
+
+    optimizer = partnets.optim.AdamW(own, lr=0.03, weight_decay=0.0)
+    hyper_optimizer = torch.optim.Adam(partnets.hyper.hyperparameters(own), **rates)
+    loader = partnets.Loader(chunks, 8, steps=8, hyper_batch_size=8, steps_ahead=2, seed=42)
+    for _, (k, batch, hyper_k, unseen_and_seen) in zip(range(6), loader, strict=False):
+        batches = {hyper_k: unseen_and_seen}
+        partnets.step_lookahead(own, optimizer, hyper_optimizer, batches, loss, loss, by=ahead, clip=clip)
+        partnets.step_weights(own, optimizer, k, batch, loss, clip=clip)
+    for found, expected in zip(model.parameters(), own.parameters(), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert own.decay.values()["decay"] != 0.01 and own.smoothing.values()["smoothing"] != pytest.approx(0.2)
 
 
 def test_a_leak_is_refused_at_the_start(tmp_path):

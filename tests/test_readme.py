@@ -19,7 +19,7 @@ PAGES = {
     "docs/stn.md": (2, "history", "History"),
     "docs/federated.md": (3, "found", "Round"),
     "docs/export.md": (4, "loaded", "Sequential"),
-    "docs/integrations.md": (4, "bert", "BertForSequenceClassification"),
+    "docs/integrations.md": (5, "bert", "BertForSequenceClassification"),
 }
 
 

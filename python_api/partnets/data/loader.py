@@ -24,7 +24,8 @@ class Draw(NamedTuple):
 
     Attributes:
         k, batch: a batch of D_1:k, for partition k of subnetwork k.
-        hyper_k, hyper_batch: a batch of D_hyper_k, for the hyperparameters in subnetwork hyper_k - 1.
+        hyper_k, hyper_batch: a batch of D_hyper_k, for the hyperparameters in subnetwork hyper_k - 1. For steps of ψ
+            that look ahead a pair of it and of a list of batches of D_1:hyper_k-1, as partnets.step_lookahead takes it.
     """
 
     k: int
@@ -48,12 +49,13 @@ class Loader(DataLoader):
         batch_size: examples in a step of w.
         steps: the draws of an epoch, len(loader).
         hyper_batch_size: examples in a step of ψ; None for steps of w alone.
+        steps_ahead: how many steps of w a step of ψ looks ahead (partnets.Lookahead); each has a batch of batch_size.
         seed: an int in [0, 2**63).
         collate_fn: makes each of the two batches of a list of its examples; the chunks' collate if None.
         **options: of torch's DataLoader, such as num_workers, pin_memory and persistent_workers.
 
     Attributes:
-        chunks, hyper_batch_size: as they were given.
+        chunks, hyper_batch_size, steps_ahead: as they were given.
 
     Raises:
         ValueError: a number is out of range, or there is no chunk for ψ to learn from.
@@ -75,20 +77,24 @@ class Loader(DataLoader):
         *,
         steps: int,
         hyper_batch_size: int | None = None,
+        steps_ahead: int = 0,
         seed: int = 0,
         collate_fn: Collate | None = None,
         **options,
     ) -> None:
         check_at_least(1, batch_size=batch_size, steps=steps)
+        check_at_least(0, steps_ahead=steps_ahead)
         check_options(options, "Loader", also=["persistent_workers"])
         if hyper_batch_size is not None:
             check_at_least(1, hyper_batch_size=hyper_batch_size)
             check_unseen(chunks)
+        elif steps_ahead:
+            raise ValueError(f"steps_ahead={steps_ahead} are of ψ's steps, and there are none; pass hyper_batch_size.")
         check_seed("seed", seed)
         if collate_fn is not None:
             chunks = copy.copy(chunks)
             chunks.collate = collate_fn
-        draws = _Draws(chunks, batch_size, hyper_batch_size, seed)
+        draws = _Draws(chunks, batch_size, hyper_batch_size, steps_ahead, seed)
         # A draw is a batch of one, as loops that resume skip whole batches; and without a generator of its own, an
         # iteration would take a number from torch's global one, which the model's noise comes from.
         one = {
@@ -96,7 +102,7 @@ class Loader(DataLoader):
             "collate_fn": operator.itemgetter(0),
             "generator": Generator().manual_seed(derived(seed, "workers")),
         }
-        self.chunks, self.hyper_batch_size = chunks, hyper_batch_size
+        self.chunks, self.hyper_batch_size, self.steps_ahead = chunks, hyper_batch_size, steps_ahead
         super().__init__(draws, sampler=_Numbers(steps), **one, **options)
 
     def __iter__(self) -> Iterator[Draw]:
@@ -128,8 +134,11 @@ class Loader(DataLoader):
 class _Draws(Dataset):
     """Draw n, for each n."""
 
-    def __init__(self, chunks: Chunks, batch_size: int, hyper_batch_size: int | None, seed: int) -> None:
+    def __init__(
+        self, chunks: Chunks, batch_size: int, hyper_batch_size: int | None, steps_ahead: int, seed: int
+    ) -> None:
         self.chunks, self.batch_size, self.hyper_batch_size, self.seed = chunks, batch_size, hyper_batch_size, seed
+        self.steps_ahead = steps_ahead
 
     def identity(self) -> dict[str, Any]:
         """What decides the draws."""
@@ -146,7 +155,11 @@ class _Draws(Dataset):
         if self.hyper_batch_size is None:
             return Draw(k, batch, None, None)
         hyper_k = draw_k(u, generator, start=2)
-        return Draw(k, batch, hyper_k, self.chunks.sample(hyper_k, self.hyper_batch_size, generator))
+        unseen = self.chunks.sample(hyper_k, self.hyper_batch_size, generator)
+        if not self.steps_ahead:
+            return Draw(k, batch, hyper_k, unseen)
+        seen = [self.chunks.sample_upto(hyper_k - 1, self.batch_size, generator) for _ in range(self.steps_ahead)]
+        return Draw(k, batch, hyper_k, (unseen, seen))
 
 
 class _Numbers(Sampler):

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from partnets.data import batch as batches
 from partnets.data.batch import Forward, Loss, call
-from partnets.hyper import hyperparameters
+from partnets.hyper import hyperparameters, penalties
 from partnets.nn.batch_norm import running_norms
 from partnets.nn.layer import watching
 from partnets.nn.live import subnetwork
@@ -264,7 +264,7 @@ class _Trial:
     def _learned(self, batch: Any) -> tuple[Any, Tensor, dict[nn.Parameter, Tensor]]:
         """The output in training mode, the loss, and the gradients."""
         learning = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        output, loss = self.compute(copy.deepcopy(batch))
+        output, loss = self._penalised(batch)
         if not (learning and loss.requires_grad):
             return output, loss.detach().clone(), {}
         try:  # without what waits for gradients to arrive, as DistributedDataParallel does
@@ -274,11 +274,17 @@ class _Trial:
                 raise
             for parameter in learning:
                 parameter.grad = None
-            output, loss = self.compute(copy.deepcopy(batch))
+            output, loss = self._penalised(batch)
             loss.backward()
             grads = [parameter.grad for parameter in learning]
         found = {parameter: grad for parameter, grad in zip(learning, grads, strict=True) if grad is not None}
         return output, loss.detach().clone(), found
+
+    def _penalised(self, batch: Any) -> tuple[Any, Tensor]:
+        """The output and the loss by which weights are trained."""
+        with penalties() as found:
+            output, loss = self.compute(copy.deepcopy(batch))
+        return output, loss + sum(penalty.mean() for penalty in found)
 
     def _live_entries(self, grads: dict[nn.Parameter, Tensor], k: int) -> dict[str, Tensor]:
         """The gradients of partitions 1..k, and of ψ."""

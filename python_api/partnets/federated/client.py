@@ -293,15 +293,14 @@ class Client:
             output, y = self.forward(self.model, batch)
             return output, mean(self.loss, output, y)
 
-        with penalties():  # at which nothing looks here
-            if "leaks" in self._to_try and self.vectors.count > 1:
-                refuse_leaks(self.model, draw, compute)
-            self._to_try.discard("leaks")
-            if "judging" in self._to_try and self.chunk > 1 and self.hyper:
-                value, y = try_judging(self.model, self.hyper, self.chunk, draw, self.hyper_loss, self.forward)
-                if round == 1:
-                    warn_of_knowledge(self.hyper_loss, value, y, self.chunk)
-                self._to_try.discard("judging")
+        if "leaks" in self._to_try and self.vectors.count > 1:
+            refuse_leaks(self.model, draw, compute)
+        self._to_try.discard("leaks")
+        if "judging" in self._to_try and self.chunk > 1 and self.hyper:
+            value, y = try_judging(self.model, self.hyper, self.chunk, draw, self.hyper_loss, self.forward)
+            if round == 1:
+                warn_of_knowledge(self.hyper_loss, value, y, self.chunk)
+            self._to_try.discard("judging")
 
     def _learn(self, k: int, generator: torch.Generator) -> float:
         """Steps of w_k over the client's examples; returns the mean loss of all steps."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,13 @@ from partnets.data.loader import Draw, Loader
 from partnets.evaluation.metrics import check_counts
 from partnets.evaluation.running_statistics import estimate_statistics
 from partnets.evaluation.same_chunks import check_same_chunks, remember_chunks
+from partnets.hyper import penalties
 from partnets.hyper.hyperparameter import Hyperparameter, hyperparameters, values_by_path
 from partnets.nn.live import subnetwork
 from partnets.optim import AdamW, PartitionedOptimizer
 from partnets.optim.base import check_partitioned
 from partnets.training.checkpoint import raise_other_chunks
+from partnets.training.lookahead import Technique, step_lookahead, steps_ahead
 from partnets.training.start import check_leaks
 from partnets.training.step import step_hyper, still_modules, weights_learning
 from partnets.utils import sealed
@@ -66,6 +68,7 @@ class PartitionedTrainerMixin:
         self,
         *args,
         hyper_optimizer: Callable[..., torch.optim.Optimizer] | None = None,
+        hyper_gradient: str | Technique | Mapping[Hyperparameter, str | Technique] | None = None,
         audit: bool = True,
         eval_dataset=None,
         **options,
@@ -97,7 +100,8 @@ class PartitionedTrainerMixin:
             self.optimizer = _stepping(self.optimizer)
         make = hyper_optimizer or (lambda parameters: torch.optim.Adam(parameters, lr=1e-3))
         psi = hyperparameters(self.model)
-        self.hyper_optimizer = make(psi) if psi else None
+        self.hyper_optimizer, self.hyper_gradient = make(psi) if psi else None, hyper_gradient
+        self._steps_ahead = steps_ahead(self.model, self.hyper_optimizer, hyper_gradient)
         self._hyper_losses: list[Tensor] = []
         self._still, self._to_audit = still_modules(self.model), audit
         config = getattr(self.model, "config", None)
@@ -149,7 +153,8 @@ class PartitionedTrainerMixin:
             options["prefetch_factor"] = self.args.dataloader_prefetch_factor
         steps = math.ceil(len(chunks.order) / size)
         hyper_size = None if self.hyper_optimizer is None else size
-        loader = Loader(chunks, size, steps=steps, hyper_batch_size=hyper_size, seed=self.args.seed, **options)
+        options |= {"hyper_batch_size": hyper_size, "steps_ahead": self._steps_ahead}
+        loader = Loader(chunks, size, steps=steps, seed=self.args.seed, **options)
         return self.accelerator.prepare(loader)
 
     def _collated(self, chunks: Chunks) -> Chunks:
@@ -174,23 +179,45 @@ class PartitionedTrainerMixin:
             check_leaks(self.model, self._collated(self.train_dataset), self.args.train_batch_size, self._audited)
             self._to_audit = False
         k, batch, hyper_k, hyper_batch = inputs
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate's has it inside
         if hyper_k is not None:
-            with self._plain_loss():
-                loss = step_hyper(self.model, self.hyper_optimizer, {hyper_k: hyper_batch}, compute)
+            batches = {hyper_k: hyper_batch}
+            if self._steps_ahead:
+                how = {"by": self.hyper_gradient, "clip": self.args.max_grad_norm or None}
+                losses = self._computed, self._judged
+                loss = step_lookahead(self.model, optimizer, self.hyper_optimizer, batches, *losses, **how)
+            else:
+                with self._plain_loss():
+                    loss = step_hyper(self.model, self.hyper_optimizer, batches, compute)
             self._hyper_losses.append(loss)
             self.hyper_optimizer.zero_grad()  # or it would count when the loop clips
         with weights_learning(self.model, k):
             loss = compute(batch)
-        getattr(self.optimizer, "optimizer", self.optimizer).update = k
+        optimizer.update = k
         return loss
+
+    def _computed(self, batch: Any) -> Tensor:
+        """As transformers' training_step computes it, without a backward pass."""
+        with self.compute_loss_context_manager():
+            return self.compute_loss(self.model, self._prepare_inputs(batch))
+
+    def _judged(self, batch: Any) -> Tensor:
+        with self._plain_loss():
+            return self._computed(batch)
 
     def _audited(self, batch: Any) -> tuple[Tensor, Tensor]:
         loss = self.compute_loss(self.model, self._prepare_inputs(batch))
         return loss, loss
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """As transformers', of each batch its own mean: it counts more labels than some models have losses for."""
-        return super().compute_loss(model, inputs, return_outputs=return_outputs)
+        """As transformers', of each batch its own mean: it counts more labels than some models have losses for.
+
+        What hyper.Penalty modules give is added to it.
+        """
+        with penalties() as found:
+            loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
+        loss = loss + sum(penalty.mean() for penalty in found)
+        return (loss, outputs) if return_outputs else loss
 
     @contextmanager
     def _plain_loss(self) -> Iterator[None]:
@@ -291,6 +318,7 @@ class PartitionedTrainer(PartitionedTrainerMixin, transformers.Trainer):
         eval_dataset: Chunks, for L_ML; the training's if None. Or another dataset, for transformers' own evaluation.
         hyper_optimizer: called with the parameters of ψ, as functools.partial(torch.optim.Adam, lr=0.05) is; Adam with
             a learning rate of 1e-3 if None.
+        hyper_gradient: how ψ learns, as of partnets.Trainer.
         audit: as of partnets.Trainer.
         optimizers: as of transformers.Trainer; the optimiser is one of partnets.optim.
         others: of transformers.Trainer.

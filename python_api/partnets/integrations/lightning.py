@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,9 @@ from partnets.data.loader import Draw, Loader
 from partnets.evaluation.metrics import check_counts
 from partnets.evaluation.running_statistics import estimate_statistics
 from partnets.evaluation.same_chunks import check_same_chunks, remember_chunks
+from partnets.hyper import Hyperparameter
 from partnets.optim import PartitionedOptimizer
+from partnets.training.lookahead import Technique, step_lookahead, steps_ahead
 from partnets.training.start import check_leaks
 from partnets.training.step import step_hyper, step_weights
 from partnets.utils import random_state
@@ -33,9 +35,17 @@ class PartitionedModule(LightningModule):
     has a hyper_batch_size. Everything else is Lightning's own.
 
     A training step is a step of w_k (Eq. 3) and one of ψ (Eq. 4), as of partnets.Trainer. It logs "loss" and
-    "hyper_loss". Lightning's optimisation is manual: gradients are clipped in on_before_optimizer_step, schedulers
-    stepped in on_train_batch_end, and global_step, and so max_steps, counts the steps of both optimisers. Checkpoints
-    have the random states as well, and resume to the same bits. Call super() where you override the hooks below.
+    "hyper_loss". Lightning's optimisation is manual: gradients are clipped by `clip`, schedulers stepped in
+    on_train_batch_end, and global_step, and so max_steps, counts the steps of both optimisers. Checkpoints have the
+    random states as well, and resume to the same bits. Call super() where you override the hooks below.
+
+    ψ that acts on training alone looks ahead: give the loader as many steps_ahead. Unseen data judge by training_loss
+    too, with such modules in evaluation mode.
+
+    Attributes:
+        audit: whether training starts with partnets.audit.
+        clip: as of partnets.step_weights; None leaves gradients as they are.
+        hyper_gradient: how ψ learns, as of partnets.Trainer; None is as its classes say. To be set in __init__.
 
     Raises:
         ImportError: Lightning is not installed; when this module is imported.
@@ -61,8 +71,9 @@ class PartitionedModule(LightningModule):
         >>> lightning.Trainer(max_epochs=10).fit(Classifier(), loader)  # doctest: +SKIP
     """
 
-    # Whether training starts with partnets.audit.
     audit: bool = True
+    clip: float | None = None
+    hyper_gradient: str | Technique | Mapping[Hyperparameter, str | Technique] | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,12 +87,17 @@ class PartitionedModule(LightningModule):
         """A step of w_k, and one of ψ if the draw has a batch for it."""
         optimizers = self.optimizers()
         optimizer, hyper_optimizer = (optimizers, None) if draw.hyper_k is None else optimizers
-        loss = step_weights(self, optimizer, draw.k, draw.batch, self.training_loss, backward=self.manual_backward)
-        self.log("loss", loss)
-        if hyper_optimizer is not None:
-            batches = {draw.hyper_k: draw.hyper_batch}
-            loss = step_hyper(self, hyper_optimizer, batches, self.training_loss, backward=self.manual_backward)
-            self.log("hyper_loss", loss)
+        compute, options = self.training_loss, {"backward": self.manual_backward}
+        self.log("loss", step_weights(self, optimizer, draw.k, draw.batch, compute, clip=self.clip, **options))
+        if hyper_optimizer is None:
+            return
+        batches = {draw.hyper_k: draw.hyper_batch}
+        if self.trainer.train_dataloader.steps_ahead:
+            how = {"by": self.hyper_gradient, "clip": self.clip}
+            loss = step_lookahead(self, optimizer, hyper_optimizer, batches, compute, compute, **how)
+        else:
+            loss = step_hyper(self, hyper_optimizer, batches, compute, **options)
+        self.log("hyper_loss", loss)
 
     def on_train_start(self) -> None:
         """Checks what is to be trained, and sets the random states of the checkpoint that training resumes from."""
@@ -145,4 +161,10 @@ class PartitionedModule(LightningModule):
             raise ValueError(
                 f"configure_optimizers gave {len(optimizers)} optimisers for hyper_batch_size={size}; return one of"
                 " partnets.optim, and a second one if partnets.Loader gives batches for ψ."
+            )
+        steps = steps_ahead(self, *optimizers[1:], by=self.hyper_gradient) if size is not None else 0
+        if steps != loader.steps_ahead:
+            raise ValueError(
+                f"ψ looks {steps} steps ahead, and the loader has batches for {loader.steps_ahead}; pass"
+                f" partnets.Loader(steps_ahead={steps})."
             )

@@ -159,6 +159,23 @@ def techniques(
     return dict.fromkeys(hyper, technique(given))
 
 
+def steps_ahead(model: nn.Module, hyper_optimizer: torch.optim.Optimizer | None, by: Any = None) -> int:
+    """How many batches of D_1:k-1 step_lookahead takes for each of D_k: 0 where all of ψ learns directly.
+
+    Example:
+        >>> from partnets import hyper
+        >>> layer = nn.Linear(4, 2)
+        >>> model = nn.Sequential(layer, decay := hyper.WeightDecay(layer, 0.1))
+        >>> optimizer = torch.optim.Adam(decay.parameters())
+        >>> steps_ahead(model, optimizer), steps_ahead(model, optimizer, Lookahead(steps=3))
+        (1, 3)
+    """
+    if hyper_optimizer is None:
+        return 0
+    chosen = _chosen(model, parameters_of(hyper_optimizer), by)
+    return max((one.steps for one in chosen.values() if one is not None), default=0)
+
+
 def step_lookahead(
     model: nn.Module,
     optimizer: PartitionedOptimizer,

@@ -16,6 +16,7 @@ from partnets.data.chunks import Chunks
 from partnets.evaluation.auditing import leaks
 from partnets.evaluation.likelihood import is_cross_entropy
 from partnets.evaluation.same_chunks import has_learned
+from partnets.hyper import penalties
 from partnets.nn.partitioned import partitioned_layers
 from partnets.training.state import TrainingState
 from partnets.training.step import hyper_learning
@@ -107,7 +108,7 @@ def try_judging(
     """
     before, device = Held(model), device_of(model)
     try:
-        with preserved(device), hyper_learning(model, k):
+        with preserved(device), hyper_learning(model, k), penalties():  # which regularise w alone
             output, y = forward(model, to_device(draw(), device))
             loss = batches.mean(hyper_loss, output, y)
     finally:

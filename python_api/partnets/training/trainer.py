@@ -23,7 +23,7 @@ from partnets.evaluation.likelihood import check_loss, plain
 from partnets.evaluation.metrics import check_counts
 from partnets.evaluation.out_of_chunk import lml
 from partnets.evaluation.same_chunks import check_same_chunks, remember_chunks
-from partnets.hyper import Hyperparameter, hyperparameters, penalties
+from partnets.hyper import Hyperparameter, hyperparameters
 from partnets.hyper.hyperparameter import find_hyper
 from partnets.nn.partitioned import partitioned_layers
 from partnets.optim.base import check_partitioned
@@ -252,8 +252,7 @@ class Trainer(TrainingState):
         for module in self._still:
             module.eval()
         if not self._started:
-            with penalties():  # at which nothing looks here
-                self._start()
+            self._start()
         done = self.steps + 1
         self.history.add(done, *self.iterate(), self.values())
         if self.lml_every and done % self.lml_every == 0:

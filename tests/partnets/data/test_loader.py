@@ -48,6 +48,19 @@ def test_without_a_batch_size_for_psi_there_is_no_batch_for_it():
     assert {draw[2:] for draw in loader(hyper_batch_size=None)} == {(None, None)}
 
 
+def test_draws_for_steps_ahead_are_of_what_the_subnetwork_has_seen_and_change_no_other_draw():
+    parts, plain = chunks(), listed(loader())
+    for (k, (x, _), hyper_k, ((hyper_x, _), seen)), expected in zip(loader(steps_ahead=2), plain, strict=True):
+        assert (k, x.tolist(), hyper_k, hyper_x.tolist()) == expected and len(seen) == 2
+        for seen_x, _ in seen:
+            assert len(seen_x) == 4 and set(seen_x.tolist()) <= {one.item() for one, _ in parts.upto(hyper_k - 1)}
+
+
+def test_steps_ahead_without_steps_of_psi_raise():
+    with pytest.raises(ValueError, match="steps_ahead=1 are of ψ's steps, and there are none; pass hyper_batch_size"):
+        loader(hyper_batch_size=None, steps_ahead=1)
+
+
 def test_epochs_differ_and_their_length_does_not_matter():
     draws = epochs(loader(steps=10), 3)
     assert draws == listed(loader(steps=30)) == epochs(loader(steps=15), 2)
@@ -151,7 +164,7 @@ def test_the_state_of_other_draws_raises(name):
     loader(steps=3, hyper_batch_size=None, num_workers=1).load_state_dict(state)
 
 
-@pytest.mark.parametrize("wrong", [{"steps": 0}, {"hyper_batch_size": 0}, {"seed": -1}])
+@pytest.mark.parametrize("wrong", [{"steps": 0}, {"hyper_batch_size": 0}, {"seed": -1}, {"steps_ahead": -1}])
 def test_numbers_out_of_range_raise(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         loader(**wrong)

@@ -482,3 +482,27 @@ def test_spectral_norms_are_refused_of_vectors_too(of, out):
 def test_the_model_must_have_partitions():
     with pytest.raises(ValueError, match="has no partitioned layer"):
         partnets.audit(nn.Linear(6, 3), batch())
+
+
+class AllWeights(hyper.Penalty):
+    """Each live weight, times all of them."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.of = [layer]
+
+    def penalty(self, x):
+        (layer,) = self.of
+        return layer.weight.sum() * layer._parameters["weight"].detach().sum()
+
+
+def test_what_a_penalty_reads_is_looked_at():
+    def leaks(penalty):
+        model = Around()
+        model.head = nn.Sequential(model.head, penalty(model.layer))
+        batch = torch.randn(8, 6), torch.randint(3, (8,))
+        return partnets.audit(partnets.partition(model, PROPORTIONS), batch, F.cross_entropy)
+
+    assert not leaks(hyper.WeightDecay)
+    (leak,) = leaks(AllWeights)
+    assert leak.what == "has a loss that reads weights of partitions that are not live"

@@ -182,6 +182,38 @@ def test_nothing_of_a_later_chunk_reaches_earlier_partitions(k, tmp_path):
     assert not same(learned, later)
 
 
+class Regularised(Classifier):
+    """ψ that acts on training alone, beside a rate that learns directly."""
+
+    clip = 0.1
+
+    def __init__(self, chunks):
+        super().__init__(chunks)
+        self.decay, self.smoothing = hyper.WeightDecay(self.network, 0.01), hyper.LabelSmoothing(0.2)
+        self.hyper_gradient = {self.decay: partnets.Lookahead(steps=2)}
+
+    def training_loss(self, batch):
+        x, y = batch
+        return self.smoothing(self.decay(self.network(x)), y).mean()
+
+
+def test_psi_that_acts_on_training_alone_looks_ahead(tmp_path):
+    chunks, draws = data(), {"steps": STEPS, "hyper_batch_size": 8}
+    one, expected = module(chunks, Regularised), module(chunks, Regularised)
+    with pytest.raises(ValueError, match=r"ψ looks 2 steps ahead.* for 0; pass partnets\.Loader\(steps_ahead=2\)"):
+        fit(one, loader(chunks), tmp_path / "none")
+    torch.manual_seed(2)
+    fit(one, partnets.Loader(chunks, 8, steps_ahead=2, **draws), tmp_path)
+    torch.manual_seed(2)
+    (optimizer, hyper_optimizer), loss = expected.configure_optimizers(), expected.training_loss
+    how = {"by": expected.hyper_gradient, "clip": 0.1}
+    for _ in range(EPOCHS):
+        for k, batch, hyper_k, hyper_batch in partnets.Loader(chunks, 8, steps_ahead=2, seed=0, **draws):
+            partnets.step_weights(expected, optimizer, k, batch, loss, clip=0.1)
+            partnets.step_lookahead(expected, optimizer, hyper_optimizer, {hyper_k: hyper_batch}, loss, loss, **how)
+    assert expected.decay.values()["decay"] != 0.01
+
+
 class WithoutPsi(Classifier):
     def configure_optimizers(self):
         return partnets.optim.PerPartition(torch.optim.RMSprop, self)
