@@ -40,7 +40,7 @@ class Trainer(trainer.Trainer):
             examples times their mean loss.
 
     Raises:
-        ValueError: no layer responds; and as of partnets.Trainer.
+        ValueError: no layer responds, or hyper_gradient is given; and as of partnets.Trainer.
 
     Example:
         >>> import torch
@@ -64,6 +64,11 @@ class Trainer(trainer.Trainer):
         **options,
     ) -> None:
         check_entropy(entropy)
+        if "hyper_gradient" in options:
+            raise ValueError(
+                "hyper_gradient is partnets.Trainer's: here all of ψ learns through the response of the layers. Leave"
+                " it out, or train by partnets.Trainer."
+            )
         self.entropy = entropy
         if hyper is None:
             hyper = vector_of(model).modules

@@ -385,3 +385,9 @@ def test_deploying_says_what_makes_an_ordinary_model(is_partitioned):
     with pytest.raises(ValueError, match=r"stn\.freeze"):
         partnets.finalize(model, "deploy")
     assert not any(isinstance(module, stn.HyperLayer) for module in stn.freeze(model).modules())
+
+
+def test_a_technique_of_the_other_trainer_is_refused():
+    dropout = hyper.Dropout(0.3)
+    with pytest.raises(ValueError, match=r"here all of ψ learns through the response.*partnets\.Trainer"):
+        trainer(nn.Sequential(nn.Linear(4, 4), dropout, nn.Linear(4, 2)), dropout, hyper_gradient="lookahead")
