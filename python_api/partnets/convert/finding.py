@@ -281,9 +281,12 @@ def _obstacle(
         return Obstacle(
             kind, f"without a rule, whose {', '.join(taken)} is partnets' own name", f"rename it, or {RULE}"
         )
-    whole = [f"{name} of {p.dtype}" for name, p in own.items() if not (is_broadcast(p) or p.is_floating_point())]
-    if whole:
-        return Obstacle(kind, f"without a rule, with parameters that are no real numbers: {', '.join(whole)}", RULE)
+    unreal = {name: p for name, p in own.items() if not p.is_floating_point()}
+    if whole := [f"{name} of {p.dtype}" for name, p in unreal.items() if not p.is_complex()]:
+        what = f"without a rule, whose {', '.join(whole)} cannot learn while others do"
+        return Obstacle(kind, what, "freeze those too, as a quantised layer's bias, or skip it")
+    if unreal := [f"{name} of {p.dtype}" for name, p in unreal.items() if not is_broadcast(p)]:
+        return Obstacle(kind, f"without a rule, with parameters that are no real numbers: {', '.join(unreal)}", RULE)
     return None
 
 

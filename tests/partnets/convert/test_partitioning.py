@@ -149,7 +149,7 @@ class Kept(nn.Module):
     def __init__(self, **parameters):
         super().__init__()
         for name, value in parameters.items():
-            setattr(self, name, nn.Parameter(value))
+            setattr(self, name, nn.Parameter(value, requires_grad=value.dtype != torch.uint8))
 
 
 class Flat(Kept):
@@ -190,6 +190,10 @@ def encoder():
             "whose active, update is partnets' own name; rename",
         ),
         (lambda: Kept(weight=torch.ones(3, 3) * 1j), "no real numbers: weight of torch.complex64"),
+        (
+            lambda: Kept(codes=torch.ones(9, 1, dtype=torch.uint8), bias=torch.ones(3)),
+            r"codes of torch\.uint8 cannot learn while others do; freeze those too",
+        ),
     ],
 )
 def test_a_module_that_its_attributes_do_not_describe_raises(make, message):

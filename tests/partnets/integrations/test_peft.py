@@ -76,6 +76,49 @@ def test_the_adapters_alone_are_divided_and_learn(make, scheme):
         assert torch.equal(parameter, before[name]) == (".lora_" not in name), name
 
 
+class Linear4bit(nn.Linear):
+    """As quantising libraries have it: two weights to a byte, in a column, and a scale for each row."""
+
+    def __init__(self, layer):
+        super().__init__(layer.in_features, layer.out_features)
+        self.scale = nn.Buffer(layer.weight.detach().abs().amax(1, keepdim=True) / 7)
+        codes = (layer.weight.detach() / self.scale).round().to(torch.uint8).add(8).view(-1, 2)
+        self.weight, self.bias = nn.Parameter(codes[:, :1] * 16 + codes[:, 1:], requires_grad=False), layer.bias
+
+    def forward(self, x):
+        codes = torch.cat([self.weight // 16, self.weight % 16], 1).view(self.out_features, self.in_features)
+        return F.linear(x, (codes.to(x.dtype) - 8) * self.scale, self.bias)
+
+
+def quantised(model):
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is nn.Linear:
+                setattr(module, name, Linear4bit(child))
+    return model
+
+
+@pytest.mark.parametrize("scheme", ["weight", "nested"])
+def test_a_quantised_base_stays_as_it_is(scheme):
+    model, ids = adapted(lambda: (quantised(bert()[0]), bert()[1]))
+    base = {name: value.clone() for name, value in model.state_dict().items() if ".lora_" not in name}
+    with torch.no_grad():
+        expected = model.eval()(input_ids=ids).logits
+    divided(model, ids, scheme)
+    with partnets.subnetwork(model, 1), torch.no_grad():
+        torch.testing.assert_close(model(input_ids=ids).logits, expected)
+    loss, optimizer = loss_of(model.train()), optim.Adam(model, lr=1e-2)
+    for step in range(3):
+        partnets.step_weights(model, optimizer, step + 1, ids, loss)
+    assert not partnets.audit(model, ids, forward=lambda model, ids: (model(input_ids=ids).logits, None))
+    found = model.state_dict()
+    assert all(torch.equal(found[name], value) for name, value in base.items())
+    with torch.no_grad():
+        after = model.eval()(input_ids=ids).logits
+        torch.testing.assert_close(partnets.merge(model).eval()(input_ids=ids).logits, after)
+    assert not torch.equal(after, expected)
+
+
 @pytest.mark.parametrize("scheme", ["weight", "nested"])
 def test_they_are_merged_into_the_base_and_saved_as_peft_saves(scheme, tmp_path):
     model, ids = adapted()
