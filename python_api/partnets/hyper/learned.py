@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from partnets.hyper.precise import Precise
 from partnets.hyper.ranges import Range
 from partnets.utils.in_thread import InThread
 
@@ -14,7 +15,7 @@ from partnets.utils.in_thread import InThread
 MOST_SHOWN = 8
 
 
-class Learned(nn.Module):
+class Learned(Precise):
     """One or several numbers in a range, learned through an unconstrained parameter.
 
     Constructed from values in the user's units; a call gives them as a tensor, differentiable, in the units in which
@@ -76,15 +77,6 @@ class Learned(nn.Module):
     def forward(self, x: Tensor | None = None) -> Tensor:
         raw = self.unconstrained(x)
         return self.range.transform(raw.to(x.dtype) if x is not None and x.is_floating_point() else raw)
-
-    def _apply(self, fn, recurse=True):
-        """As torch's, but that it stays of single precision at least: in a lower one steps of its size are none."""
-
-        def moved(tensor: Tensor) -> Tensor:
-            new = fn(tensor)
-            return tensor.to(new.device) if new.is_floating_point() and new.itemsize < 4 <= tensor.itemsize else new
-
-        return super()._apply(moved, recurse)
 
     def unconstrained(self, x: Tensor | None = None) -> Tensor:
         """What a call transforms into the range: raw, or in a pass that perturbs it the values of this pass."""

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partnets.hyper.learned import Learned
+from partnets.hyper.precise import Precise
 from partnets.hyper.ranges import Range, logarithmic
 from partnets.hyper.training_loss import IGNORED, TrainingLoss, check_numbers
 
@@ -168,7 +169,7 @@ class SourceWeights(_Weighted):
         return losses * weights[y[1]]
 
 
-class ExampleWeights(TrainingLoss):
+class ExampleWeights(Precise, TrainingLoss):
     """A training loss in which each example has a weight of its own: for labels of which many are wrong.
 
     Either a small network makes it of the example's loss (Shu et al. 2019), the same for all data, or each example has
@@ -221,7 +222,7 @@ class ExampleWeights(TrainingLoss):
     def trained(self, output: Any, y: Any) -> Tensor:
         losses = self.losses(output, y)
         if self.scores is None:
-            weights = self.network(losses.detach()[:, None])[:, 0].sigmoid()
+            weights = self.network(losses.detach()[:, None].to(self._parameter().dtype))[:, 0].sigmoid()
         else:
             check_numbers("indices", y[1], losses, len(self.scores))
             weights = self.scores[y[1]].sigmoid()
@@ -232,7 +233,10 @@ class ExampleWeights(TrainingLoss):
         if self.scores is not None:
             ends = torch.stack([self.scores.min(), self.scores.max()]).sigmoid().tolist()
             return dict(zip(("lowest weight", "highest weight"), ends, strict=True))
-        device = next(self.network.parameters()).device
         with torch.no_grad():
-            low, high = self.network(torch.tensor([[0.0], [5.0]], device=device))[:, 0].sigmoid().tolist()
+            low, high = self.network(self._parameter().new_tensor([[0.0], [5.0]]))[:, 0].sigmoid().tolist()
         return {"weight of loss 0": low, "weight of loss 5": high}
+
+    def _parameter(self) -> nn.Parameter:
+        """One of the network's, whose dtype and device it computes in."""
+        return next(self.network.parameters())

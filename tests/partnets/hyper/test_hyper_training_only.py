@@ -346,3 +346,13 @@ def test_what_acts_on_training_alone_is_off_where_unseen_data_judge_also_if_it_d
     else:
         partnets.step_hyper(model, learning, {2: (x, y)}, judge)
     assert seen and not any(seen) and mixup.training
+
+
+@pytest.mark.parametrize("examples", [None, 4])
+def test_weights_of_examples_stay_of_single_precision(examples):
+    weights, logits = hyper.ExampleWeights(examples).bfloat16(), torch.randn(4, 3, dtype=torch.bfloat16)
+    y = torch.tensor([0, 2, 1, 0])
+    loss = weights(logits, y if examples is None else (y, torch.arange(4)))
+    loss.sum().backward()
+    assert all(one.dtype == one.grad.dtype == torch.float32 for one in weights.parameters())
+    assert loss.dtype == torch.float32 and all(0 < value < 1 for value in weights.values().values())
