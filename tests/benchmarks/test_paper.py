@@ -9,11 +9,13 @@ import pandas as pd
 import pytest
 import torch
 
+import partnets
 from partbench.paper import report, runs, validation
 from partbench.paper.__main__ import main
 from partbench.paper.experiment import EXPERIMENTS, Experiment, text
 from partbench.paper.methods import Learner
 from partbench.paper.recipes import RECIPES, recipe
+from partbench.paper.regularisation import DECAY, REGULARISERS, SMOOTHING, Regularised, regularisers
 from partnets import baselines
 from partnets.baselines import last_layer
 from partnets.data import load
@@ -75,7 +77,7 @@ def test_a_feature_extractor_is_learned_from_chunks_better_than_from_a_validatio
 
 
 @FULL
-@pytest.mark.parametrize("name", ["retraining", "validation", "sensitivity"])
+@pytest.mark.parametrize("name", ["retraining", "validation", "sensitivity", "regularisation", "moving"])
 def test_the_other_experiments_learn_and_tell(name, quick):
     made = quick(name)
     for record in made.records:
@@ -160,6 +162,17 @@ def test_an_interrupted_training_goes_on_to_the_same_result(method, tmp_path, mo
     assert result("interrupted") == whole
 
 
+def test_decay_and_smoothing_learn_and_train_the_last_network(tmp_path):
+    data = load("digits", rotated=True).subset(64)
+    learner = Regularised(recipe("digits", quick=True), data, 0, steps=10, checkpoint=tmp_path / "x.checkpoint")
+    found = learner.retraining()["regularisers"]
+    assert found["decay"] != pytest.approx(DECAY) and found["smoothing"] != pytest.approx(SMOOTHING)
+    model, _ = learner.fixed({"rotation": 10.0, "log_decay": math.log(1e-3), "smoothing": 0.3})
+    decay, smoothing = regularisers(partnets.finalize(model, "retrain"))
+    assert (decay.values()["decay"], smoothing.values()["smoothing"]) == pytest.approx((1e-3, 0.3))
+    assert learner.loss(model) is regularisers(model)[1] and len(decay.decayed()) == 4
+
+
 def test_the_last_layers_likelihood_takes_as_many_passes(tmp_path, monkeypatch):
     monkeypatch.setattr("partbench.paper.methods.PRETRAINING", 2)
     data = load("digits", rotated=True).subset(128)
@@ -176,10 +189,12 @@ def test_the_last_layers_likelihood_takes_as_many_passes(tmp_path, monkeypatch):
     assert seen == [6] and math.isfinite(found["loss"]) and "rotation_min" in found["psi"]
 
 
-def test_searches_share_the_steps_of_one_partitioned_run(tmp_path):
+@pytest.mark.parametrize("kind", [Learner, Regularised])
+def test_searches_share_the_steps_of_one_partitioned_run(kind, tmp_path):
     data = load("digits", rotated=True).subset(64)
-    learner = Learner(recipe("digits", quick=True), data, 0, steps=6, checkpoint=tmp_path / "x.checkpoint")
-    assert 0 < learner.tpe()["psi"]["rotation"] < 180
+    learner = kind(recipe("digits", quick=True), data, 0, steps=6, checkpoint=tmp_path / "x.checkpoint")
+    found = learner.tpe()["psi"]
+    assert 0 < found["rotation"] < 180 and set(REGULARISERS).issubset(found) == (kind is Regularised)
     steps = [torch.load(path, weights_only=True)["history"]["steps"]["step"][-1] for path in tmp_path.glob("x.trial*")]
     assert steps == [2] * 6
 

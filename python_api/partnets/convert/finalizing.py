@@ -32,9 +32,10 @@ def finalize(model: nn.Module, mode: str, *, seed: int = 0, draws: int = 0) -> n
         mode: 'finetune': what the whole network computes, as partnets.merge makes it, with ψ frozen, to train on (Table
             2 and Appendix I.4, at a lower learning rate).
             'retrain': a network that has seen no data, with ψ frozen, to train from scratch (Appendix G): what
-            partitions own is drawn anew, as torch draws it, as the layer's `seed_defaults` say (then with a bias of 0)
-            or from the distribution of defaults that were given. A weight that was 0 is 0 again, as an
-            adapter's, which then starts at its base. What was frozen keeps its values.
+            partitions own is drawn anew, as the layer's `seed_defaults` say (then with a bias of 0), from the
+            distribution of defaults that were given, or as it was: as torch draws it, or uniform or normal of another
+            standard deviation. What was one value before it was partitioned is that again, as biases of 0, or an
+            adapter's weight, which then starts at its base. What was frozen keeps its values.
             'deploy': what the whole network computes, in evaluation mode, made of torch's modules and the model's own
             classes alone, and nothing random in it. ConcreteDropout becomes nn.Dropout with its rate, InputMask a
             multiplication, Submodule the module in it, frozen; another Hyperparameter what its to_ordinary() says.

@@ -215,6 +215,7 @@ class Few:
         narrow: the layers that do, and the modules with own parameters that do.
         outputs, inputs: the units of layers.
         along: of own parameters, along which dimension they have units, and these.
+        taking: the layers that were given live units alone.
     """
 
     active: int
@@ -222,6 +223,7 @@ class Few:
     outputs: Mapping[nn.Module, Units]
     inputs: Mapping[nn.Module, Units]
     along: Mapping[tuple[nn.Module, str], tuple[int, Units]]
+    taking: set[nn.Module] = field(default_factory=set)
 
     def handed_on(self, layer: nn.Module, values: Tensor, dim: int, units: Units) -> Tensor:
         """What a layer hands on of all its units' values."""
@@ -238,6 +240,7 @@ class Few:
             return x
         if x.shape[rule.unit_dim] != units.number(self.active) or not rule.may_take_few(layer, units):
             raise Misfit
+        self.taking.add(layer)
         return units.spread(x, rule.unit_dim, self.active)
 
     def live(self, layer: nn.Module, x: Tensor, rule: type[PartitionedLayer]) -> Tensor:

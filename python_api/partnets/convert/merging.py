@@ -52,25 +52,25 @@ def merge(model: nn.Module, active: int | None = None) -> nn.Module:
     check_live(layers[0], active, None)
     with sharing():
         new = {layer: layer.to_ordinary(active) for layer in layers}
-    merged: dict[nn.Parameter, nn.Parameter] = {}
-    for layer, ordinary in new.items():  # what layers shared they go on sharing
-        for name, parameter in layer.named_parameters(recurse=False):
-            if name not in ordinary._parameters:  # it is inside, of live units, which no other layer has
-                continue
-            ordinary._parameters[name] = merged.setdefault(parameter, ordinary._parameters[name])
     return without_partitions(model, new)
 
 
 def without_partitions(model: nn.Module, new: dict[Partitioned, nn.Module]) -> nn.Module:
     """The model with an ordinary module for each partitioned layer; nothing of partnets stays in it but ψ.
 
-    The layers themselves become those: their methods may be hooks, or kept in lists and functions.
+    The layers themselves become those: their methods may be hooks, or kept in lists and functions. Parameters that they
+    shared they go on sharing: the first layer's.
 
     Args:
         model: a copy that nobody else has.
         new: of each partitioned layer what it becomes, which is in no other place.
     """
     unguard(model)
+    shared: dict[nn.Parameter, nn.Parameter] = {}
+    for layer, ordinary in new.items():
+        for name, parameter in layer.named_parameters(recurse=False):
+            if name in ordinary._parameters:  # else it is inside, of live units, which no other layer has
+                ordinary._parameters[name] = shared.setdefault(parameter, ordinary._parameters[name])
     stuck = {layer: ordinary for layer, ordinary in new.items() if not _become(layer, ordinary)}
     for module in model.modules():
         if "_orig_mod" in module._modules:  # torch.compile's wrapper, which keeps its call too

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import warnings
 from collections import defaultdict
@@ -29,12 +28,21 @@ from partnets.convert.marks import (
 from partnets.convert.merging import merge
 from partnets.convert.units import Search
 from partnets.nn.layer import PartitionedLayer
-from partnets.nn.live import subnetwork
+from partnets.nn.live import subnetwork, trying
 from partnets.nn.nesting import Nesting
 from partnets.nn.own_parameters import OwnParameters
 from partnets.nn.partitioned import count, partitioned_layers
 from partnets.utils.held import Held
-from partnets.utils.modules import device_of, disagreeing, evaluating, hooked, in_float32, is_half, to_device
+from partnets.utils.modules import (
+    device_of,
+    disagreeing,
+    evaluating,
+    hooked,
+    in_float32,
+    is_half,
+    to_device,
+    training_quietly,
+)
 from partnets.utils.random_state import preserved
 
 # How far what layers are given may be apart by rounding, over the largest number: so many units of the precision, or so
@@ -46,8 +54,8 @@ FAR = 0.1
 MERGED = 1e-4
 
 
-def can_be_narrow(found: Search, nestings: Mapping[nn.Module, Nesting]) -> list[set[nn.Module]]:
-    """Sets of layers, and of modules with own parameters, that can hand on their live units alone.
+def can_be_narrow(found: Search, nestings: Mapping[nn.Module, Nesting]) -> tuple[list[set[nn.Module]], set[nn.Module]]:
+    """Sets of layers, and of modules with own parameters, that can hand on their live units alone; who takes those.
 
     A model's code may count on the number of units: attention divides it by the number of heads. Whether it does is
     tried in runs of subnetworks, with random numbers in place of all that layers compute: what is given to each layer,
@@ -56,12 +64,12 @@ def can_be_narrow(found: Search, nestings: Mapping[nn.Module, Nesting]) -> list[
     for the example has none: nobody knows what that part would do.
     """
     if not _has_computed(found):
-        return []
+        return [], set()
     with in_float32(found.runs.model):  # or rounding would hide what a gate by a mean makes of fewer units
         return _tried(found, nestings)
 
 
-def _tried(found: Search, nestings: Mapping[nn.Module, Nesting]) -> list[set[nn.Module]]:
+def _tried(found: Search, nestings: Mapping[nn.Module, Nesting]) -> tuple[list[set[nn.Module]], set[nn.Module]]:
     """See can_be_narrow."""
     example = tree_map(lambda leaf: leaf.float() if is_half(leaf) else leaf, found.runs.example)
     outputs = {layer: nesting.outputs for layer, nesting in nestings.items()}
@@ -75,11 +83,14 @@ def _tried(found: Search, nestings: Mapping[nn.Module, Nesting]) -> list[set[nn.
     start = Held(model, without)
     of_one = OfOne({layer for layer, rule in found.runs.rules.items() if rule.keeps_units})
 
+    taking, given_few = set(), set()
+
     def runs(narrow: Collection[nn.Module]) -> Iterator[tuple[Seen, Held]]:
+        taking.clear()
         for mode, k, between in tried:
             live = {layer: units.owners() <= k for layer, units in found.outputs.items()}
             values = {place: value[k - 1] for place, value in own.items()}
-            few = Few(k, narrow, outputs, found.inputs, found.along)
+            few = Few(k, narrow, outputs, found.inputs, found.along, taking)
             try:
                 with mode(), WithoutDropout(), of_one:
                     seen = found.runs.run(live, values, few=few, example=example, between=between)
@@ -96,7 +107,7 @@ def _tried(found: Search, nestings: Mapping[nn.Module, Nesting]) -> list[set[nn.
     try:
         expected = list(runs(()))
     except Exception:  # as where a mode needs more examples
-        return []
+        return [], set()
     paths = {module: path for path, module in model.named_modules()}
     alike: dict[tuple, list[set[nn.Module]]] = defaultdict(list)
     for one in _joined(found.makers.values()):
@@ -113,6 +124,7 @@ def _tried(found: Search, nestings: Mapping[nn.Module, Nesting]) -> list[set[nn.
             return False
         if works:
             narrow.extend(sets)
+            given_few.update(taking)
         return works
 
     def add(kinds: list[list[set[nn.Module]]]) -> None:
@@ -126,7 +138,7 @@ def _tried(found: Search, nestings: Mapping[nn.Module, Nesting]) -> list[set[nn.
 
     if alike:
         add(list(alike.values()))
-    return narrow
+    return narrow, given_few
 
 
 def _has_computed(found: Search) -> bool:
@@ -179,7 +191,11 @@ def _is_near(x: Tensor, y: Tensor, most: float | None = None) -> bool:
 
 
 def narrow(
-    model: nn.Module, sets: Collection[set[nn.Module]], makers: Mapping[nn.Module, set[nn.Module]], example: Any
+    model: nn.Module,
+    sets: Collection[set[nn.Module]],
+    makers: Mapping[nn.Module, set[nn.Module]],
+    unseen: Collection[nn.Module],
+    example: Any,
 ) -> None:
     """Makes layers of a nested model narrow, so that what is elementwise is skipped as well.
 
@@ -190,6 +206,7 @@ def narrow(
         model: partitioned, with nested partitions.
         sets: of layers that can be narrow; see can_be_narrow.
         makers: of each layer, those whose outputs it computes with.
+        unseen: layers that take live units alone, also if the example does not come to them, as to some experts.
         example: see partnets.partition.
     """
     layers = [layer for _, layer in partitioned_layers(model) if isinstance(layer, PartitionedLayer)]
@@ -199,13 +216,16 @@ def narrow(
     held = Held(model, without={name for name, _ in model.named_parameters()})
     narrowed, taking = set(), set()
     try:
-        with preserved(device_of(model)), torch.no_grad():
+        with preserved(device_of(model)), torch.no_grad(), trying(model):
             example = to_device(example, device_of(model))
             trains, expected = _outputs(model, example, training=True) is not None, _outputs(model, example)
             while able and expected is not None:
                 narrowed = set().union(*able)
                 _make_narrow(layers, narrowed, ())
-                taking = set() if (ours := _outputs(model, example)) is None else _taking(model, example)
+                taking = set()
+                if (ours := _outputs(model, example)) is not None:
+                    fed = {layer for layer in unseen if makers.get(layer, set()) & narrowed}
+                    taking = _taking(model, example, fed)
                 runs = ours is not None and not (trains and _outputs(model, example, training=True) is None)
                 _make_narrow(layers, (), ())
                 if not runs or not _are_near(ours, expected, FAR):
@@ -277,7 +297,7 @@ def _is_read(layer: PartitionedLayer) -> bool:
 def _outputs(model: nn.Module, example: Any, training: bool = False) -> list[Tensor] | None:
     """Those of all subnetworks but the last; None if one fails."""
     found = []
-    with contextlib.nullcontext() if training else evaluating(model):
+    with training_quietly(model) if training else evaluating(model):
         for k in range(1, count(model)):
             torch.manual_seed(0)
             try:
@@ -292,12 +312,13 @@ def _are_near(ours: list[Tensor], expected: list[Tensor], most: float) -> bool:
     return len(ours) == len(expected) and all(_is_near(a, b, most) for a, b in zip(ours, expected, strict=True))
 
 
-def _taking(model: nn.Module, example: Any) -> set[PartitionedLayer]:
-    """The layers whose inputs are narrow now."""
-    found = set()
+def _taking(model: nn.Module, example: Any, unseen: set[nn.Module]) -> set[nn.Module]:
+    """The layers whose inputs are narrow now; and those of `unseen` to which the example does not come."""
+    found, called = set(), set()
 
     def note(layer: PartitionedLayer, args: tuple, kwargs: dict) -> None:
         inputs, units = results((args, kwargs))[:1], layer.nesting.inputs
+        called.add(layer)
         if inputs and units is not None and inputs[0].shape[layer.unit_dim] < units.size:
             found.add(layer)
 
@@ -306,7 +327,7 @@ def _taking(model: nn.Module, example: Any) -> set[PartitionedLayer]:
     with hooked(nested, note):
         for training in (False, True):
             _outputs(model, example, training)
-    return found
+    return found | (unseen & set(nested)) - called
 
 
 def _blocks(

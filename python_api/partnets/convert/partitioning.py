@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._pytree import tree_leaves
 
 import partkernels
@@ -21,7 +22,9 @@ from partnets.convert.planning import plan as plan_units
 from partnets.convert.reads import read_by
 from partnets.convert.replacing import replace_modules
 from partnets.nn import state_dict
+from partnets.nn.initial_values import looks_learned
 from partnets.nn.layer import SCHEMES, PartitionedLayer
+from partnets.nn.live import subnetwork
 from partnets.nn.nesting import MEASURES, no_defaults
 from partnets.nn.own_parameters import OwnParameters, is_broadcast, own_parameters_class
 from partnets.nn.own_state import own_state_class, sharing
@@ -29,7 +32,8 @@ from partnets.nn.partitioned import EXISTING, REPLACED, take_over
 from partnets.nn.registry import Rule, rule_of
 from partnets.utils import seeds
 from partnets.utils.eager import eagerly
-from partnets.utils.modules import disagreeing, learning
+from partnets.utils.modules import device_of, disagreeing, evaluating, learning
+from partnets.utils.random_state import preserved
 
 # Layers that a warning names one by one.
 MOST_NAMED = 10
@@ -116,7 +120,7 @@ def partition(
         The model; if it is a layer itself, the new layer.
 
     Warns:
-        UserWarning: without `defaults`, weights are redrawn that may be pretrained.
+        UserWarning: without `defaults`, weights are redrawn that may be pretrained; or kept, of nested partitions.
 
     Raises:
         ValueError: modules without a rule cannot be divided, since they keep running statistics, for example (each type
@@ -138,6 +142,7 @@ def partition(
             "the model is on the meta device, where nothing can be run, and scheme='nested' runs the example; partition"
             " it where it has memory, as after model.to_empty(device='cpu')."
         )
+    keeps_silently = scheme == "nested" and defaults is None
     defaults = no_defaults(defaults) if scheme == "nested" else defaults
     is_nested, scheme = scheme == "nested" and len(proportions) > 1, "weight" if scheme == "nested" else scheme
     plan, apart = Plan(), set()
@@ -163,6 +168,8 @@ def partition(
         # Of tied layers one drew the weight that they share.
         usual = {weight for weights in redrawn.values() for weight, is_usual in weights.items() if is_usual}
         _warn_of_lost([path for path, weights in redrawn.items() if weights.keys() - usual])
+    if keeps_silently and is_nested:
+        _warn_of_learned([path for path, layer in found.layers.items() if _has_learned(layer, new[layer])])
     before = set(model.parameters())
     with sharing():
         own = {
@@ -176,6 +183,9 @@ def partition(
             )
             for path, module in found.owning.items()
         }
+    for path, module in found.owning.items():
+        if isinstance(module, ParametrizationList):
+            _check_finite(path, own[module])
     _share_tied(model, new | own, frozen)
     _change_classes(own)
     for module, divided in own.items():  # others may hold the module itself, and it stays
@@ -196,11 +206,27 @@ def partition(
     if is_nested:
         renewed = [{new.get(layer, layer) for layer in one} for one in plan.narrow]
         makers = {new.get(of, of): {new.get(one, one) for one in by} for of, by in plan.makers.items()}
-        narrow(model, renewed, makers, example)
+        narrow(model, renewed, makers, {new.get(one, one) for one in plan.taking}, example)
         for layer, why in plan.why.items():
             new.get(layer, layer).whole_because = why
         _warn_of_nothing(new.values(), proportions)
     return model
+
+
+def _check_finite(path: str, parametrized: nn.Module) -> None:
+    """Raises ValueError if a subnetwork's parameters make a weight that is not finite, as weight_norm of a row of 0."""
+    with torch.no_grad(), evaluating(parametrized), preserved(device_of(parametrized)):
+        for k in range(parametrized.count, 0, -1):
+            with subnetwork(parametrized, k):
+                is_finite = bool(parametrized().isfinite().all())
+            if k == parametrized.count and not is_finite:
+                return  # so it was before
+            if not is_finite:
+                raise ValueError(
+                    f"{path} makes a weight that is not finite of the entries of subnetwork {k}, as weight_norm does"
+                    " where all entries of an output are of later partitions, and so are 0: skip it, give its outputs"
+                    " more inputs, or keep to schemes 'weight' and 'node' without defaults='zero'."
+                )
 
 
 def _inside(new: dict[nn.Module, nn.Module]) -> dict[nn.Module, nn.Module]:
@@ -303,13 +329,37 @@ def _redrawn(layer: nn.Module, new: nn.Module) -> Iterator[tuple[nn.Parameter, b
                 yield weight, is_kept or (weight.requires_grad and inner.looks_drawn(name, weight))
 
 
+def _has_learned(layer: nn.Module, new: nn.Module) -> bool:
+    """Whether weights of a layer that its nested one keeps look as if they had learned."""
+    return any(
+        isinstance(partition, partkernels.NestedPartition)
+        and name in new.weights
+        and looks_learned(new.drawn_entries(layer._parameters[name]))
+        for name, partition in getattr(new, "partitions", {}).items()
+    )
+
+
+def _warn_of_learned(paths: list[str]) -> None:
+    if not paths:
+        return
+    warnings.warn(
+        f"nested partitions keep the weights that they divide, and those of {_listed(paths)} look as if they had"
+        " learned: partition 1 would begin with what they know, of all chunks if it is from these data. Draw them anew,"
+        " or pass defaults='zero' if they know other data alone.",
+        stacklevel=4,  # past the decorator
+    )
+
+
+def _listed(paths: list[str]) -> str:
+    named = ", ".join(path or "the model itself" for path in paths[:MOST_NAMED])
+    return f"{named} and {len(paths) - MOST_NAMED} more" if len(paths) > MOST_NAMED else named
+
+
 def _warn_of_lost(paths: list[str]) -> None:
     if not paths:
         return
-    named = ", ".join(path or "the model itself" for path in paths[:MOST_NAMED])
-    more = f" and {len(paths) - MOST_NAMED} more" if len(paths) > MOST_NAMED else ""
     warnings.warn(
-        f"partition draws the weights of {named}{more} anew, and they don't look as these layers' own initialisation"
+        f"partition draws the weights of {_listed(paths)} anew, and they don't look as these layers' own initialisation"
         " draws them. If they are pretrained, pass defaults='stored', which keeps them; defaults='seed' draws them anew"
         " without this warning.",
         stacklevel=4,  # past the decorator

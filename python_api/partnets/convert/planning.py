@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_leaves
 
 from partnets.convert.marks import Runs, called
@@ -21,7 +20,7 @@ from partnets.nn.own_norm import OwnNorm, own_norm_class, unit_dim_of
 from partnets.nn.own_parameters import OwnUnits
 from partnets.nn.registry import rule_of
 from partnets.utils.held import Held
-from partnets.utils.modules import device_of, evaluating, hooked, to_device, training
+from partnets.utils.modules import device_of, evaluating, hooked, to_device, training_quietly
 from partnets.utils.random_state import preserved
 
 
@@ -35,6 +34,7 @@ class Plan:
         norms: of those that norm units, and nest, what they become.
         why: of layers that do not, or less than they could, why, in words that follow "its".
         narrow: sets of layers, and of modules with own parameters, that can hand on their live units alone.
+        taking: the layers that take live units alone where all of those can.
         makers: of each layer, those whose outputs it computes with, and the modules whose own parameters.
     """
 
@@ -43,6 +43,7 @@ class Plan:
     norms: dict[nn.Module, type[OwnNorm]] = field(default_factory=dict)
     why: dict[nn.Module, str] = field(default_factory=dict)
     narrow: list[set[nn.Module]] = field(default_factory=list)
+    taking: set[nn.Module] = field(default_factory=set)
     makers: dict[nn.Module, set[nn.Module]] = field(default_factory=dict)
 
 
@@ -82,7 +83,7 @@ def plan(
         else:
             rules[layer] = cls
     example = to_device(example, device_of(model))
-    modes = [lambda: evaluating(model), lambda: _training(model)]
+    modes = [lambda: evaluating(model), lambda: training_quietly(model)]
     with _undisturbed(model) as held:
         try:
             made = _planned(model, rules, own, proportions, example, measure, modes, held)
@@ -128,7 +129,7 @@ def _planned(
     _tell(made, found)
     made.norms = {norm: cls for norm, cls in norms.items() if norm in made.nestings}
     held.put_back()
-    made.narrow = can_be_narrow(found, made.nestings)
+    made.narrow, made.taking = can_be_narrow(found, made.nestings)
     return made
 
 
@@ -178,14 +179,6 @@ def _norms(model: nn.Module, own: Collection[nn.Module], example: Any) -> dict[n
         for module, dim in found.items()
         if dim is not None and module in learning
     }
-
-
-@contextmanager
-def _training(model: nn.Module) -> Iterator[None]:
-    """Inside, a model trains, without dropout; what is frozen in a model that trains already stays as it is."""
-    noisy = [module for module in model.modules() if isinstance(module, _DropoutNd)]
-    with nullcontext() if model.training else training(model), evaluating(*noisy):
-        yield
 
 
 @contextmanager

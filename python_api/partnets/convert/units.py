@@ -161,10 +161,15 @@ class Search:
         return [None if skip else b & ~a for skip, (a, b) in zip(unknown, pairs, strict=True)]
 
     def _inputs(self, layer: nn.Module) -> Units | None:
-        """The units of a layer's inputs: of the first subnetwork in which they are not 0; of 1, if they always are."""
+        """The units of a layer's inputs: of the first subnetwork in which they are not 0; of 1, if they always are.
+
+        None where nobody knows: where some subnetworks show nothing of them.
+        """
         nonzero = [seen.nonzero.get(layer) for seen in self.seen]
         if any(one is None or one.shape != nonzero[-1].shape for one in nonzero):
             return None
+        if nonzero[-1].any() and not all(one.any() for one in nonzero):
+            return None  # as an expert to which a run of a subnetwork gives no example
         owners = torch.ones(len(nonzero[-1]), dtype=torch.int64)
         for k in range(self.count, 1, -1):
             dead = nonzero[-1] & ~torch.stack(nonzero[: k - 1]).any(0)

@@ -18,7 +18,7 @@ from partnets.data.batch import Forward, Loss, call
 from partnets.hyper import hyperparameters, penalties
 from partnets.nn.batch_norm import running_norms
 from partnets.nn.layer import watching
-from partnets.nn.live import subnetwork
+from partnets.nn.live import subnetwork, trying
 from partnets.nn.local_shard import local_entries
 from partnets.nn.own_parameters import OwnParameters
 from partnets.nn.own_state import STATE_OF, OwnState
@@ -146,7 +146,7 @@ def leaks(
     before = Held(model)
     trial = _Trial(model, compute, before)
     try:
-        with random_state.preserved(trial.device):
+        with random_state.preserved(trial.device), trying(model):
             ks = sorted({1, 2, parts // 2, parts - 1} & set(range(1, parts)))
             reading = (leak for k in ks for leak in trial.reads_later_weights(k, batch))
             remembering = trial.remembers(batch, other, last) if last > 1 else ()

@@ -18,6 +18,9 @@ Distribution = Callable[..., Defaults]
 
 # The fourth moment over the squared variance is 1.8 of uniform values and 3 of normal ones.
 BETWEEN_UNIFORM_AND_NORMAL = 2.4
+# How many standard deviations a variance of sizes may be above the one that chance makes; and of how many entries the
+# sizes must at least be, or they have no normal distribution.
+DEVIATIONS, ENTRIES = 5, 16
 
 
 def distribution_of(parameter: Tensor, usual: Distribution | None) -> Distribution | None:
@@ -49,6 +52,28 @@ def distribution_of(parameter: Tensor, usual: Distribution | None) -> Distributi
     if float(values.pow(4).mean() / square**2) < BETWEEN_UNIFORM_AND_NORMAL:
         return functools.partial(Uniform, std * math.sqrt(3))
     return functools.partial(Normal, std)
+
+
+def looks_learned(weight: Tensor) -> bool:
+    """Whether a weight's outputs or inputs differ in size by more than chance: those of a drawn one are all alike.
+
+    Example:
+        >>> import torch
+        >>> drawn = torch.nn.init.normal_(torch.empty(50, 50), std=0.02)
+        >>> looks_learned(drawn), looks_learned(drawn * torch.linspace(0.5, 1.5, 50))
+        (False, True)
+    """
+    if weight.is_meta or weight.dim() < 2:
+        return False
+    squares = weight.detach().double().square()
+    for of_each in (squares.flatten(1), squares.movedim(1, 0).flatten(1)):
+        units, entries = of_each.shape
+        if units > 1 and entries >= ENTRIES and (spread := float(of_each.var(correction=0))):
+            error = 2 / (9 * (units - 1))  # of the cube root of a chi-squared number (Wilson and Hilferty 1931)
+            by_chance = (1 - error + DEVIATIONS * math.sqrt(error)) ** 3
+            if float(of_each.mean(1).var()) * entries / spread > by_chance:
+                return True
+    return False
 
 
 def _is_draw(count: int, std: float, largest: float, of: Defaults) -> bool:

@@ -8,6 +8,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import ClassVar
 
 import torch
@@ -92,6 +93,8 @@ class PartitionedLayer(Partitioned):
     # What a state_dict has of this layer beside tensors and partitions, where it is known, and of which type.
     notes: ClassVar[Mapping[str, type]] = {LEARNED_FROM: str}
     seed_defaults: Defaults | Callable[..., Defaults] | None = None
+    # How parameters started that torch starts otherwise, and their partition does not say: those of to_fresh do again.
+    starts: Mapping[str, Defaults | float] = MappingProxyType({})
     partitions: dict[str, Partition]
     # Which dimension of inputs and outputs has the units that nested partitions divide; None of what they can't.
     unit_dim: ClassVar[int | None] = None
@@ -168,7 +171,7 @@ class PartitionedLayer(Partitioned):
         defaults = "seed" if defaults is None else defaults
         count, seed = len(proportions), seeds.random() if seed is None else seed
         at_zero = self._starts_at_zero()
-        changed, partitions = {}, {}
+        changed, partitions, self.starts = {}, {}, dict(self._constants())
         for name, parameter in self._present(self.weights):
             if not parameter.requires_grad:
                 whole = self.divided(name, parameter, (1.0,) + (0.0,) * (count - 1), seed, "weight")
@@ -176,12 +179,15 @@ class PartitionedLayer(Partitioned):
                 continue
             if is_nested:
                 partitions[name] = self.nested_partition(name, self.oriented(parameter).shape, scheme)
+                self.starts |= self._drawn_otherwise(name, parameter)
                 continue
             partition = self.divided(name, parameter, proportions, seed, scheme).to(parameter.device)
             resolved = self._resolve(name, parameter, defaults, self.seed_of(name, seed))
             partitions[name] = dataclasses.replace(partition, defaults=resolved.map_tensors(self.oriented))
             if defaults == "seed" or not (isinstance(resolved, Zeros) or defaults == "stored"):
                 changed[name] = self._started(parameter, partitions[name].defaults)
+            elif defaults == "zero":
+                self.starts |= self._drawn_otherwise(name, parameter)
         for names, neutral in ((self.shifts, 0.0), (self.scales, 1.0)):
             for name, parameter in self._present(names):
                 units = self.units_of_parameter(name, scheme) if is_nested else None
@@ -197,6 +203,20 @@ class PartitionedLayer(Partitioned):
         self.count = self.active = self.update = count
         if at_zero:  # as an adapter's last layer does, which changes nothing at first: so it does when it starts anew
             self.seed_defaults = Zeros()
+
+    def _constants(self) -> Iterator[tuple[str, float]]:
+        """The shifts and scales that start at one value, as biases at 0: it need not be the one that torch sets."""
+        for name, parameter in self._present((*self.shifts, *self.scales)):
+            if parameter.requires_grad and parameter.numel() > 1 and not parameter.is_meta:
+                first = parameter.flatten()[0].item()
+                if self.seed_defaults is None and bool((parameter == first).all()):
+                    yield name, first
+
+    def _drawn_otherwise(self, name: str, weight: Tensor) -> dict[str, Defaults]:
+        """How a weight that stays was drawn, if not as torch draws it and nothing else says so."""
+        usual = self.usual_distribution(name)
+        found = distribution_of(self.drawn_entries(weight), usual)
+        return {} if found is usual or self.seed_defaults is not None else {name: found(seed=0)}
 
     def _starts_at_zero(self) -> bool:
         """Whether the weight is 0, and no rule says how it starts."""
@@ -438,6 +458,12 @@ class PartitionedLayer(Partitioned):
             weight, defaults = new._parameters[name], partition.defaults
             if isinstance(defaults, Uniform | Normal) and self.seed_defaults is None and weight.requires_grad:
                 fill(self.oriented(weight), dataclasses.replace(defaults, seed=seeds.random()))
+        for name, start in self.starts.items():
+            if isinstance(start, Uniform | Normal):
+                fill(self.oriented(new._parameters[name]), dataclasses.replace(start, seed=seeds.random()))
+            else:
+                with torch.no_grad():
+                    new._parameters[name].fill_(0.0 if isinstance(start, Zeros) else start)
         return new
 
     def compute(self, kernel: Callable[..., Tensor], x: Tensor, **geometry) -> Tensor:

@@ -87,6 +87,19 @@ def subnetwork(
 
 
 @contextmanager
+def trying(model: nn.Module) -> Iterator[None]:
+    """Inside, subnetworks are tried; afterwards no partition counts as having learned: a step would do nothing."""
+    layers = [layer for _, layer in partitioned_layers(model)]
+    before = [set(layer._live.learned) for layer in layers]
+    try:
+        yield
+    finally:
+        for layer, learned in zip(layers, before, strict=True):
+            layer._live.learned.clear()
+            layer._live.learned.update(learned)
+
+
+@contextmanager
 def live(subnetworks: Mapping[Partitioned, tuple[int, int | None] | Several]) -> Iterator[None]:
     """Inside, in this thread, each of these layers has these `active` and `update`."""
     handed_on = torch._C._get_obj_in_tls(HANDED_ON) if torch._C._is_key_in_tls(HANDED_ON) else {}

@@ -14,7 +14,7 @@ from partnets.hyper import penalties
 from partnets.hyper.penalty import penalised
 from partnets.nn.batch_norm import heedless_norms, partitioned_norms
 from partnets.nn.entries import put, take
-from partnets.nn.live import subnetwork
+from partnets.nn.live import subnetwork, trying
 from partnets.nn.own_state import OwnState
 from partnets.nn.partitioned import partitioned_layers
 from partnets.optim.base import PartitionedOptimizer
@@ -78,16 +78,13 @@ def leaving_nothing(model: nn.Module) -> Iterator[None]:
     """Inside, normalisation layers normalise as where weights learn; afterwards all is as if nothing had learned."""
     layers = [layer for _, layer in partitioned_layers(model)]
     keepers = [*partitioned_norms(model), *(layer for layer in layers if isinstance(layer, OwnState))]
-    held, learned = [Held(layer) for layer in keepers], [set(layer._live.learned) for layer in layers]
+    held = [Held(layer) for layer in keepers]
     try:
-        with evaluating(*heedless_norms(model)):
+        with trying(model), evaluating(*heedless_norms(model)):
             yield
     finally:
         for one in held:
             one.put_back()
-        for layer, before in zip(layers, learned, strict=True):
-            layer._live.learned.clear()
-            layer._live.learned.update(before)
 
 
 class InnerSteps:

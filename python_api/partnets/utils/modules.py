@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
@@ -173,6 +174,21 @@ def evaluating(*modules: nn.Module) -> Iterator[None]:
     finally:
         for part in training:
             part.training = True
+
+
+@contextmanager
+def training_quietly(model: nn.Module) -> Iterator[None]:
+    """Inside, a model trains, without dropout; what is frozen in a model that trains already stays as it is.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 2), nn.Dropout()).eval()
+        >>> with training_quietly(model):
+        ...     [module.training for module in model]
+        [True, False]
+    """
+    noisy = [module for module in model.modules() if isinstance(module, _DropoutNd)]
+    with nullcontext() if model.training else training(model), evaluating(*noisy):
+        yield
 
 
 @contextmanager

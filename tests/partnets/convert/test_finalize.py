@@ -70,6 +70,44 @@ def test_it_computes_what_the_whole_network_computes():
     assert same(ordinary, partnets.merge(model))
 
 
+class Language(nn.Module):
+    """Its head is the embedding, and its author draws all weights in a way of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.hidden, self.norm = nn.Embedding(50, 48), nn.Linear(48, 48), nn.LayerNorm(48)
+        self.head = nn.Linear(48, 50)
+        self.head.weight = self.embedding.weight
+        for layer in (self.embedding, self.hidden):
+            nn.init.normal_(layer.weight, std=0.02)
+        nn.init.zeros_(self.hidden.bias)
+        nn.init.constant_(self.head.bias, -4.6)
+        nn.init.zeros_(self.norm.weight)
+
+    def forward(self, ids):
+        return self.head(self.norm(torch.relu(self.hidden(self.embedding(ids)))))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "defaults"), [("weight", "seed"), ("weight", "zero"), ("node", "seed"), ("nested", None)]
+)
+def test_weights_stay_tied_and_start_as_their_author_draws_them(scheme, defaults):
+    ids = torch.randint(50, (4, 7))
+    example = {"example": ids} if scheme == "nested" else {}
+    model = partnets.partition(Language(), PROPORTIONS, scheme=scheme, defaults=defaults, **example)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1)
+    for mode in MODES:
+        new = partnets.finalize(copy.deepcopy(model), mode)
+        assert new.head.weight is new.embedding.weight, mode
+    for layer in (new.embedding, new.hidden):
+        weight = layer.weight.detach()
+        assert weight.std().item() == pytest.approx(0.02, rel=0.1) and abs(weight.mean()) < 0.005
+    assert not new.hidden.bias.any() and not new.norm.weight.any() and not new.norm.bias.any()
+    assert torch.equal(new.head.bias, torch.full((50,), -4.6))
+
+
 @pytest.mark.parametrize("mode", ["finetune", "retrain"])
 def test_any_loop_trains_it(mode):
     ordinary = partnets.finalize(trained(), mode)

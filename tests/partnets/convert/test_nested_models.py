@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import math
 import pickle
+import warnings
 from collections import deque
 from functools import partial
 
@@ -374,8 +375,9 @@ def test_the_example_stays_as_it_is():
 class Experts(nn.Module):
     """Of which an example calls some."""
 
-    def __init__(self):
+    def __init__(self, how="few"):
         super().__init__()
+        self.how = how
         self.inputs, self.router, self.head = nn.Linear(16, 32), nn.Linear(32, 8, bias=False), nn.Linear(32, 10)
         self.experts = nn.ModuleList(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(8))
 
@@ -385,7 +387,10 @@ class Experts(nn.Module):
         weights, y = values.softmax(-1), torch.zeros_like(h)
         for number, expert in enumerate(self.experts):
             row, column = (chosen == number).nonzero(as_tuple=True)
-            if len(row):
+            if self.how == "masked":
+                weight = (weights * (chosen == number)).sum(-1, keepdim=True)
+                y = y + weight * expert(h * (weight != 0))
+            elif len(row) or self.how == "all":
                 y = y.index_put((row,), weights[row, column, None] * expert(h[row]), accumulate=True)
         return self.head(h + y)
 
@@ -417,14 +422,34 @@ class Branches(nn.Module):
         return self.head(torch.relu(self.body(h)).mean(1))
 
 
+@pytest.mark.parametrize("how", ["few", "all", "masked"])
 @pytest.mark.parametrize("rows", [1, 2, 32])
-def test_what_an_example_does_not_call_works_all_the_same(rows):
+def test_what_an_example_does_not_call_works_all_the_same(rows, how):
     torch.manual_seed(0)
-    model = partnets.partition(Experts(), PROPORTIONS, scheme="nested", example=torch.randn(rows, 16))
+    experts = Experts(how)
+    model = partnets.partition(copy.deepcopy(experts), PROPORTIONS, scheme="nested", example=torch.randn(rows, 16))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
     x = torch.randn(64, 16)
     for k in (1, 2, 3):
         with partnets.subnetwork(model, k):
-            torch.testing.assert_close(partnets.merge(model, k)(x), model(x))
+            y = model(x)
+            torch.testing.assert_close(partnets.merge(model, k)(x), y)
+            values = dict(masked(model, k))
+        torch.testing.assert_close(torch.func.functional_call(experts, values, (x,)), y, rtol=1e-4, atol=1e-5)
+
+
+def masked(model, k):
+    """Each parameter of an ordinary model that computes subnetwork k: 0 where nothing is live, also of its inputs."""
+    for path, layer in partitioned_layers(model):
+        for name, parameter in layer.owned():
+            partition = layer.partitions.get(name)
+            value = parameter.detach()
+            if partition is None:
+                yield f"{path}.{name}", value[:k].sum(0)
+            else:
+                yield f"{path}.{name}", value * (partition.ids() <= k)
 
 
 @pytest.mark.parametrize("what", ["mask", "length", "noise"])
@@ -638,6 +663,51 @@ def test_weight_norm_is_not_looked_into():
         assert model(torch.randn(2, 12, 20)).isfinite().all()
 
 
+def test_what_would_be_divided_by_0_is_refused():
+    def network():
+        directions = nn.utils.parametrizations.weight_norm(nn.Conv1d(64, 64, 3, padding=1, groups=64))
+        return nn.Sequential(nn.Conv1d(3, 64, 1), directions, nn.ReLU(), nn.Conv1d(64, 8, 1))
+
+    model, x = network(), torch.randn(2, 3, 20)
+    before = model(x)
+    with pytest.raises(ValueError, match=r"1\.parametrizations\.weight makes a weight that is not finite"):
+        partnets.partition(model, (0.1, 0.1, 0.8), scheme="nested", example=x)
+    assert torch.equal(model(x), before)
+    with pytest.raises(ValueError, match="not finite"):
+        partnets.partition(model, (0.1, 0.1, 0.8), defaults="zero")
+    partnets.partition(model, (0.1, 0.1, 0.8))
+
+
+def test_weights_that_have_learned_are_told_of():
+    model = nn.Sequential(nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    x, y = torch.randn(64, 12), torch.randint(10, (64,))
+    with warnings.catch_warnings(action="error"):
+        partnets.partition(copy.deepcopy(model), PROPORTIONS, scheme="nested", example=x)
+    adam = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(100):
+        adam.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        adam.step()
+    with pytest.warns(UserWarning, match=r"keep the weights .* of .*2.* look as if they had learned.*defaults='zero'"):
+        partnets.partition(copy.deepcopy(model), PROPORTIONS, scheme="nested", example=x)
+    with warnings.catch_warnings(action="error"):
+        partnets.partition(model, PROPORTIONS, scheme="nested", example=x, defaults="zero")
+
+
+def test_a_step_after_a_forgotten_context_raises_at_first_too():
+    model, x = network(), torch.randn(8, 12)
+    partnets.partition(model, PROPORTIONS, scheme="nested", example=x)
+    partnets.audit(model, (x, torch.randint(10, (8,))), F.cross_entropy)
+    optimizer = partnets.optim.AdamW(model, lr=0.01, weight_decay=0.1)
+    F.cross_entropy(model(x), torch.randint(10, (8,))).backward()
+    with pytest.raises(RuntimeError, match="gradient of partition 1 is 0 everywhere"):
+        optimizer.step(update=1)
+
+
+def network():
+    return nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
 def test_the_search_is_the_same_each_time():
     found = set()
     junk = []
@@ -764,7 +834,8 @@ def test_a_layer_alone_divides_its_outputs():
     assert partnets.LayerNorm(4, proportions=(0.5, 0.5), scheme="nested").nesting is None
 
 
-def test_heads_that_compute_in_training_alone_nest_too():
+@pytest.mark.parametrize("mode", [True, False])
+def test_heads_that_compute_in_training_alone_nest_too(mode):
     class WithAuxiliary(nn.Module):
         def __init__(self):
             super().__init__()
@@ -778,13 +849,17 @@ def test_heads_that_compute_in_training_alone_nest_too():
                 return self.head(x)
             return self.head(x), self.auxiliary(self.hidden(self.dropout(x)).relu())
 
-    model, x = WithAuxiliary(), images()
+    model, x = WithAuxiliary().train(mode), images()
     partnets.partition(model, PROPORTIONS, scheme="nested", example=x)
     assert model.auxiliary.nesting.inputs.segments == ((4, 6, 8),) and model.stem.is_narrow
     assert not model.norm.running_mean.any()
-    with partnets.subnetwork(model, 1, update=1):
-        for y in model(x):
-            assert y.shape == (4, 3)
+    model.train().dropout.p = 0.0
+    model.norm.eval()
+    with partnets.subnetwork(model, 1):
+        expected = model(x)
+    for y, merged in zip(expected, partnets.merge(model, 1)(x), strict=True):
+        assert y.shape == (4, 3)
+        torch.testing.assert_close(merged, y)
 
 
 def test_a_layer_stays_whole_where_the_models_code_counts_units():

@@ -253,7 +253,13 @@ def drawn_model(draw: Draw, leak: str | None) -> tuple[nn.Module, Tensor, Tensor
     with warnings.catch_warnings():
         # Of embeddings and norms alone, which have no seed of their own.
         warnings.simplefilter("ignore")
-        partnets.partition(model, [share / sum(shares) for share in shares], seed=draw.getrandbits(40), **options)
+        proportions, seed = [share / sum(shares) for share in shares], draw.getrandbits(40)
+        try:
+            partnets.partition(model, proportions, seed=seed, **options)
+        except ValueError as error:  # weight norms of few weights, all at a default of 0
+            if "not finite" not in str(error):
+                raise
+            partnets.partition(model, proportions, seed=seed, **options | {"defaults": "seed"})
     return model, torch.randn(8, features), 2 * torch.randn(8, features) - 1
 
 
@@ -293,18 +299,10 @@ def count_of(model: nn.Module) -> int:
     return max(getattr(layer, "count", 1) for layer in model.modules())
 
 
-def is_degenerate(model: nn.Module, x: Tensor) -> bool:
-    """Whether a subnetwork gives NaN, which hides all else: weight norms of few weights, all at a default of 0."""
-    given = [given_by(copy.deepcopy(model), k, x) for k in range(1, count_of(model) + 1)]
-    return any(tensor.isnan().any() for tensors in given for tensor in tensors)
-
-
 def sound(draw: Draw) -> None:
     """Nothing that subnetwork k gives depends on later partitions, or on passes of them; and no audit says so."""
     model, x, other = drawn_model(draw, None)
     count = count_of(model)
-    if is_degenerate(model, x):
-        return
     for k in range(1, count):
         clean = given_by(copy.deepcopy(model), k, x)
         assert same(clean, given_by(poison(copy.deepcopy(model), k), k, x)), f"subnetwork {k} reads later partitions"
@@ -326,7 +324,7 @@ def leaking(draw: Draw) -> None:
     except ValueError as error:
         assert "cannot be partitioned" in str(error) and leak in ("Bound", "Clipped"), error
         return
-    assert partnets.audit(model, (x, None)) != [] or is_degenerate(model, x)
+    assert partnets.audit(model, (x, None)) != []
 
 
 def test_subnetworks_of_random_models_do_not_know_later_partitions_nor_do_audits_claim_it():
