@@ -1017,9 +1017,65 @@ MUTANTS = [
         f"{NETS}/models/test_zoo.py",
         (
             "merged ties",
-            "ordinary._parameters[name] = merged.setdefault(parameter, ordinary._parameters[name])",
-            "merged.setdefault(parameter, ordinary._parameters[name])",
+            "ordinary._parameters[name] = shared.setdefault(parameter, ordinary._parameters[name])",
+            "shared.setdefault(parameter, ordinary._parameters[name])",
             "what layers shared they no longer share",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/convert/units.py",
+        f"{NETS}/convert/test_nested_models.py",
+        (
+            "inputs of nobody",
+            "        if nonzero[-1].any() and not all(one.any() for one in nonzero):\n            return None",
+            "        if False:\n            return None",
+            "an expert that the example does not come to in subnetwork 1 has no inputs there",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/convert/narrowing.py",
+        f"{NETS}/convert/test_nested_models.py",
+        (
+            "unseen takers",
+            "return found | (unseen & set(nested)) - called",
+            "return found",
+            "a merged subnetwork fails in layers that the example does not reach",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/convert/partitioning.py",
+        f"{NETS}/convert/test_nested_models.py",
+        (
+            "nested pretrained",
+            "    if keeps_silently and is_nested:\n",
+            "    if False:\n",
+            "weights that know all chunks are nested without a word",
+        ),
+        (
+            "dead directions",
+            "        if isinstance(module, ParametrizationList):\n",
+            "        if False:\n",
+            "subnetwork 1 divides by the norm of a row of zeros",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/nn/layer.py",
+        f"{NETS}/convert/test_finalize.py",
+        (
+            "starts of constants",
+            "changed, partitions, self.starts = {}, {}, dict(self._constants())",
+            "changed, partitions, self.starts = {}, {}, {}",
+            "a network that is trained anew has other biases than its author's",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/training/inner_steps.py",
+        f"{NETS}/distributed/test_distributed_trainer.py",
+        (
+            "own slopes",
+            "slopes = self._averaged([None if by is None else",
+            "slopes = list([None if by is None else",
+            "each rank looks ahead by its own part of the batch",
         ),
     ),
     *_of(
@@ -1085,8 +1141,8 @@ MUTANTS = [
         ("counters", "        self._held.put_back()\n", "", "what modules count goes from client to client"),
         (
             "no audit",
-            "                refuse_leaks(self.model, draw, compute)\n",
-            "                pass\n",
+            "            refuse_leaks(self.model, draw, compute)\n",
+            "            pass\n",
             "a model that carries data from one client to the next is accepted",
         ),
     ),
