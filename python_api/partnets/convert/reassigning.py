@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from partkernels import NestedPartition, Partition
 from partkernels.defaults import check_seed
 from partkernels.partition import sizes
+from partnets.evaluation.same_chunks import has_learned
 from partnets.nn.batch_norm import outdate_statistics
 from partnets.nn.layer import PartitionedLayer
 from partnets.nn.partitioned import count, partitioned_layers
@@ -40,7 +41,8 @@ def reassign(
     Args:
         model: partitioned by the scheme 'weight' or 'node'.
         proportions: C numbers that sum to 1: the shares of each weight after this.
-        optimizer: of partnets.optim, of this model, whose state for entries follows. Needed once it has stepped.
+        optimizer: of partnets.optim, of this model, whose state for entries follows. Needed once a partition has been
+            stepped, of which moments may tell.
         by: which entries move to a later partition: 'random', or 'magnitude', those that differ least from their
             defaults. To an earlier one 'random' ones move in any case: what later chunks made of them must not choose.
         seed: an int in [0, 2**63) of random choices; together with each weight's path.
@@ -49,8 +51,8 @@ def reassign(
         How many entries have moved: {'later': n, 'earlier': n}.
 
     Raises:
-        ValueError: the proportions are not C that sum to 1, a partition is nested, by or seed is none of these, or
-            weights are sharded; nothing has changed then.
+        ValueError: the proportions are not C that sum to 1, a partition is nested, by or seed is none of these, weights
+            are sharded, or the optimiser is missing; nothing has changed then.
 
     Example:
         >>> import partnets
@@ -67,6 +69,11 @@ def reassign(
         check_partitioned(optimizer)
     weights = list(_weights(model))
     _check(model, weights, proportions)
+    if optimizer is None and has_learned(model):
+        raise ValueError(
+            "the model has learned, and moments of its entries may tell earlier partitions of chunks that they must not"
+            " know; pass optimizer, that which has stepped it."
+        )
     groups = {p: group for group in (optimizer.param_groups if optimizer else ()) for p in group["params"]}
     moved, made = {"later": 0, "earlier": 0}, {}
     for path, layer, name in weights:

@@ -37,6 +37,8 @@ class Hyperparameter(nn.Module):
     # How partnets.Trainer learns it: 'direct', through the forward pass of unseen data; or by 'lookahead', through the
     # weights, for what acts on training alone and is off in evaluation mode. See partnets.Lookahead.
     hyper_gradient = "direct"
+    # Whether it detaches something that depends on weights, which finite differences would take for a part of a slope.
+    detaches = False
 
     def values(self) -> dict[str, float]:
         """The present value of each hyper.Learned inside, in the user's units, under its attribute's or own names.

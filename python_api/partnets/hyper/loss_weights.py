@@ -212,6 +212,7 @@ class ExampleWeights(Precise, TrainingLoss):
         if (examples is not None and network is not None) or (examples is not None and examples < 1):
             raise ValueError(f"examples={examples}, network={network}; pass a number of at least 1, or a network.")
         self.scores = None if examples is None else nn.Parameter(torch.zeros(examples))
+        self.detaches = examples is None  # the losses, of which the network makes weights
         if examples is None and network is None:
             network = nn.Sequential(nn.Linear(1, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1))
         self.network = network

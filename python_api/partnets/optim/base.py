@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import NoReturn
 
 import torch
@@ -30,8 +29,9 @@ class PartitionedOptimizer(torch.optim.Optimizer):
 
     # Whether the state has the number of steps of each partition.
     counts = False
-    # Of parameters whose learning rate is learned, the module that has it.
-    _rates: Mapping[nn.Parameter, LearningRate] = MappingProxyType({})
+    # Of parameters whose learning rate is learned, the module that has it. No class has a value for it: Lightning's
+    # wrapper derives from this class, and looks into the optimiser for what it has not itself.
+    _rates: Mapping[nn.Parameter, LearningRate]
 
     def __init__(self, model: nn.Module, groups: Iterable[dict], **defaults) -> None:
         if not isinstance(model, nn.Module):
@@ -270,6 +270,9 @@ class PartitionedOptimizer(torch.optim.Optimizer):
     def __getstate__(self) -> dict:
         own = {"count": self.count, "_owners": self._owners, "_rates": dict(self._rates)}
         return {**super().__getstate__(), **own}
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__({"_rates": {}} | state)  # which version 0.2 had not
 
     def load_state_dict(self, state_dict: dict) -> None:
         """As torch.optim.Optimizer's; the state must be of such an optimiser of the same model.

@@ -58,15 +58,18 @@ def followed(
     told = {**settings, "differentiable": True, "foreach": False, "fused": False}
     if rate is not None:
         told["lr"] = rate.item()
+    # They divide by their rate. Where that is 0, as at an end of a schedule, the step is 0 times that of another rate.
+    if is_still := not issubclass(optimizer, OTHERWISE) and told.get("lr") == 0:
+        told["lr"] = 1.0
     tensor = entries.clone()
     one = entrywise.make(optimizer, tensor, {name: told[name] for name in told.keys() & {*known, *settings}})
     tensor.grad = grad + LEAST
     if state:
         one.state[tensor] = state
     one.step()
+    if is_still:
+        return entries + (0.0 if rate is None else rate) * (tensor - entries), one.state[tensor]
     if rate is None:
         return tensor, one.state[tensor]
-    if not rate:  # as at the start of a warm-up
-        return tensor + 0 * rate, one.state[tensor]
     # Few of them take a tensor as their rate; all move in proportion to it.
     return entries + (rate / rate.detach()) * (tensor - entries), one.state[tensor]

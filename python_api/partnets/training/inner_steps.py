@@ -262,9 +262,15 @@ class InnerSteps:
         return by_psi, self._averaged(packed)
 
     def _difference(self, one: Taken, by_slopes: list[Tensor | None], wanted: list[Tensor]) -> list[Tensor | None]:
-        """The same by two gradients of the training loss, with the noise of its first (Liu et al. 2019)."""
+        """The same by two gradients of the training loss, with the noise of its first (Liu et al. 2019).
+
+        Weights whose gradient is 0 stay: of words that no example has, say, it is 0 whatever ψ is. Adam would move
+        those the farthest, and all others by so little that nothing of it is left.
+        """
+        pairs = zip(by_slopes, one.slopes, strict=True)
+        by_slopes = [None if by is None else by * (slope != 0) for by, slope in pairs]
         if not (length := _norm(by_slopes)):
-            return [None] * len(wanted)
+            return [None if all(by is None for by in by_slopes) else torch.zeros_like(one) for one in wanted]
         move = min(MOVES[each.itemsize] for each in one.weights) / length
         found = []
         for sign in (1, -1):
@@ -309,11 +315,13 @@ class InnerSteps:
         try:
             for parameter, weight in zip(self.parameters, weights if before else (), strict=bool(before)):
                 parameter.data.copy_(weight)
+            torch.clear_autocast_cache()  # of the weights before
             with subnetwork(self.model, self.k, self.k, hyper=True), attention:
                 yield
         finally:
             for parameter, weight in zip(self.parameters, before, strict=bool(before)):
                 parameter.data.copy_(weight)
+            torch.clear_autocast_cache()
 
     def _averaged(self, packed: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The means over ranks of entries of w_k."""

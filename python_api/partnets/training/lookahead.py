@@ -192,8 +192,8 @@ def step_lookahead(
     """One step of ψ that acts on training alone, or on both, on chunks that the subnetworks have not seen.
 
     As partnets.step_hyper, but that the gradient goes through the weights too: see Lookahead and Implicit. The modules
-    that learn so are in evaluation mode where unseen data judge. The weights, the optimiser and what modules hold are
-    afterwards as before.
+    that learn so are in evaluation mode where unseen data judge. The weights, the optimiser, running statistics and
+    what subnetworks keep are afterwards as before.
 
     Args:
         model: with partitioned layers and ψ inside.
@@ -214,9 +214,10 @@ def step_lookahead(
         those after the steps.
 
     Raises:
-        ValueError: a k is out of range, a k has other than so many batches, `by` is none of these, or the weights are
-            sharded; nothing has changed then.
-        FloatingPointError: a loss is not finite.
+        ValueError: a k is out of range, a k has other than so many batches, `by` is none of these, a parameter of ψ is
+            not the model's, the weights are sharded, or differences are asked for where a loss detaches something; ψ
+            has not been stepped then.
+        FloatingPointError: a loss is not finite, or ψ's gradient.
         RuntimeError: a parameter of hyper_optimizer reaches neither loss, as what draws from a distribution without a
             gradient; ψ has not been stepped. Or autograd has no second derivative of an operator: pass
             Lookahead(exact=False).
@@ -242,9 +243,18 @@ def step_lookahead(
     weights = checked_weights(model, hyper_optimizer, batches, weights)
     learning = parameters_of(hyper_optimizer)
     chosen = _chosen(model, learning, by)
+    for module, one in chosen.items():
+        if one is not None and not one.exact and module.detaches:
+            raise ValueError(
+                f"{type(module).__name__} detaches what it makes weights of, which differences would not know of; pass"
+                " Lookahead(exact=True) for it."
+            )
+    needed = max((one.steps for one in chosen.values() if one is not None), default=0)
     hyper_optimizer.zero_grad()
     values = []
     for k, (unseen, seen) in batches.items():
+        if len(seen) != needed:
+            raise ValueError(f"there are {len(seen)} batches of D_1:{k - 1}, and {needed} steps to look ahead.")
         options = {"clip": clip, "averaged": averaged}
         value, found = _gradients(model, optimizer, k - 1, unseen, seen, loss, hyper_loss, chosen, learning, **options)
         values.append(weights[k] * value)
@@ -253,6 +263,7 @@ def step_lookahead(
                 gradient = weights[k] * gradient
                 parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
     check_reached(model, learning)
+    _check_gradients(model, learning)
     hyper_optimizer.step()
     outdate_statistics(model)
     return sum(values)
@@ -298,8 +309,6 @@ def _gradients(
         value = loss_of_unseen.detach()
     with leaving_nothing(model):
         for one, psi in own.items():
-            if len(seen) < one.steps:
-                raise ValueError(f"there are {len(seen)} batches of D_1:{k}, and {one.steps} steps to look ahead.")
             inner = InnerSteps(model, optimizer, k, loss, psi, one.exact, clip, averaged)
             judged = functools.partial(inner.judged, unseen, hyper_loss, psi, off)
             after, through, of_forward = one.gradients(inner, seen[: one.steps], judged)
@@ -309,6 +318,17 @@ def _gradients(
                 if gradient is not None:
                     found[parameter] = found[parameter] + gradient if parameter in found else gradient
     return value, found
+
+
+def _check_gradients(model: nn.Module, learning: Sequence[nn.Parameter]) -> None:
+    """Raises FloatingPointError, naming them, if gradients of ψ are not finite."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    wrong = [names[p] for p in learning if p.grad is not None and not p.grad.isfinite().all()]
+    if wrong:
+        raise FloatingPointError(
+            f"the gradient of {', '.join(wrong)} through the steps ahead is not finite; ψ has not been stepped. Look"
+            " for roots and divisions of 0 in the loss, whose second derivatives are none."
+        )
 
 
 def _chosen(model: nn.Module, learning: Sequence[nn.Parameter], by: Any) -> dict[Hyperparameter, Technique | None]:

@@ -160,7 +160,8 @@ def step_hyper(
         The sum of the weighted losses, detached.
 
     Raises:
-        ValueError: a k is out of range, or there is no batch; nothing has changed then.
+        ValueError: a k is out of range, there is no batch, or a parameter of ψ is not the model's; nothing has changed
+            then.
         RuntimeError: the loss gives a parameter of the optimiser no gradient; ψ has not been stepped.
 
     Example:
@@ -209,6 +210,12 @@ def checked_weights(
     if isinstance(optimizer, PartitionedOptimizer):
         raise ValueError(f"optimizer is a {type(optimizer).__name__} of partitions; pass one of torch.optim, of ψ.")
     check_k(model, *batches, least=2)
+    known = set(model.parameters())
+    if strange := [parameter for parameter in parameters_of(optimizer) if parameter not in known]:
+        raise ValueError(
+            f"optimizer has {len(strange)} parameters that are not in the model; put the modules of ψ into it, a loss"
+            " that has something to learn as well."
+        )
     weights = dict.fromkeys(batches, 1 / len(batches)) if weights is None else weights
     if weights.keys() != batches.keys():
         raise ValueError(f"weights are of the chunks {[*weights]} and batches of {[*batches]}; pass one for each.")

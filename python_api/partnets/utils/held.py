@@ -10,7 +10,7 @@ import random
 import sys
 import types
 from array import array
-from collections import UserDict, UserList, deque
+from collections import UserDict, UserList, defaultdict, deque
 from collections.abc import Callable, Container, Iterable
 from functools import partial
 from typing import Any
@@ -59,6 +59,11 @@ class Held:
         self._seen: set[int] = set()
         self._classes: set[type] = set()
         self._alive: list[Any] = []  # or an id could be given twice
+        # What a model has in it is known by its places there, whoever else refers to it.
+        self._places: dict[int, set[str]] = defaultdict(set)
+        for named in (model.named_modules, model.named_parameters, model.named_buffers):
+            for name, part in named(remove_duplicate=False):
+                self._places[id(part)].add(name)
         self._take("", model, 0)
 
     def changed(self, after: Held) -> list[str]:
@@ -84,7 +89,7 @@ class Held:
         if value is None or isinstance(value, bool | int | float | complex | str | bytes):
             self.values[path] = value
             return
-        if id(value) in self._seen or depth > DEEPEST:
+        if id(value) in self._seen or depth > DEEPEST or path not in self._places.get(id(value), {path}):
             return
         self._seen.add(id(value))
         self._alive.append(value)

@@ -130,8 +130,8 @@ def test_nothing_of_later_partitions_reaches_earlier_subnetworks(shares, by, sch
 
 
 def test_outputs_that_have_one_owner_move_as_a_whole():
-    model, _ = trained("node")
-    partnets.reassign(model, (0.2, 0.2, 0.6), by="magnitude")
+    model, optimizer = trained("node")
+    partnets.reassign(model, (0.2, 0.2, 0.6), optimizer, by="magnitude")
     for layer, name in weights(model):
         ids = layer.partitions[name].ids().flatten(1)
         assert (ids == ids[:, :1]).all()
@@ -139,10 +139,10 @@ def test_outputs_that_have_one_owner_move_as_a_whole():
 
 
 def test_the_smallest_go_first():
-    model, _ = trained("weight", defaults="zero")
+    model, optimizer = trained("weight", defaults="zero")
     old = model[3].partition.ids()
     distance = model[3].weight.detach().abs()
-    partnets.reassign(model, (0.3, 0.5, 0.2), by="magnitude")
+    partnets.reassign(model, (0.3, 0.5, 0.2), optimizer, by="magnitude")
     new = model[3].partition.ids()
     stayed, went = distance[(old == 1) & (new == 1)], distance[(old == 1) & (new > 1)]
     assert went.max() <= stayed.min()
@@ -187,6 +187,7 @@ def test_a_weight_that_two_layers_share_has_one_partition():
         ({"by": "gradient"}, "by='gradient'; pass one of 'random', 'magnitude'"),
         ({"seed": -1}, "seed"),
         ({"optimizer": torch.optim.SGD([torch.zeros(1)], lr=0.1)}, "steps all partitions at once"),
+        ({}, "the model has learned, and moments .* pass optimizer, that which has stepped it"),
     ],
 )
 def test_bad_input_is_named_and_nothing_moves(options, message):

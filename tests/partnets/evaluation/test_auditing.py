@@ -496,6 +496,15 @@ class AllWeights(hyper.Penalty):
         return layer.weight.sum() * layer._parameters["weight"].detach().sum()
 
 
+def test_a_penalty_may_stand_before_what_it_is_of():
+    network = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    for first in (hyper.WeightDecay(network), hyper.LearningRate(network)):
+        model = partnets.partition(nn.Sequential(first, network), PROPORTIONS)
+        batch = torch.randn(8, 6), torch.randint(3, (8,))
+        assert not partnets.audit(model, batch, F.cross_entropy)
+        network = partnets.merge(model)[1]
+
+
 def test_what_a_penalty_reads_is_looked_at():
     def leaks(penalty):
         model = Around()

@@ -190,11 +190,12 @@ class Regularised(Classifier):
     def __init__(self, chunks):
         super().__init__(chunks)
         self.decay, self.smoothing = hyper.WeightDecay(self.network, 0.01), hyper.LabelSmoothing(0.2)
+        self.rate = hyper.LearningRate(self.network, 0.02)
         self.hyper_gradient = {self.decay: partnets.Lookahead(steps=2)}
 
     def training_loss(self, batch):
         x, y = batch
-        return self.smoothing(self.decay(self.network(x)), y).mean()
+        return self.smoothing(self.decay(self.rate(self.network(x))), y).mean()
 
 
 def test_psi_that_acts_on_training_alone_looks_ahead(tmp_path):
@@ -206,12 +207,14 @@ def test_psi_that_acts_on_training_alone_looks_ahead(tmp_path):
     fit(one, partnets.Loader(chunks, 8, steps_ahead=2, **draws), tmp_path)
     torch.manual_seed(2)
     (optimizer, hyper_optimizer), loss = expected.configure_optimizers(), expected.training_loss
-    how = {"by": expected.hyper_gradient, "clip": 0.1}
+    how, mine = {"by": expected.hyper_gradient, "clip": 0.1}, partnets.Loader(chunks, 8, steps_ahead=2, **draws)
     for _ in range(EPOCHS):
-        for k, batch, hyper_k, hyper_batch in partnets.Loader(chunks, 8, steps_ahead=2, seed=0, **draws):
+        for k, batch, hyper_k, hyper_batch in mine:
             partnets.step_weights(expected, optimizer, k, batch, loss, clip=0.1)
             partnets.step_lookahead(expected, optimizer, hyper_optimizer, {hyper_k: hyper_batch}, loss, loss, **how)
-    assert expected.decay.values()["decay"] != 0.01
+        partnets.lml(expected.network, chunks)
+    partnets.estimate_statistics(expected, chunks, forward=lambda model, batch: (model.training_loss(batch), None))
+    assert expected.decay.values()["decay"] != 0.01 and equal(one, expected)
 
 
 class WithoutPsi(Classifier):

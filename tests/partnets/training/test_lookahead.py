@@ -466,6 +466,119 @@ def test_rates_of_0_and_of_layers_that_a_batch_leaves_out_have_a_gradient_of_0()
     assert model.rate.rate.raw.grad == 0
 
 
+def smoothed(loss_in_model=True):
+    torch.manual_seed(0)
+    network, smoothing = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), hyper.LabelSmoothing(0.2)
+    model = partnets.partition(nn.Sequential(network, smoothing) if loss_in_model else network, PROPORTIONS)
+    batch = torch.randn(6, 4), torch.randint(3, (6,))
+    return model, smoothing, batch, lambda batch: smoothing(model(batch[0]), batch[1]).mean()
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("make", [optim.Adam, optim.AdamW, optim.SGD])
+def test_a_schedule_that_ends_at_0_leaves_psi_as_it_is(make, exact):
+    model, smoothing, batch, loss = smoothed()
+    optimizer, of_psi = make(model, lr=0.1), torch.optim.SGD(smoothing.parameters(), lr=1.0)
+    partnets.step_weights(model, optimizer, 1, batch, loss)
+    optimizer.param_groups[0]["lr"] = 0.0
+    partnets.step_lookahead(
+        model, optimizer, of_psi, {2: (batch, [batch])}, loss, loss, by=partnets.Lookahead(exact=exact)
+    )
+    assert smoothing.values()["smoothing"] == pytest.approx(0.2) and not smoothing.smoothing.raw.grad.any()
+
+
+def test_what_a_step_cannot_take_is_refused_before_it():
+    model, smoothing, batch, loss = smoothed()
+    optimizer, of_psi = optim.Adam(model), torch.optim.SGD(smoothing.parameters(), lr=1.0)
+    for seen in ([], [batch] * 2):
+        with pytest.raises(ValueError, match=rf"there are {len(seen)} batches of D_1:1, and 1 steps to look ahead"):
+            partnets.step_lookahead(model, optimizer, of_psi, {2: (batch, seen)}, loss, loss)
+    model, smoothing, batch, loss = smoothed(loss_in_model=False)
+    optimizer, of_psi = optim.Adam(model), torch.optim.SGD(smoothing.parameters(), lr=1.0)
+    with pytest.raises(
+        ValueError, match="1 parameters that are not in the model; put the modules of ψ into it, a loss"
+    ):
+        partnets.step_lookahead(model, optimizer, of_psi, {2: (batch, [batch])}, loss, loss)
+    with pytest.raises(ValueError, match="1 parameters that are not in the model"):
+        partnets.step_hyper(model, of_psi, {2: batch}, loss)
+    weights = hyper.ExampleWeights()
+    model = partnets.partition(nn.Sequential(nn.Linear(4, 3), weights), PROPORTIONS)
+    of_psi = torch.optim.SGD(weights.parameters(), lr=1.0)
+    by = partnets.Lookahead(exact=False)
+    with pytest.raises(ValueError, match=r"ExampleWeights detaches what.*exact=True"):
+        partnets.step_lookahead(model, optim.Adam(model), of_psi, {2: (batch, [batch])}, loss, loss, by=by)
+
+
+def test_a_gradient_of_psi_that_is_not_finite_raises_before_psi_is_stepped():
+    class Rooted(hyper.TrainingLoss):
+        def __init__(self):
+            super().__init__()
+            self.share = hyper.Learned(0.5, hyper.probability)
+
+        def trained(self, output, y):
+            return self.losses(output, y) * (1 + 0 * (self.share() * output[:, 0].detach() * 0).sqrt())
+
+    rooted = Rooted()
+    model = partnets.partition(nn.Sequential(nn.Linear(4, 3), rooted), PROPORTIONS)
+    batch, of_psi = (torch.randn(6, 4), torch.randint(3, (6,))), torch.optim.SGD(rooted.parameters(), lr=1.0)
+
+    def loss(batch):
+        return rooted(model(batch[0]), batch[1]).mean()
+
+    with pytest.raises(FloatingPointError, match=r"the gradient of 1\.share\.raw .* is not finite; ψ has not"):
+        partnets.step_lookahead(model, optim.SGD(model, lr=0.1), of_psi, {2: (batch, [batch])}, loss, loss)
+    assert rooted.values()["share"] == pytest.approx(0.5)
+
+
+def test_differences_know_nothing_of_words_that_no_example_has():
+    """Adam's step of an entry that has never had a gradient is steep, and would take all of the difference."""
+    torch.manual_seed(0)
+    network, smoothing = (
+        nn.Sequential(nn.Embedding(2000, 8), nn.Flatten(), nn.Tanh(), nn.Linear(32, 3)),
+        hyper.LabelSmoothing(0.2),
+    )
+    model = partnets.partition(nn.Sequential(network, smoothing), PROPORTIONS)
+    optimizer, of_psi = optim.Adam(model, lr=0.01), torch.optim.SGD(smoothing.parameters(), lr=0.0)
+    batches = [(torch.randint(2000, (16, 4)), torch.randint(3, (16,))) for _ in range(8)]
+
+    def loss(batch):
+        return smoothing(model(batch[0]), batch[1]).mean()
+
+    for batch in batches[2:]:
+        partnets.step_weights(model, optimizer, 1, batch, loss)
+    found = []
+    for exact in (True, False):
+        by = partnets.Lookahead(exact=exact)
+        partnets.step_lookahead(model, optimizer, of_psi, {2: (batches[0], [batches[1]])}, loss, loss, by=by)
+        found.append(smoothing.smoothing.raw.grad.item())
+    assert found[1] == pytest.approx(found[0], rel=0.05)
+
+
+def test_under_autocast_the_weights_of_the_step_are_those_that_are_judged():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+    decay = hyper.WeightDecay(network, 0.1)
+    data = torch.randn(60, 8), torch.randint(3, (60,))
+    model, _ = partnets.baselines.held_out(nn.Sequential(network, decay), data, validation=0.5)
+    of_psi, batch = torch.optim.SGD(decay.parameters(), lr=0.0), tuple(part[:30] for part in data)
+
+    def loss(batch):
+        return F.cross_entropy(model(batch[0]).float(), batch[1])
+
+    found = []
+    for outside in (True, False):
+        torch.manual_seed(1)
+        with torch.autocast("cpu", torch.bfloat16, enabled=outside):
+
+            def compute(batch):
+                with torch.autocast("cpu", torch.bfloat16):
+                    return loss(batch)
+
+            partnets.step_lookahead(model, optim.SGD(model, lr=1.0), of_psi, {2: (batch, [batch])}, compute, compute)
+        found.append(decay.decay.raw.grad.item())
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
 def test_a_checkpoint_of_a_direct_run_is_refused_by_one_that_looks_ahead(tmp_path):
     def made(how):
         model = partnets.partition(nn.Sequential(nn.Linear(6, 3), psi := hyper.Temperature(1.5)), PROPORTIONS)
