@@ -1063,7 +1063,7 @@ MUTANTS = [
         f"{NETS}/convert/test_finalize.py",
         (
             "starts of constants",
-            "changed, partitions, self.starts = {}, {}, dict(self._constants())",
+            "changed, partitions, self.starts = {}, {}, dict(self._starts())",
             "changed, partitions, self.starts = {}, {}, {}",
             "a network that is trained anew has other biases than its author's",
         ),

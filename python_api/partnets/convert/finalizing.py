@@ -34,8 +34,8 @@ def finalize(model: nn.Module, mode: str, *, seed: int = 0, draws: int = 0) -> n
             'retrain': a network that has seen no data, with ψ frozen, to train from scratch (Appendix G): what
             partitions own is drawn anew, as the layer's `seed_defaults` say (then with a bias of 0), from the
             distribution of defaults that were given, or as it was: as torch draws it, or uniform or normal of another
-            standard deviation. What was one value before it was partitioned is that again, as biases of 0, or an
-            adapter's weight, which then starts at its base. What was frozen keeps its values.
+            mean and standard deviation. What had a few different values alone before it was partitioned has them again,
+            as biases of 0, or an adapter's weight, which then starts at its base. What was frozen keeps its values.
             'deploy': what the whole network computes, in evaluation mode, made of torch's modules and the model's own
             classes alone, and nothing random in it. ConcreteDropout becomes nn.Dropout with its rate, InputMask a
             multiplication, Submodule the module in it, frozen; another Hyperparameter what its to_ordinary() says.

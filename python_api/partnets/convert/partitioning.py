@@ -169,7 +169,9 @@ def partition(
         usual = {weight for weights in redrawn.values() for weight, is_usual in weights.items() if is_usual}
         _warn_of_lost([path for path, weights in redrawn.items() if weights.keys() - usual])
     if keeps_silently and is_nested:
-        _warn_of_learned([path for path, layer in found.layers.items() if _has_learned(layer, new[layer])])
+        _warn_of_learned(
+            [path for path, layer in (found.layers | found.owning).items() if _has_learned(layer, new.get(layer))]
+        )
     before = set(model.parameters())
     with sharing():
         own = {
@@ -329,14 +331,17 @@ def _redrawn(layer: nn.Module, new: nn.Module) -> Iterator[tuple[nn.Parameter, b
                 yield weight, is_kept or (weight.requires_grad and inner.looks_drawn(name, weight))
 
 
-def _has_learned(layer: nn.Module, new: nn.Module) -> bool:
-    """Whether weights of a layer that its nested one keeps look as if they had learned."""
-    return any(
-        isinstance(partition, partkernels.NestedPartition)
-        and name in new.weights
-        and looks_learned(new.drawn_entries(layer._parameters[name]))
-        for name, partition in getattr(new, "partitions", {}).items()
-    )
+def _has_learned(layer: nn.Module, new: nn.Module | None) -> bool:
+    """Whether weights look as if they had learned: of a layer with a rule, that made the new one, or derived from one.
+
+    Those that other modules have of their own may begin as anything.
+    """
+    is_derived = isinstance(layer, ParametrizationList) or any(map(rule_of, type(layer).__mro__[1:]))
+    if new is None and not is_derived:
+        return False
+    weights = [weight for weight in layer._parameters.values() if weight is not None and weight.requires_grad]
+    drawn = new.drawn_entries if isinstance(new, PartitionedLayer) else lambda weight: weight
+    return any(looks_learned(drawn(weight)) for weight in weights if not is_broadcast(weight))
 
 
 def _warn_of_learned(paths: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,8 @@ Distribution = Callable[..., Defaults]
 
 # The fourth moment over the squared variance is 1.8 of uniform values and 3 of normal ones.
 BETWEEN_UNIFORM_AND_NORMAL = 2.4
+# Values that are so few different ones have been set; so many entries tell most of those that have not.
+KINDS, PROBED = 4, 1000
 # How many standard deviations a variance of sizes may be above the one that chance makes; and of how many entries the
 # sizes must at least be, or they have no normal distribution.
 DEVIATIONS, ENTRIES = 5, 16
@@ -52,6 +55,62 @@ def distribution_of(parameter: Tensor, usual: Distribution | None) -> Distributi
     if float(values.pow(4).mean() / square**2) < BETWEEN_UNIFORM_AND_NORMAL:
         return functools.partial(Uniform, std * math.sqrt(3))
     return functools.partial(Normal, std)
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a parameter started, to start so again.
+
+    Attributes:
+        values: all of them, where they are of a few kinds, as a constant, an identity, or a bias of some gates alone.
+        mean, std, is_uniform: of others, which were drawn.
+
+    Example:
+        >>> import torch
+        >>> start = Start.of(torch.tensor([0.0, 0.0, 1.0, 1.0]))
+        >>> parameter = nn.Parameter(torch.rand(4))
+        >>> start.fits(parameter)
+        False
+        >>> start.fill(parameter)
+        >>> parameter.tolist(), start.fits(parameter)
+        ([0.0, 0.0, 1.0, 1.0], True)
+    """
+
+    values: Tensor | None
+    mean: float
+    std: float
+    is_uniform: bool
+
+    @classmethod
+    def of(cls, parameter: Tensor) -> Start:
+        values = parameter.detach().double().flatten()
+        most = max(1, min(KINDS, len(values) // 2))
+        is_of_kinds = len(values[:PROBED].unique()) <= most and len(values.unique()) <= most
+        mean, std = float(values.mean()), float(values.std(correction=0))
+        kurtosis = float(((values - mean) / std).pow(4).mean()) if std else 0.0
+        kept = parameter.detach().clone() if is_of_kinds else None
+        return cls(kept, mean, std, kurtosis < BETWEEN_UNIFORM_AND_NORMAL)
+
+    def fits(self, parameter: Tensor) -> bool:
+        """Whether a parameter looks as if it had started so."""
+        if self.values is not None:
+            return torch.equal(parameter.detach().to(self.values), self.values)
+        other, count = Start.of(parameter), parameter.numel()
+        if other.values is not None:
+            return False
+        least = 4 * max(self.std, other.std) / math.sqrt(count)
+        return abs(self.std - other.std) < least and abs(self.mean - other.mean) < least
+
+    @torch.no_grad()
+    def fill(self, parameter: Tensor) -> None:
+        """Starts a parameter so, by torch's global generator."""
+        if self.values is not None:
+            parameter.copy_(self.values)
+        elif self.is_uniform:
+            reach = self.std * math.sqrt(3)
+            parameter.uniform_(self.mean - reach, self.mean + reach)
+        else:
+            parameter.normal_(self.mean, self.std)
 
 
 def looks_learned(weight: Tensor) -> bool:

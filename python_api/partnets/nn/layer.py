@@ -19,7 +19,7 @@ from partkernels.partition import sizes
 from partnets.nn import partition_format
 from partnets.nn.activation_checkpoint import same_subnetwork
 from partnets.nn.cumulative import live_product, live_sum, raise_without_rows, with_rows
-from partnets.nn.initial_values import Distribution, declared, distribution_of, fill
+from partnets.nn.initial_values import Distribution, Start, declared, distribution_of, fill
 from partnets.nn.nesting import LiveUnits, Nesting, no_defaults, of_live, widths
 from partnets.nn.partitioned import Partitioned, as_class, check_parameters
 from partnets.nn.registry import register, rule_of
@@ -94,7 +94,7 @@ class PartitionedLayer(Partitioned):
     notes: ClassVar[Mapping[str, type]] = {LEARNED_FROM: str}
     seed_defaults: Defaults | Callable[..., Defaults] | None = None
     # How parameters started that torch starts otherwise, and their partition does not say: those of to_fresh do again.
-    starts: Mapping[str, Defaults | float] = MappingProxyType({})
+    starts: Mapping[str, Start] = MappingProxyType({})
     partitions: dict[str, Partition]
     # Which dimension of inputs and outputs has the units that nested partitions divide; None of what they can't.
     unit_dim: ClassVar[int | None] = None
@@ -171,7 +171,7 @@ class PartitionedLayer(Partitioned):
         defaults = "seed" if defaults is None else defaults
         count, seed = len(proportions), seeds.random() if seed is None else seed
         at_zero = self._starts_at_zero()
-        changed, partitions, self.starts = {}, {}, dict(self._constants())
+        changed, partitions, self.starts = {}, {}, dict(self._starts())
         for name, parameter in self._present(self.weights):
             if not parameter.requires_grad:
                 whole = self.divided(name, parameter, (1.0,) + (0.0,) * (count - 1), seed, "weight")
@@ -179,7 +179,7 @@ class PartitionedLayer(Partitioned):
                 continue
             if is_nested:
                 partitions[name] = self.nested_partition(name, self.oriented(parameter).shape, scheme)
-                self.starts |= self._drawn_otherwise(name, parameter)
+                self.starts = self._started_otherwise(name, parameter) | self.starts
                 continue
             partition = self.divided(name, parameter, proportions, seed, scheme).to(parameter.device)
             resolved = self._resolve(name, parameter, defaults, self.seed_of(name, seed))
@@ -187,7 +187,7 @@ class PartitionedLayer(Partitioned):
             if defaults == "seed" or not (isinstance(resolved, Zeros) or defaults == "stored"):
                 changed[name] = self._started(parameter, partitions[name].defaults)
             elif defaults == "zero":
-                self.starts |= self._drawn_otherwise(name, parameter)
+                self.starts = self._started_otherwise(name, parameter) | self.starts
         for names, neutral in ((self.shifts, 0.0), (self.scales, 1.0)):
             for name, parameter in self._present(names):
                 units = self.units_of_parameter(name, scheme) if is_nested else None
@@ -198,25 +198,39 @@ class PartitionedLayer(Partitioned):
                 value = self._redrawn(name, parameter, seed) if drawn else parameter
                 changed[name] = with_rows(value, count, neutral=neutral)
         for name, parameter in changed.items():
+            vars(parameter).update(vars(self._parameters[name]))  # what others have noted on it
             self._parameters[name] = parameter
         self.partitions = partitions
         self.count = self.active = self.update = count
         if at_zero:  # as an adapter's last layer does, which changes nothing at first: so it does when it starts anew
             self.seed_defaults = Zeros()
 
-    def _constants(self) -> Iterator[tuple[str, float]]:
-        """The shifts and scales that start at one value, as biases at 0: it need not be the one that torch sets."""
-        for name, parameter in self._present((*self.shifts, *self.scales)):
-            if parameter.requires_grad and parameter.numel() > 1 and not parameter.is_meta:
-                first = parameter.flatten()[0].item()
-                if self.seed_defaults is None and bool((parameter == first).all()):
-                    yield name, first
+    def _starts(self) -> Iterator[tuple[str, Start]]:
+        """The shifts and scales that start otherwise than torch has them, and weights that were not drawn."""
+        if self.seed_defaults is not None:
+            return
+        for names, neutral in ((self.shifts, 0.0), (self.scales, 1.0)):
+            for name, parameter in self._present(names):
+                if not parameter.requires_grad or parameter.is_meta or not parameter.numel():
+                    continue
+                usual = None if neutral else self.usual_distribution(name)
+                if usual is None:
+                    is_usual = bool((parameter == neutral).all())
+                else:
+                    is_usual = distribution_of(parameter, usual) is usual
+                if not is_usual:
+                    yield name, Start.of(parameter)
+        for name, weight in self._present(self.weights):
+            if weight.requires_grad and weight.numel() > 1 and not weight.is_meta:
+                start = Start.of(self.drawn_entries(weight))
+                if start.values is not None and start.values.shape == weight.shape:
+                    yield name, start
 
-    def _drawn_otherwise(self, name: str, weight: Tensor) -> dict[str, Defaults]:
+    def _started_otherwise(self, name: str, weight: Tensor) -> dict[str, Start]:
         """How a weight that stays was drawn, if not as torch draws it and nothing else says so."""
-        usual = self.usual_distribution(name)
-        found = distribution_of(self.drawn_entries(weight), usual)
-        return {} if found is usual or self.seed_defaults is not None else {name: found(seed=0)}
+        if self.seed_defaults is not None or weight.is_meta or not weight.numel() or self.looks_drawn(name, weight):
+            return {}
+        return {name: Start.of(self.drawn_entries(weight))}
 
     def _starts_at_zero(self) -> bool:
         """Whether the weight is 0, and no rule says how it starts."""
@@ -459,11 +473,7 @@ class PartitionedLayer(Partitioned):
             if isinstance(defaults, Uniform | Normal) and self.seed_defaults is None and weight.requires_grad:
                 fill(self.oriented(weight), dataclasses.replace(defaults, seed=seeds.random()))
         for name, start in self.starts.items():
-            if isinstance(start, Uniform | Normal):
-                fill(self.oriented(new._parameters[name]), dataclasses.replace(start, seed=seeds.random()))
-            else:
-                with torch.no_grad():
-                    new._parameters[name].fill_(0.0 if isinstance(start, Zeros) else start)
+            start.fill(new._parameters[name])
         return new
 
     def compute(self, kernel: Callable[..., Tensor], x: Tensor, **geometry) -> Tensor:

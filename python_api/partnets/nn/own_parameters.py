@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from partkernels import NestedPartition, Partition, Stored, Units, Zeros
-from partnets.nn.initial_values import declared
+from partnets.nn.initial_values import Start, declared
 from partnets.nn.layer import PartitionedLayer
 from partnets.nn.state_dict import loads_as_torch
 
@@ -68,7 +68,10 @@ class OwnParameters(PartitionedLayer):
         """As PartitionedLayer.divide. With a scheme of OwnUnits, partitions of some parameters are nested."""
         own = scheme if isinstance(scheme, OwnUnits) else OwnUnits({}, ())
         nested = {name: self._parameters[name] for name in own.nested}
+        learning = {name: p for name, p in self._present((*self.weights, *self.shifts)) if p.requires_grad}
+        starts = {name: Start.of(p) for name, p in learning.items() if not p.is_meta and p.numel()}
         super().divide(proportions, scheme="weight" if isinstance(scheme, OwnUnits) else scheme, **options)
+        self.starts = starts
         self.units_along = own.along
         for name, parameter in nested.items():
             dim, units = own.along[name]
@@ -140,6 +143,10 @@ class OwnParameters(PartitionedLayer):
                     raise ValueError(
                         f"its reset_parameters() leaves {name} as it is, which has learned; let it set all that learns."
                     )
+        if (type(new).reset_parameters.__module__ or "").startswith("torch."):  # which knows nothing of who else draws
+            for name, start in self.starts.items():
+                if not start.fits(new._parameters[name]):
+                    start.fill(new._parameters[name])
         return new
 
     def _to_start_from(self) -> nn.Module:

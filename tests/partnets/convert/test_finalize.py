@@ -108,6 +108,77 @@ def test_weights_stay_tied_and_start_as_their_author_draws_them(scheme, defaults
     assert torch.equal(new.head.bias, torch.full((50,), -4.6))
 
 
+class OwnLinear(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) + 0.0
+
+
+def own_linear():
+    layer = OwnLinear(40, 30)
+    nn.init.zeros_(layer.bias)
+    nn.init.normal_(layer.weight, std=0.02)
+    return layer
+
+
+def forgetting():
+    layer = nn.LSTM(8, 12)
+    for name in ("bias_ih_l0", "bias_hh_l0"):
+        nn.init.zeros_(getattr(layer, name))
+    layer.bias_ih_l0.data[12:24] = 1
+    return layer
+
+
+def one_logit():
+    layer = nn.Linear(8, 1)
+    nn.init.constant_(layer.bias, -4.6)
+    return layer
+
+
+def blur():
+    layer = nn.Conv2d(8, 8, 3, groups=8)
+    nn.init.constant_(layer.weight, 1 / 9)
+    return layer
+
+
+def identity():
+    layer = nn.Linear(8, 8)
+    nn.init.eye_(layer.weight)
+    return layer
+
+
+def affine():
+    layer = nn.Linear(32, 6)
+    nn.init.zeros_(layer.weight)
+    layer.bias.data.copy_(torch.tensor([1.0, 0, 0, 0, 1, 0]))
+    return layer
+
+
+def small_biases():
+    layer = nn.Linear(32, 400)
+    nn.init.normal_(layer.bias, std=1e-6)
+    return layer
+
+
+@pytest.mark.parametrize("make", [own_linear, forgetting, one_logit, blur, identity, affine, small_biases])
+@pytest.mark.parametrize("defaults", ["zero", "seed"])
+@pytest.mark.filterwarnings("ignore:partition draws the weights")
+def test_layers_start_as_they_started(make, defaults):
+    torch.manual_seed(0)
+    model = nn.ModuleList([make()])
+    start = copy.deepcopy(model)
+    partnets.partition(model, PROPORTIONS, defaults=defaults)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    fresh = partnets.finalize(model, "retrain", seed=1)
+    for (name, one), (_, other) in zip(fresh.named_parameters(), start.named_parameters(), strict=True):
+        if len(other.unique()) <= 4:
+            assert torch.equal(one, other), name
+        else:
+            share = (one.std() / other.std()).item()
+            assert not torch.equal(one, other) and abs(share - 1) < 4 / other.numel() ** 0.5, name
+
+
 @pytest.mark.parametrize("mode", ["finetune", "retrain"])
 def test_any_loop_trains_it(mode):
     ordinary = partnets.finalize(trained(), mode)
@@ -303,7 +374,7 @@ def test_attention_starts_as_torchs():
 
 def test_the_transformers_embeddings_start_small():
     model = baselines.Ensemble([models.TransformerLM(vocabulary=100, context=8, width=16, depth=1, heads=2)])
-    fresh = partnets.finalize(model, "retrain")
+    fresh = partnets.finalize(model, "retrain", seed=1)
     for embedding in (fresh.tokens, fresh.positions):
         assert embedding.weight.std().item() == pytest.approx(0.02, rel=0.2)
 
@@ -351,7 +422,7 @@ class LowRank(nn.Linear):
 def test_a_frozen_base_in_a_module_of_ones_own_keeps_its_values():
     model = partnets.partition(nn.Sequential(LowRank(6, 5), nn.Linear(5, 3)), PROPORTIONS)
     base = model[0]._parameters["weight"].clone()
-    fresh = partnets.finalize(model, "retrain")
+    fresh = partnets.finalize(model, "retrain", seed=1)
     assert torch.equal(fresh[0].weight, base) and not fresh[0].weight.requires_grad
     assert not fresh[0].up.any() and fresh[0].down.std() < 0.5
     model = partnets.partition(nn.Sequential(LowRank(6, 5, resets=False)), PROPORTIONS)

@@ -683,8 +683,14 @@ def test_what_would_be_divided_by_0_is_refused():
     partnets.partition(model, (0.1, 0.1, 0.8))
 
 
-def test_weights_that_have_learned_are_told_of():
-    model = nn.Sequential(nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+class OwnLinear(nn.Linear):
+    pass
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, OwnLinear])
+def test_weights_that_have_learned_are_told_of(kind):
+    torch.manual_seed(0)
+    model = nn.Sequential(kind(12, 64), nn.ReLU(), kind(64, 64), nn.ReLU(), kind(64, 10))
     x, y = torch.randn(64, 12), torch.randint(10, (64,))
     with warnings.catch_warnings(action="error"):
         partnets.partition(copy.deepcopy(model), PROPORTIONS, scheme="nested", example=x)

@@ -632,3 +632,12 @@ def test_two_parameters_on_one_memory_are_refused(defaults):
 def test_a_lazy_module_is_named_where_others_have_memory():
     with pytest.raises(ValueError, match=r"1 LazyLinear \(1\) whose parameters are made by its first call; call it"):
         partnets.partition(nn.Sequential(nn.Linear(3, 3), nn.LazyLinear(2)), PROPORTIONS)
+
+
+@pytest.mark.parametrize("scheme", ["weight", "nested"])
+def test_what_others_have_noted_on_parameters_is_kept(scheme):
+    model, x = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 2)), torch.randn(2, 6)
+    for parameter in model.parameters():
+        parameter.without_decay = True
+    partnets.partition(model, (0.5, 0.5), scheme=scheme, **({"example": x} if scheme == "nested" else {}))
+    assert all(parameter.without_decay for parameter in model.parameters())
