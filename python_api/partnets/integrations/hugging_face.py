@@ -27,7 +27,7 @@ from partnets.optim import AdamW, PartitionedOptimizer
 from partnets.optim.base import check_partitioned
 from partnets.training.checkpoint import raise_other_chunks
 from partnets.training.lookahead import Technique, step_lookahead, steps_ahead
-from partnets.training.start import check_leaks
+from partnets.training.start import check_leaks, check_learns
 from partnets.training.step import step_hyper, still_modules, weights_learning
 from partnets.utils import sealed
 from partnets.utils.modules import device_of
@@ -78,6 +78,7 @@ class PartitionedTrainerMixin:
             raise ValueError(f"train_dataset is a {type(chunks).__name__}; pass partnets.chunk(dataset, proportions).")
         super().__init__(*args, eval_dataset=chunks if eval_dataset is None else eval_dataset, **options)
         check_counts(self.model, chunks)
+        check_learns(self.model, self.compute_loss_func)
         several = {
             "gradient_accumulation_steps": self.args.gradient_accumulation_steps,
             "the number of processes": self.args.world_size,
