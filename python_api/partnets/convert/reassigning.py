@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -75,11 +76,13 @@ def reassign(
             " know; pass optimizer, that which has stepped it."
         )
     groups = {p: group for group in (optimizer.param_groups if optimizer else ()) for p in group["params"]}
-    moved, made = {"later": 0, "earlier": 0}, {}
+    moved = {"later": 0, "earlier": 0}
+    sharing: dict[nn.Parameter, list[tuple[PartitionedLayer, str]]] = defaultdict(list)
+    for _, layer, name in weights:
+        sharing[layer._parameters[name]].append((layer, name))
     for path, layer, name in weights:
         parameter, partition = layer._parameters[name], layer.partitions[name]
-        if parameter in made:  # of layers that share it
-            layer.partitions[name] = made[parameter]
+        if sharing[parameter][0] != (layer, name):
             continue
         view, old = layer.seen_by_partition(name, parameter), partition.ids()
         values = partition.defaults.values(view.shape, view.dtype, view.device)
@@ -100,8 +103,9 @@ def reassign(
         state = (
             optimizer.whole_state(parameter, groups[parameter]) if optimizer and optimizer.state[parameter] else None
         )
-        made[parameter] = Partition.from_ids(new, count=partition.count, defaults=partition.defaults)
-        layer.partitions[name] = made[parameter]
+        made = Partition.from_ids(new, count=partition.count, defaults=partition.defaults)
+        for one, its in sharing[parameter]:  # before the optimiser asks one of them
+            one.partitions[its] = made
         if state is not None:
             for like in (one for one in state.values() if isinstance(one, Tensor) and one.shape == parameter.shape):
                 layer.seen_by_partition(name, like).masked_fill_(earlier, 0)

@@ -121,7 +121,7 @@ class InnerSteps:
             parameter: group
             for group in optimizer.param_groups
             for parameter in group["params"]
-            if optimizer.entries_of(parameter, parameter, k) is not None
+            if parameter.requires_grad and optimizer.entries_of(parameter, parameter, k) is not None
         }
         self.parameters = list(self.groups)
         if not exact and any(parameter.itemsize not in MOVES for parameter in self.parameters):

@@ -177,6 +177,16 @@ def test_a_weight_that_two_layers_share_has_one_partition():
     model = partnets.partition(Tied(), BEFORE, defaults="zero")
     partnets.reassign(model, (0.1, 0.1, 0.8))
     assert model.table.partition is model.head.partition and model.head.partition.sizes() == [6, 5, 43]
+    model = partnets.partition(Tied(), BEFORE, seed=1)
+    optimizer = optim.PerPartition(torch.optim.NAdam, model)
+
+    def loss(ids):
+        return F.cross_entropy(model.head(model.table(ids)), ids)
+
+    for shares in (BEFORE, (0.1, 0.1, 0.8)):
+        partnets.reassign(model, shares, optimizer)
+        for k in (1, 2, 3):
+            partnets.step_weights(model, optimizer, k, torch.arange(9), loss)
 
 
 @pytest.mark.parametrize(

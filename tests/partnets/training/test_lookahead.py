@@ -509,6 +509,19 @@ def test_what_a_step_cannot_take_is_refused_before_it():
         partnets.step_lookahead(model, optim.Adam(model), of_psi, {2: (batch, [batch])}, loss, loss, by=by)
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_layers_that_were_frozen_since_stay_in_the_steps_ahead(exact):
+    model, smoothing, batch, loss = smoothed()
+    optimizer, of_psi = optim.SGD(model, lr=0.1), torch.optim.SGD(smoothing.parameters(), lr=0.0)
+    by = partnets.Lookahead(exact=exact)
+    found = []
+    for frozen in (False, True):
+        model[0][0].requires_grad_(not frozen)
+        partnets.step_lookahead(model, optimizer, of_psi, {2: (batch, [batch])}, loss, loss, by=by)
+        found.append(smoothing.smoothing.raw.grad.item())
+    assert found[0] != found[1] != 0
+
+
 def test_a_gradient_of_psi_that_is_not_finite_raises_before_psi_is_stepped():
     class Rooted(hyper.TrainingLoss):
         def __init__(self):
