@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from partnets.data import batch as batches
 from partnets.data.batch import Forward, Loss, call
 from partnets.hyper import hyperparameters, penalties
+from partnets.hyper.penalty import with_terms
 from partnets.nn.batch_norm import running_norms
 from partnets.nn.layer import watching
 from partnets.nn.live import subnetwork, trying
@@ -284,7 +285,7 @@ class _Trial:
         """The output and the loss by which weights are trained."""
         with penalties() as found:
             output, loss = self.compute(copy.deepcopy(batch))
-        return output, loss + sum(penalty.mean() for penalty in found)
+        return output, with_terms(loss, found)
 
     def _live_entries(self, grads: dict[nn.Parameter, Tensor], k: int) -> dict[str, Tensor]:
         """The gradients of partitions 1..k, and of ψ."""

@@ -52,6 +52,16 @@ def weighed_penalties(weight: float) -> Iterator[None]:
         found[start:] = [weight * term for term in found[start:]]
 
 
+def with_terms(loss: Tensor, found: list[Tensor]) -> Tensor:
+    """A loss with what hyper.Penalty modules gave meanwhile: the mean of each.
+
+    Example:
+        >>> with_terms(torch.tensor(1.0), [torch.tensor([2.0, 4.0])])
+        tensor(4.)
+    """
+    return loss + sum(penalty.mean() for penalty in found)
+
+
 def penalised(loss: Callable[[Any], Tensor], batch: Any) -> tuple[Tensor, Tensor]:
     """The loss of a batch, and with it all that hyper.Penalty modules give meanwhile.
 
@@ -63,7 +73,7 @@ def penalised(loss: Callable[[Any], Tensor], batch: Any) -> tuple[Tensor, Tensor
     """
     with penalties() as found:
         value = loss(batch)
-    return value, value + sum(penalty.mean() for penalty in found)
+    return value, with_terms(value, found)
 
 
 class Penalty(Hyperparameter):

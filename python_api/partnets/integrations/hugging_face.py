@@ -22,6 +22,7 @@ from partnets.evaluation.running_statistics import estimate_statistics
 from partnets.evaluation.same_chunks import check_same_chunks, remember_chunks
 from partnets.hyper import penalties
 from partnets.hyper.hyperparameter import Hyperparameter, hyperparameters, values_by_path
+from partnets.hyper.penalty import with_terms
 from partnets.nn.live import subnetwork
 from partnets.optim import AdamW, PartitionedOptimizer
 from partnets.optim.base import check_partitioned
@@ -217,7 +218,7 @@ class PartitionedTrainerMixin:
         """
         with penalties() as found:
             loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
-        loss = loss + sum(penalty.mean() for penalty in found)
+        loss = with_terms(loss, found)
         return (loss, outputs) if return_outputs else loss
 
     @contextmanager

@@ -159,6 +159,16 @@ def techniques(
     return dict.fromkeys(hyper, technique(given))
 
 
+def most_steps(chosen: Iterable[Technique | None]) -> int:
+    """How many batches of D_1:k-1 these techniques take for each of D_k: 0 where all are direct.
+
+    Example:
+        >>> most_steps([None, Lookahead(steps=3), Implicit()]), most_steps([None])
+        (3, 0)
+    """
+    return max((one.steps for one in chosen if one is not None), default=0)
+
+
 def steps_ahead(model: nn.Module, hyper_optimizer: torch.optim.Optimizer | None, by: Any = None) -> int:
     """How many batches of D_1:k-1 step_lookahead takes for each of D_k: 0 where all of ψ learns directly.
 
@@ -172,8 +182,7 @@ def steps_ahead(model: nn.Module, hyper_optimizer: torch.optim.Optimizer | None,
     """
     if hyper_optimizer is None:
         return 0
-    chosen = _chosen(model, parameters_of(hyper_optimizer), by)
-    return max((one.steps for one in chosen.values() if one is not None), default=0)
+    return most_steps(_chosen(model, parameters_of(hyper_optimizer), by).values())
 
 
 def step_lookahead(
@@ -249,7 +258,7 @@ def step_lookahead(
                 f"{type(module).__name__} detaches what it makes weights of, which differences would not know of; pass"
                 " Lookahead(exact=True) for it."
             )
-    needed = max((one.steps for one in chosen.values() if one is not None), default=0)
+    needed = most_steps(chosen.values())
     hyper_optimizer.zero_grad()
     values = []
     for k, (unseen, seen) in batches.items():

@@ -33,7 +33,7 @@ from partnets.training.best_model import Best
 from partnets.training.callbacks import Callback
 from partnets.training.history import History
 from partnets.training.inner_steps import alone
-from partnets.training.lookahead import Technique, step_lookahead, techniques
+from partnets.training.lookahead import Technique, most_steps, step_lookahead, techniques
 from partnets.training.progress import Progress
 from partnets.training.start import check_finite, check_leaks, check_learns, check_start, warn_of_proportions
 from partnets.training.state import TrainingState
@@ -356,7 +356,7 @@ class Trainer(TrainingState):
     @property
     def _inner_steps(self) -> int:
         """How many batches a step of ψ takes of what the subnetwork has seen."""
-        return max((one.steps for one in self.hyper_gradient.values() if one is not None), default=0)
+        return most_steps(self.hyper_gradient.values())
 
     def _draw(self, j: int) -> Any:
         return self._source.sample(j, self._examples_of(j), self.generator)
