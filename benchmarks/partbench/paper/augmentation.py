@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -63,18 +63,13 @@ class Augmentation(Experiment):
 
     def table(self, found: pd.DataFrame) -> Table:
         """Test accuracies, and the rotation that was learned."""
-        found, sizes, rows = with_finetuned(found), sorted(found.examples.unique()), []
-        for method, label in METHODS.items():
-            mine = select(found, method=method)
-            if mine.empty:
-                continue
-            row = [text(select(mine, rotated=r, examples=n).accuracy) for r in (True, False) for n in sizes]
-            for rotated in (True, False):
-                widths = rotations(select(mine, rotated=rotated, examples=sizes[-1]))
-                row.append(text(widths, 0 if rotated else 1) if len(widths) else "")
-            rows.append([label, *row])
-        kinds = [f"{kind}, {size}" for kind in ("rotated", "upright") for size in sizes]
-        return ["test accuracy, %", *kinds, "rotation ±°, rotated", "upright"], rows
+
+        def learned(cell: pd.DataFrame, rotated: bool) -> str:
+            widths = rotations(cell)
+            return text(widths, 0 if rotated else 1) if len(widths) else ""
+
+        head, rows = tabled(with_finetuned(found), METHODS, learned)
+        return [*head, "rotation ±°, rotated", "upright"], rows
 
     def draw(self, found: pd.DataFrame) -> Figure:
         """Accuracy over the number of examples, as Fig. 3."""
@@ -95,6 +90,19 @@ def in_all_sizes(dataset: str, methods: Sequence[str], seeds: Sequence[int], qui
         setting |= {"steps": chosen.steps_for(examples, rotated), "seed": seed}
         found.append(limited(setting, quick, steps))
     return found
+
+
+def tabled(found: pd.DataFrame, labels: Mapping[str, str], shown: Callable[[pd.DataFrame, bool], str]) -> Table:
+    """A row for each method: its accuracies, and what is `shown` of its trainings on all images, (rotated or not)."""
+    sizes, rows = sorted(found.examples.unique()), []
+    for method, label in labels.items():
+        mine = select(found, method=method)
+        if mine.empty:
+            continue
+        row = [text(select(mine, rotated=r, examples=n).accuracy) for r in (True, False) for n in sizes]
+        row += [shown(select(mine, rotated=r, examples=sizes[-1]), r) for r in (True, False)]
+        rows.append([label, *row])
+    return ["test accuracy, %", *(f"{kind}, {size}" for kind in ("rotated", "upright") for size in sizes)], rows
 
 
 def draw_sizes(found: pd.DataFrame, labels: Mapping[str, str], bold: str) -> Figure:

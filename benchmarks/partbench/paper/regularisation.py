@@ -11,8 +11,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from torch import nn
 
-from partbench.paper.augmentation import draw_sizes, in_all_sizes
-from partbench.paper.experiment import Claim, Experiment, Record, Table, at_least, registered, rotation, select, text
+from partbench.paper.augmentation import draw_sizes, in_all_sizes, tabled
+from partbench.paper.experiment import Claim, Experiment, Record, Table, at_least, registered, rotation, select
 from partbench.paper.methods import LEAST, SPACE, VALIDATION, Learner
 from partbench.paper.recipes import small_affine
 from partnets import hyper
@@ -99,17 +99,9 @@ class Regularisation(Experiment):
 
     def table(self, found: pd.DataFrame) -> Table:
         """Test accuracies, and what was found for all images."""
-        sizes, rows = sorted(found.examples.unique()), []
-        for method, label in METHODS.items():
-            mine = select(found, method=method)
-            if mine.empty:
-                continue
-            row = [text(select(mine, rotated=r, examples=n).accuracy) for r in (True, False) for n in sizes]
-            for rotated in (True, False):
-                row.append(_found(select(mine, rotated=rotated, examples=sizes[-1])))
-            rows.append([label, *row])
-        kinds = [f"{kind}, {size}" for kind in ("rotated", "upright") for size in sizes]
-        return ["test accuracy, %", *kinds, f"found, {sizes[-1]} rotated", f"{sizes[-1]} upright"], rows
+        head, rows = tabled(found, METHODS, _found)
+        size = found.examples.max()
+        return [*head, f"found, {size} rotated", f"{size} upright"], rows
 
     def draw(self, found: pd.DataFrame) -> Figure:
         return draw_sizes(found, METHODS, "retraining")
@@ -127,7 +119,7 @@ class Regularisation(Experiment):
         return claims
 
 
-def _found(mine: pd.DataFrame) -> str:
+def _found(mine: pd.DataFrame, rotated: bool) -> str:
     """The means of the rotation, in logarithms of the decay, and of the smoothing."""
     if not mine.psi.all():
         return ""
