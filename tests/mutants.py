@@ -682,7 +682,7 @@ MUTANTS = [
         ("one for all threads", "class _Live(threading.local):", "class _Live:", "threads share a subnetwork"),
         (
             "autograd's threads",
-            "return torch._C._get_obj_in_tls(HANDED_ON).get(self)",
+            "return None if torch.compiler.is_compiling() else handed_on(HANDED_ON, {}).get(self)",
             "return None",
             "a backward pass on a GPU recomputes the whole network",
         ),
@@ -1344,7 +1344,7 @@ MUTANTS = [
         f"{NETS}/utils {NETS}/stn",
         (
             "contexts",
-            "now = {one: value for one, value in {**handed_on, **values}.items() if value is not None}",
+            "now = {**handed_on(HANDED_ON, {}), **values}",
             "now = {**values}",
             "a context that ends takes what others hold from threads of backward passes",
         ),

@@ -15,6 +15,7 @@ from types import ModuleType
 import torch
 
 from partkernels import backend as _folder
+from partkernels.autograd_threads import hand_on, handed_on
 from partkernels.backend.description import READY, Backend
 
 
@@ -66,8 +67,8 @@ _thread = _Thread()
 def requested() -> str:
     """The backend that use_backend or PARTKERNELS_BACKEND asks for; 'auto' if neither does."""
     name = _thread.requested
-    if name is None and not torch.compiler.is_compiling() and torch._C._is_key_in_tls(_HANDED_ON):
-        name = torch._C._get_obj_in_tls(_HANDED_ON)
+    if name is None and not torch.compiler.is_compiling():
+        name = handed_on(_HANDED_ON)
     return _of_process if name is None else name
 
 
@@ -93,14 +94,14 @@ def use_backend(name: str) -> Iterator[None]:
     if name != "auto" and not BACKENDS[name].is_ready:
         raise RuntimeError(_cannot(name, BACKENDS[name].status()))
     previous = _thread.requested
-    handed_on = torch._C._get_obj_in_tls(_HANDED_ON) if torch._C._is_key_in_tls(_HANDED_ON) else None
+    before = handed_on(_HANDED_ON)
     try:
-        torch._C._stash_obj_in_tls(_HANDED_ON, name)
+        hand_on(_HANDED_ON, name)
         _thread.requested = name
         yield
     finally:
         _thread.requested = previous
-        torch._C._stash_obj_in_tls(_HANDED_ON, handed_on)
+        hand_on(_HANDED_ON, before)
 
 
 def _cannot(name: str, reason: str) -> str:

@@ -16,8 +16,13 @@ FILES = ("summary.md", "log.txt", "gpu-cuda.json", "gpu-triton.json", "gpu.html"
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m partbench.gpu", description="Builds, tests, tunes and measures.")
+    parser.add_argument("only", nargs="*", metavar="STEP", help="names of steps; by default all")
     parser.add_argument("--out", type=Path, default=Path("out"), help="the folder of what is found")
-    out = parser.parse_args(arguments).out
+    given = parser.parse_args(arguments)
+    out, all_steps = given.out, steps(given.out)
+    names = [step.name for step in all_steps]
+    if unknown := [name for name in given.only if name not in names]:
+        parser.error(f"there is no step named {unknown[0]!r}; the steps are {', '.join(map(repr, names))}.")
     if not (Path("setup.py").exists() and Path("tests/partkernels").exists()):
         parser.error("it builds and tests a checkout, and here is none; run `make gpu` in the root of one.")
     # Whoever ends this ends the step that runs.
@@ -25,7 +30,8 @@ def main(arguments: list[str] | None = None) -> int:
     out.mkdir(parents=True, exist_ok=True)
     for name in FILES:
         (out / name).unlink(missing_ok=True)
-    planned, outcomes = steps(out), []
+    planned = [step for step in all_steps if not given.only or step.name in given.only]
+    outcomes = []
 
     def write(outcomes: list[Outcome]) -> None:
         summary.write(out / "summary.md", planned, outcomes, [out / "gpu-cuda.json", out / "gpu-triton.json"])

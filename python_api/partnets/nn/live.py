@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
-import torch
 from torch import Tensor, nn
 
+from partkernels.autograd_threads import hand_on, handed_on
 from partkernels.operators.checks import check_live
 from partnets.hyper import hyperparameters
 from partnets.nn.partitioned import HANDED_ON, Partitioned, count, partitioned_layers
@@ -102,10 +102,10 @@ def trying(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def live(subnetworks: Mapping[Partitioned, tuple[int, int | None] | Several]) -> Iterator[None]:
     """Inside, in this thread, each of these layers has these `active` and `update`."""
-    handed_on = torch._C._get_obj_in_tls(HANDED_ON) if torch._C._is_key_in_tls(HANDED_ON) else {}
+    outside = handed_on(HANDED_ON, {})
     before = {layer: layer._live.now for layer in subnetworks}
     try:
-        torch._C._stash_obj_in_tls(HANDED_ON, {**handed_on, **subnetworks})
+        hand_on(HANDED_ON, {**outside, **subnetworks})
         for layer, state in subnetworks.items():
             layer._live.now = state
             if isinstance(state, tuple) and state[1] is not None:
@@ -122,7 +122,7 @@ def live(subnetworks: Mapping[Partitioned, tuple[int, int | None] | Several]) ->
         mixed = _is_mixed(subnetworks)
         for layer, state in before.items():
             layer._live.now = None if mixed else state
-        torch._C._stash_obj_in_tls(HANDED_ON, {} if mixed else handed_on)
+        hand_on(HANDED_ON, {} if mixed else outside)
         _pass.begin(None)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from partkernels import Partition
+from partkernels.autograd_threads import handed_on
 from partnets.nn.initial_values import reinitialise
 
 # What `subnetwork` leaves with torch, {layer: (active, update)}, which hands it on to threads that run backward passes.
@@ -145,9 +146,7 @@ class Partitioned(nn.Module):
 
     def _handed_on(self) -> tuple[int, int | None] | None:
         """What is live where this thread's backward pass was started, if that was in another thread."""
-        if torch.compiler.is_compiling() or not torch._C._is_key_in_tls(HANDED_ON):
-            return None
-        return torch._C._get_obj_in_tls(HANDED_ON).get(self)
+        return None if torch.compiler.is_compiling() else handed_on(HANDED_ON, {}).get(self)
 
     def _assign(self, active: int, update: int | None) -> None:
         if "_live" not in self.__dict__:

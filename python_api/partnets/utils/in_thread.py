@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from partkernels.autograd_threads import hand_on, handed_on
+
 # What torch hands on to threads that run backward passes, in which activation checkpoints compute anew.
 HANDED_ON = "partnets.in_thread"
 
@@ -38,9 +40,9 @@ class InThread(threading.local):
 
     def get(self) -> Any:
         """The value, or None."""
-        if self.now is not None or torch.compiler.is_compiling() or not torch._C._is_key_in_tls(HANDED_ON):
+        if self.now is not None or torch.compiler.is_compiling():
             return self.now
-        return torch._C._get_obj_in_tls(HANDED_ON).get(self)
+        return handed_on(HANDED_ON, {}).get(self)
 
 
 @contextmanager
@@ -55,8 +57,7 @@ def holding(values: Mapping[InThread, Any]) -> Iterator[None]:
 
 
 def _hold(values: Mapping[InThread, Any]) -> None:
-    handed_on = torch._C._get_obj_in_tls(HANDED_ON) if torch._C._is_key_in_tls(HANDED_ON) else {}
-    now = {one: value for one, value in {**handed_on, **values}.items() if value is not None}
-    torch._C._stash_obj_in_tls(HANDED_ON, now)
+    now = {**handed_on(HANDED_ON, {}), **values}
+    hand_on(HANDED_ON, {one: value for one, value in now.items() if value is not None})
     for one, value in values.items():
         one.now = value

@@ -1,0 +1,68 @@
+"""What PyTorch hands on to threads of backward passes stays whole, also with a PyTorch that frees what others hold."""
+
+import ctypes
+import sys
+
+import pytest
+import torch
+
+import partkernels as pk
+import partnets
+from partkernels import autograd_threads
+from partkernels.autograd_threads import hand_on, handed_on
+from partnets.utils.in_thread import HANDED_ON, InThread, holding
+
+ROUNDS = 100
+COUNTED = torch._C._stash_obj_in_tls
+
+
+def borrow(name: str, value: object) -> None:
+    """As PyTorch before 2.13: it gives back a reference that it has not taken."""
+    COUNTED(name, value)
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(value))
+
+
+@pytest.fixture(params=["this PyTorch", "one that borrows"])
+def _pytorch(request, monkeypatch):
+    before = {name: handed_on(name, {}) for name in ("a test", HANDED_ON)}
+    if request.param == "one that borrows" and not autograd_threads._BORROWS:
+        monkeypatch.setattr(torch._C, "_stash_obj_in_tls", borrow)
+        monkeypatch.setattr(autograd_threads, "_BORROWS", autograd_threads._borrows())
+        assert autograd_threads._BORROWS
+    yield
+    for name, value in before.items():
+        hand_on(name, value)
+
+
+@pytest.mark.usefixtures("_pytorch")
+def test_what_is_handed_on_is_held_once():
+    value = object()
+    before = sys.getrefcount(value)
+    for _ in range(ROUNDS):
+        hand_on("a test", value)
+        assert handed_on("a test") is value
+    assert sys.getrefcount(value) == before + 1
+    hand_on("a test", None)
+    assert sys.getrefcount(value) == before
+
+
+@pytest.mark.usefixtures("_pytorch")
+def test_contexts_free_nothing_that_others_hold():
+    # A name that nobody else has, and that no Python keeps for ever; caches have another.
+    with pk.use_backend("".join(["refer", "ence"])):
+        pk.linear(torch.ones(2, 4), torch.ones(3, 4), pk.Partition.random((3, 4), (0.5, 0.5), seed=0), 1)
+    name, value, layer = "".join(["refer", "ence"]), InThread(), partnets.Linear(4, 3, proportions=(0.5, 0.5), seed=0)
+    held = [name, value, layer]
+    before = [sys.getrefcount(one) for one in held]
+    for _ in range(ROUNDS):
+        with pk.use_backend(name), partnets.subnetwork(layer, active=1, update=1), holding({value: name}):
+            layer(torch.ones(2, 4)).sum().backward()
+            kept = handed_on(HANDED_ON)
+        assert kept[value] is name
+    del kept
+    assert [sys.getrefcount(one) for one in held] == before
+
+
+def test_what_nobody_left_is_what_the_caller_says():
+    assert handed_on("what nobody left") is None
+    assert handed_on("what nobody left", 3) == 3
