@@ -70,10 +70,10 @@ def test_they_compute_what_dense_pytorch_computes(case, dtype, target):
 @pytest.mark.parametrize("target", BY_ONE_PLAN, ids=str)
 @each
 def test_they_take_stored_defaults(name, shape, x_shape, geometry, target):
-    stored = pk.Stored(target.randn(shape))
+    stored = pk.Stored(torch.randn(shape))
     partition = pk.Partition.random(shape, PROPORTIONS, seed=0, defaults=stored).to(target.device)
     x, weight = target.randn(x_shape), target.randn(shape)
-    subnetwork = torch.where(partition.ids() <= 1, weight, stored.tensor)
+    subnetwork = torch.where(partition.ids() <= 1, weight, partition.defaults.stored)
     with target.use():
         y = getattr(pk, name)(x, weight, partition, 1, **geometry)
     assert_within_twice_dense_error(y, lambda dtype: getattr(F, name)(x.to(dtype), subnetwork.to(dtype), **geometry))

@@ -86,7 +86,9 @@ def in_processes(
             return
         command = [*worker, f"--limit={limit}", target, *map(str, left)]
         before, last = len(left), ""
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        # Of each process one thread: those of all wait for one another, else, for longer than a case may take.
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        with subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes) as process:
             timer = Timer(seconds, process.kill)
             timer.start()
             for line in process.stdout:
@@ -149,7 +151,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m partbench.gpu.smoke", description=__doc__.partition("\n")[0])
     parser.add_argument("target", nargs="?", choices=TARGETS, help="runs its cases in this process")
     parser.add_argument("numbers", nargs="*", type=int, help="of the cases; by default all")
-    parser.add_argument("--seconds", type=float, default=45, help="what all processes may take")
+    parser.add_argument("--seconds", type=float, default=38, help="what all processes may take")
     parser.add_argument("--limit", type=int, default=LIMIT, help="what a case may take")
     given = parser.parse_args(arguments)
     if given.target:

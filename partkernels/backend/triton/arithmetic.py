@@ -26,5 +26,9 @@ def add_product(total, a, b, PRECISION: tl.constexpr):
     """total + a b, in float32. (The interpreter multiplies the bits of bfloat16 numbers, and adds in NumPy's order.)"""
     if _INTERPRETED:
         return total + tl.dot(a.to(tl.float64), b.to(tl.float64), out_dtype=tl.float64).to(tl.float32)
+    elif PRECISION == "ieee" and a.dtype == tl.float32:
+        # Sums of a few terms are added up: one running sum of all erred up to three times as much as cuBLAS on an H200.
+        # By fma, since of a plain sum Triton makes that running one.
+        return tl.fma(tl.dot(a, b, input_precision=PRECISION), 1.0, total)
     else:
         return tl.dot(a, b, total, input_precision=PRECISION)
