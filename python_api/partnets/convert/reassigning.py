@@ -35,9 +35,10 @@ def reassign(
     """Gives partitions other shares of the weights, in place, by as few moves as can be.
 
     An entry may move to a later partition as it is: that one may know all that the entry has seen. One that moves to an
-    earlier partition is reset to its default, and its moments to 0: it has seen chunks that the earlier one must not
-    know. So the invariant holds, whenever partitions move. Where the outputs of a layer are partitioned as a whole
-    (scheme 'node'), they move as a whole. Shifts and scales, of which each partition has its own, stay.
+    earlier partition has seen chunks that the earlier one must not know: it is reset to its default, and its moments to
+    the mean of those that the partition has. So the invariant holds, whenever partitions move. Where the outputs of a
+    layer are partitioned as a whole (scheme 'node'), they move as a whole. Shifts and scales, of which each partition
+    has its own, stay. Copies of the model, as an average of its weights, keep the partitions of before: make them anew.
 
     Args:
         model: partitioned by the scheme 'weight' or 'node'.
@@ -108,10 +109,21 @@ def reassign(
             one.partitions[its] = made
         if state is not None:
             for like in (one for one in state.values() if isinstance(one, Tensor) and one.shape == parameter.shape):
-                layer.seen_by_partition(name, like).masked_fill_(earlier, 0)
+                _start_anew(layer.seen_by_partition(name, like), old, new)
             optimizer.state[parameter] = optimizer.of_whole(parameter, groups[parameter], state)
     outdate_statistics(model)
     return moved
+
+
+def _start_anew(moment: Tensor, old: Tensor, new: Tensor) -> None:
+    """Gives entries that have moved to an earlier partition the mean of those that it has had.
+
+    From 0 an optimiser that divides by the root of a moment would take large steps: it counts a partition's steps, and
+    so corrects no bias here.
+    """
+    for k in new[new < old].unique().tolist():
+        own = moment[old == k]
+        moment[(new == k) & (old > k)] = own.mean() if own.numel() else 0
 
 
 def _weights(model: nn.Module) -> Iterator[tuple[str, PartitionedLayer, str]]:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from partnets.utils.likelihood import Loss, setting
+
 # Under which of these a batch has its targets.
 LABELS = ("labels", "label", "targets", "target")
 # torch's ignore_index: of cross_entropy, and what Hugging Face's collators pad labels with.
@@ -17,7 +19,6 @@ IGNORED = -100
 OWN_RULE = "or pass forward=, a function of model and batch that returns (output, targets)"
 
 Forward = Callable[[nn.Module, Any], tuple[Any, Any]]
-Loss = Callable[[Any, Any], Tensor]
 
 
 def call(model: nn.Module, batch: Any) -> tuple[Any, Any]:
@@ -143,11 +144,6 @@ def summed(loss: Loss, output: Any, y: Any, examples: int) -> tuple[Tensor, int]
     count = _targets(loss, scores(output), y, examples)
     found = found.to("cpu", torch.float64)
     return (count * found if count else torch.zeros_like(found)), count
-
-
-def setting(loss: Loss, name: str, usual: Any) -> Any:
-    """An argument that one of torch's losses was given."""
-    return loss.keywords.get(name, usual) if isinstance(loss, functools.partial) else getattr(loss, name, usual)
 
 
 def _ignored(loss: Loss) -> int:

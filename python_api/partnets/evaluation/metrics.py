@@ -15,12 +15,12 @@ from partnets.data.batch import IGNORED, OWN_RULE, Forward, Loss, call, scores, 
 from partnets.data.chunks import Chunks
 from partnets.data.examples import Collate, as_dataset
 from partnets.data.fetching import batches, check_options
-from partnets.evaluation.likelihood import plain
 from partnets.evaluation.running_statistics import fresh_statistics
 from partnets.evaluation.same_chunks import adopt_chunks, check_same_chunks
 from partnets.nn.batch_norm import warn_of_stale
 from partnets.nn.live import subnetwork
 from partnets.nn.partitioned import count
+from partnets.utils.likelihood import plain
 from partnets.utils.modules import device_of, evaluating, to_device
 
 

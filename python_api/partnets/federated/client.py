@@ -21,7 +21,6 @@ from partnets.data.batch import Forward, Loss, call, mean, summed
 from partnets.data.examples import Collate, as_dataset
 from partnets.data.fetching import batches
 from partnets.evaluation import accuracy
-from partnets.evaluation.likelihood import check_loss, plain
 from partnets.evaluation.metrics import total_loss
 from partnets.federated.privacy import Privacy
 from partnets.federated.update import Update, names_of
@@ -34,6 +33,7 @@ from partnets.training.step import check_reached, hyper_learning, step_weights, 
 from partnets.utils import random_state
 from partnets.utils.checks import check_at_least
 from partnets.utils.held import Held
+from partnets.utils.likelihood import check_loss, plain
 from partnets.utils.modules import device_of, to_device
 from partnets.utils.seeds import derived
 

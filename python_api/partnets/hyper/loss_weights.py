@@ -21,7 +21,7 @@ HIDDEN = 100
 
 
 class _Weighted(TrainingLoss):
-    """What they share: positive weights of a mean of 1, so that they tell shares and no learning rate."""
+    """What they share: positive weights, of which a loss sees shares alone. Else they would be a learning rate too."""
 
     def __init__(self, loss: Callable, weights: int | Sequence[str], range: Range) -> None:
         super().__init__(loss)
@@ -31,9 +31,9 @@ class _Weighted(TrainingLoss):
             raise ValueError(f"there are {count} weights, of which none says anything; pass two names or more.")
         self.weights = Learned([1.0] * count, range, names=names)
 
-    def normalised(self) -> Tensor:
-        """[n] weights, of which the mean is 1."""
-        weights = self.weights()
+    def normalised(self, which: Tensor | slice = slice(None)) -> Tensor:
+        """The weights of these, of which the mean is 1."""
+        weights = self.weights()[which]
         return weights / weights.mean()
 
     def values(self) -> dict[str, float]:
@@ -94,6 +94,8 @@ class LossWeights(_Weighted):
 class ClassWeights(_Weighted):
     """The cross-entropy as a training loss, in which each class has a weight: for rare or mislabelled ones.
 
+    In each batch the mean weight of the labels is 1, as torch's own mean has it.
+
     Args:
         classes: how many, or their names.
         range: of the weights over each other.
@@ -121,14 +123,20 @@ class ClassWeights(_Weighted):
         super().__init__(F.cross_entropy, classes, range)
 
     def trained(self, output: Tensor, y: Tensor) -> Tensor:
-        losses = F.cross_entropy(output, y, reduction="none") * self.normalised()[y.clamp(min=0)]
-        return losses[y != IGNORED] if losses.dim() > 1 else losses
+        losses, counts = F.cross_entropy(output, y, reduction="none"), y != IGNORED
+        if losses.dim() > 1:
+            return losses[counts] * self.normalised(y[counts])
+        # Of a label that does not count the loss is 0.
+        weights = self.weights()[y.clamp(min=0)]
+        total = (weights * counts).sum().clamp(min=torch.finfo(weights.dtype).tiny)
+        return losses * (weights * counts.sum() / total)
 
 
 class SourceWeights(_Weighted):
     """A training loss in which each source of data has a weight: how much web text beside books, noisy labels or clean.
 
-    The data have with each example where it is from: (x, (targets, source)), with source an int from 0 on.
+    The data have with each example where it is from: (x, (targets, source)), with source an int from 0 on. In each
+    batch the mean weight of the examples is 1: how much a large source counts is then no learning rate of all.
 
     Args:
         sources: how many, or their names.
@@ -164,9 +172,9 @@ class SourceWeights(_Weighted):
         return y[0]
 
     def trained(self, output: Any, y: Any) -> Tensor:
-        losses, weights = self.losses(output, y), self.normalised()
-        check_numbers("sources", y[1], losses, len(weights))
-        return losses * weights[y[1]]
+        losses = self.losses(output, y)
+        check_numbers("sources", y[1], losses, len(self.weights()))
+        return losses * self.normalised(y[1])
 
 
 class ExampleWeights(Precise, TrainingLoss):

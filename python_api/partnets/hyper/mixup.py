@@ -14,6 +14,7 @@ from partnets.hyper.hyperparameter import Hyperparameter
 from partnets.hyper.learned import Learned
 from partnets.hyper.ranges import Range, logarithmic
 from partnets.utils.in_thread import InThread
+from partnets.utils.likelihood import check_mean, plain
 
 # What is tried in practice, and more.
 ALPHAS = logarithmic(0.01, 10.0)
@@ -38,7 +39,7 @@ class Mixup(Hyperparameter):
         x [batch, ...], floating point, to the same.
 
     Raises:
-        ValueError: alpha is not inside the range.
+        ValueError: alpha is not inside the range, or the loss is a sum over the batch.
         RuntimeError: loss is asked for where nothing was mixed, or of another batch.
 
     Example:
@@ -58,6 +59,7 @@ class Mixup(Hyperparameter):
     ) -> None:
         super().__init__()
         range.check("alpha", alpha)
+        check_mean(loss)
         self.alpha, self._loss = Learned(alpha, range), loss
         self._mixed = InThread()
 
@@ -74,7 +76,7 @@ class Mixup(Hyperparameter):
     def loss(self, output: Any, targets: Tensor) -> Tensor:
         """The training loss of what was mixed last in this thread; in evaluation mode the loss inside."""
         if not self.training:
-            return self._loss(output, targets)
+            return plain(self._loss)(output, targets)
         mixed = self._mixed.get()
         if mixed is None or len(mixed[1]) != len(targets):
             raise RuntimeError(

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partnets.hyper.hyperparameter import Hyperparameter
+from partnets.utils.likelihood import check_mean, plain
 
 # torch's ignore_index.
 IGNORED = -100
@@ -28,6 +29,9 @@ class TrainingLoss(Hyperparameter):
 
     Shapes:
         output and y to a mean, or to the loss of each example [batch]; output alone to itself.
+
+    Raises:
+        ValueError: the loss is a sum over the batch.
 
     Example:
         >>> import torch
@@ -49,6 +53,7 @@ class TrainingLoss(Hyperparameter):
 
     def __init__(self, loss: Callable[[Any, Any], Tensor] = F.cross_entropy) -> None:
         super().__init__()
+        check_mean(loss)
         self.loss = loss
 
     def forward(self, output: Any, y: Any = None) -> Any:
@@ -65,8 +70,8 @@ class TrainingLoss(Hyperparameter):
         return y
 
     def plain(self, output: Any, y: Any) -> Tensor:
-        """The loss inside, of the targets: by which unseen data are judged."""
-        return self.loss(output, self.targets(y))
+        """The loss inside, of the targets: by which unseen data are judged. Torch's without what regularises it."""
+        return plain(self.loss)(output, self.targets(y))
 
     def losses(self, output: Any, y: Any) -> Tensor:
         """The loss inside of each example, [batch]; where an example has several targets, the mean of those that count.

@@ -629,9 +629,9 @@ class PartitionedLayer(Partitioned):
         return "partition" if weight == "weight" else weight + PARTITION_OF
 
     def unfit(self, state_dict, prefix):
-        return [*self._saved_partitions(state_dict, prefix)[1], *unfit_tensors(self, state_dict, prefix)]
+        return [*self.saved_partitions(state_dict, prefix)[1], *unfit_tensors(self, state_dict, prefix)]
 
-    def _saved_partitions(self, state_dict: Mapping, prefix: str) -> tuple[dict[str, Partition], list[str]]:
+    def saved_partitions(self, state_dict: Mapping, prefix: str) -> tuple[dict[str, Partition], list[str]]:
         """The partitions that a state_dict has for this layer, and what is wrong with the others."""
         saved, messages = {}, []
         for name, partition in self.partitions.items():
@@ -651,7 +651,7 @@ class PartitionedLayer(Partitioned):
     def _load_from_state_dict(self, state_dict, prefix, metadata, strict, missing_keys, unexpected_keys, error_msgs):
         refuse_unfit(self, state_dict, prefix)
         errors = len(error_msgs)
-        saved, _ = self._saved_partitions(state_dict, prefix)
+        saved, _ = self.saved_partitions(state_dict, prefix)
         keys = [prefix + self.partition_key(name) for name in self.partitions]
         theirs = []  # torch does not expect partitions
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing_keys, theirs, error_msgs)

@@ -169,7 +169,7 @@ class OwnParameters(PartitionedLayer):
     def unfit(self, state_dict, prefix):
         if loads_as_torch(self, self.ordinary):
             return super().unfit(state_dict, prefix)
-        return self._saved_partitions(state_dict, prefix)[1]
+        return self.saved_partitions(state_dict, prefix)[1]
 
     def __setstate__(self, state):
         super().__setstate__({"partitions": {}} | state)  # which version 0.2 had not

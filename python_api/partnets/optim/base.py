@@ -272,7 +272,8 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict) -> None:
-        super().__setstate__({"_rates": {}} | state)  # which version 0.2 had not
+        # load_state_dict brings groups and states alone; and version 0.2 saved no rates.
+        super().__setstate__({"_rates": self.__dict__.get("_rates", {})} | state)
 
     def load_state_dict(self, state_dict: dict) -> None:
         """As torch.optim.Optimizer's; the state must be of such an optimiser of the same model.
@@ -346,8 +347,9 @@ def _learned_rates(model: nn.Module) -> dict[nn.Parameter, LearningRate]:
 
 
 def _schedule(group: dict) -> float:
-    """What a scheduler has made of a group's learning rate, as a factor."""
-    return group["lr"] / group["initial_lr"] if group.get("initial_lr") else 1.0
+    """What a scheduler has made of a group's learning rate, as a factor: OneCycleLR of its highest one."""
+    of = group.get("max_lr") or group.get("initial_lr")
+    return group["lr"] / of if of else 1.0
 
 
 def check_partitioned(optimizer: object, name: str = "optimizer") -> None:

@@ -54,7 +54,7 @@ class PerPartition(PartitionedOptimizer):
             raise TypeError(
                 f"PerPartition got {optimizer!r}; pass a class of torch.optim, such as torch.optim.RMSprop."
             )
-        self.optimizer = optimizer
+        self.steps_by = optimizer  # Lightning's wrapper has an `optimizer` of its own
         one_decay = {"weight_decay": 0.0} if "weight_decay" in settings else {}
         # Two dimensions, as some optimisers want; they are refused below, for what they do.
         defaults = optimizer([torch.zeros(1, 1)], **settings | one_decay).defaults
@@ -62,7 +62,7 @@ class PerPartition(PartitionedOptimizer):
 
     @property
     def kind(self):
-        return f"{super().kind}({self.optimizer.__name__})"
+        return f"{super().kind}({self.steps_by.__name__})"
 
     def check(self, settings):
         super().check(settings)
@@ -75,10 +75,10 @@ class PerPartition(PartitionedOptimizer):
         settings = self.settings_of(group, update)
         if is_whole(partition):
             parameter, grad = tensors
-            state[update] = entrywise.step(self.optimizer, parameter.detach(), grad, state.get(update), settings)
+            state[update] = entrywise.step(self.steps_by, parameter.detach(), grad, state.get(update), settings)
             return
         entries, grad = (take(tensor, partition, update) for tensor in tensors)
-        state[update] = entrywise.step(self.optimizer, entries, grad, state.get(update), settings)
+        state[update] = entrywise.step(self.steps_by, entries, grad, state.get(update), settings)
         put(tensors[0], partition, update, entries)
 
     def whole_state(self, parameter, group):
@@ -92,7 +92,7 @@ class PerPartition(PartitionedOptimizer):
             whole["stepped"][k - 1] = 1
             if {"stepped", *state} != whole.keys():
                 raise ValueError(
-                    f"{self.optimizer.__name__} keeps {', '.join(state) or 'nothing'} of partition {k}, and other"
+                    f"{self.steps_by.__name__} keeps {', '.join(state) or 'nothing'} of partition {k}, and other"
                     " things after its first step; torch.distributed.checkpoint needs the same from the first on. Save"
                     " it by Trainer.save or torch.save."
                 )
@@ -125,7 +125,7 @@ class PerPartition(PartitionedOptimizer):
     def _template(self, parameter: nn.Parameter, group: dict) -> dict:
         """What the optimiser keeps of a single entry after a step."""
         one = torch.zeros(1, dtype=parameter.dtype, device=parameter.device)
-        return entrywise.step(self.optimizer, one, torch.zeros_like(one), None, self.settings_of(group, 1))
+        return entrywise.step(self.steps_by, one, torch.zeros_like(one), None, self.settings_of(group, 1))
 
     def _local(self, parameter: nn.Parameter, tensor: Tensor, k: int) -> tuple[Tensor, Partition | None]:
         """Of a tensor like a parameter what this rank has of partition k's, and the map by which it is there."""
@@ -154,7 +154,7 @@ class PerPartition(PartitionedOptimizer):
                 loaded.update({name: saved[name].to(loaded[name].device) for name in numbers})
 
     def __getstate__(self):
-        return {**super().__getstate__(), "optimizer": self.optimizer}
+        return {**super().__getstate__(), "steps_by": self.steps_by}
 
     def _shapes(self, parameter: nn.Parameter) -> dict[int, tuple[int, ...]]:
         """The shape of what is stepped in the place of a parameter, by partition."""
@@ -170,12 +170,12 @@ class PerPartition(PartitionedOptimizer):
     def _state(self, group: dict) -> dict[str, bool]:
         """What entrywise.check says of the optimiser with a group's settings."""
         device = next((parameter.device for parameter in self._owners), None)
-        return entrywise.check(self.optimizer, self.settings_of(group, 1), device)
+        return entrywise.check(self.steps_by, self.settings_of(group, 1), device)
 
     def torchs(self, moments, state, update, group):
         own = state.get(update, {})
         packed = {name: value.reshape(-1) if _has_entries(value) else value for name, value in own.items()}
-        return self.optimizer, self.settings_of(group, update), packed
+        return self.steps_by, self.settings_of(group, update), packed
 
 
 def _has_entries(value: object) -> bool:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+
+from partkernels import NestedPartition
+from partnets.nn.partitioned import partitioned_layers
 
 
 @dataclass
@@ -17,6 +21,7 @@ class Best:
         step: when it was; 0 before the first evaluation.
         lml: in nats.
         state: a copy of each parameter and buffer, by its dotted name.
+        division: which partitions own what, as division(model) says it. After partnets.reassign the best starts anew.
 
     Example:
         >>> model, best = nn.Linear(1, 1), Best()
@@ -30,12 +35,14 @@ class Best:
     step: int = 0
     lml: float = -float("inf")
     state: dict[str, Tensor] = field(default_factory=dict)
+    division: str = ""
 
     def offer(self, model: nn.Module, step: int, lml: float) -> bool:
         """Keeps a copy of the model if its L_ML is higher than before; says whether it is."""
-        if not lml > self.lml:
+        now = division(model)
+        if not lml > self.lml and (self.division == now or not self.state):
             return False
-        self.step, self.lml = step, lml
+        self.step, self.lml, self.division = step, lml, now
         self.state = copies(model)
         return True
 
@@ -44,12 +51,37 @@ class Best:
         """Copies the kept values into the model.
 
         Raises:
-            ValueError: nothing has been kept.
+            ValueError: nothing has been kept, or partitions have moved since.
         """
         if not self.state:
             raise ValueError("no state has been kept; evaluate L_ML first, as Trainer(..., lml_every=100) does.")
+        if self.division not in ("", division(model)):
+            raise ValueError(
+                f"the best state is of step {self.step}, and partitions have moved since, as by partnets.reassign: in"
+                " these its weights would be other partitions', and carry what later chunks taught. Evaluate L_ML"
+                " after the move; and save a model itself to have it with the partitions that it had."
+            )
         for name, tensor in tensors(model):
             tensor.copy_(self.state[name])
+
+
+def division(model: nn.Module) -> str:
+    """A fingerprint of which entries are whose; empty where no map says it.
+
+    Example:
+        >>> division(nn.Linear(1, 1))
+        ''
+    """
+    maps = hashlib.sha256()
+    found = [
+        partition.map
+        for _, layer in partitioned_layers(model)
+        for partition in getattr(layer, "partitions", {}).values()
+        if not isinstance(partition, NestedPartition)
+    ]
+    for map in found:
+        maps.update(map.cpu().numpy())
+    return maps.hexdigest() if found else ""
 
 
 def copies(model: nn.Module) -> dict[str, Tensor]:

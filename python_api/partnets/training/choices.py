@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from partnets.evaluation import lml
-from partnets.evaluation.likelihood import same_loss
 from partnets.evaluation.same_chunks import has_learned
 from partnets.training.trainer import Trainer
+from partnets.utils.likelihood import same_loss
 from partnets.utils.random_state import preserved
 
 

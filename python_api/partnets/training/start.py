@@ -14,13 +14,13 @@ from partkernels import NestedPartition
 from partnets.data import batch as batches
 from partnets.data.chunks import Chunks
 from partnets.evaluation.auditing import leaks
-from partnets.evaluation.likelihood import is_cross_entropy
 from partnets.evaluation.same_chunks import has_learned
 from partnets.hyper import penalties
 from partnets.nn.partitioned import partitioned_layers
 from partnets.training.state import TrainingState
 from partnets.training.step import hyper_learning
 from partnets.utils.held import Held
+from partnets.utils.likelihood import is_cross_entropy
 from partnets.utils.modules import device_of, to_device
 from partnets.utils.random_state import preserved
 

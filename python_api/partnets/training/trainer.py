@@ -19,7 +19,6 @@ from partnets import optim
 from partnets.data.batch import Forward, Loss, call, mean
 from partnets.data.chunks import Chunks, check_unseen, divided, draw_k
 from partnets.data.fetching import check_options
-from partnets.evaluation.likelihood import check_loss, plain
 from partnets.evaluation.metrics import check_counts
 from partnets.evaluation.out_of_chunk import lml
 from partnets.evaluation.same_chunks import check_same_chunks, remember_chunks
@@ -39,6 +38,7 @@ from partnets.training.start import check_finite, check_leaks, check_learns, che
 from partnets.training.state import TrainingState
 from partnets.training.step import check_clip, parameters_of, step_hyper, step_weights, still_modules
 from partnets.utils.checks import check_at_least
+from partnets.utils.likelihood import check_loss, plain
 from partnets.utils.modules import to_device
 from partnets.utils.random_state import preserved
 

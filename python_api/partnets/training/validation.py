@@ -9,9 +9,10 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from partnets.nn.layer import PartitionedLayer
@@ -35,9 +36,24 @@ def check(trainer: TrainingState, saved: dict, rank: int) -> None:
     for name, check_part in PARTS.items():
         if name in saved:
             try:
-                check_part(trainer, saved[name], rank)
+                with _divided_as(trainer.model, saved.get("model", {}) if name == "optimizer" else {}):
+                    check_part(trainer, saved[name], rank)
             except Exception as error:  # a part that is damaged may fail anywhere
                 raise ValueError(f"{name}: {error}") from error
+
+
+@contextmanager
+def _divided_as(model: nn.Module, state: Mapping) -> Iterator[None]:
+    """Inside, weights have the partitions of a state_dict: they may have moved, and what is saved is by these."""
+    layers = {path: layer for path, layer in partitioned_layers(model) if isinstance(layer, PartitionedLayer)}
+    before = {layer: dict(layer.partitions) for layer in layers.values()}
+    try:
+        for path, layer in layers.items():
+            layer.partitions.update(layer.saved_partitions(state, path and f"{path}.")[0])
+        yield
+    finally:
+        for layer, partitions in before.items():
+            layer.partitions.update(partitions)
 
 
 def kinds(state: Mapping) -> dict[str, str]:
@@ -137,7 +153,9 @@ def _best(trainer: TrainingState, state: dict | None, _) -> None:
     if trainer.best is None:
         return
     best = Best(**state)
-    _like(state, vars(Best(state=best.state)))
+    _like(vars(best), vars(Best(state=best.state, division=best.division)))
+    if not isinstance(best.division, str):
+        raise ValueError(f"division is {best.division!r}; it must be text.")
     if type(best.step) is not int or best.step < 0 or math.isnan(best.lml):
         raise ValueError(f"step {best.step} with L_ML {best.lml}; they must be an int and a number.")
     own = dict(tensors(trainer.model)) if best.step else {}

@@ -180,16 +180,43 @@ def test_weights_have_a_mean_of_1_and_shares_that_are_all_that_counts():
     found = weights(logits, (y, source))
     weights.weights.assign([20.0, 40.0, 60.0])
     torch.testing.assert_close(found, weights(logits, (y, source)))
-    expected = F.cross_entropy(logits, y, reduction="none") * torch.tensor([0.5, 1.0, 1.5])[source]
-    torch.testing.assert_close(found, expected)
+    shares = torch.tensor([0.5, 1.0, 1.5])[source]
+    torch.testing.assert_close(found, F.cross_entropy(logits, y, reduction="none") * shares / shares.mean())
 
 
-def test_class_weights_are_torchs():
-    weights, logits, y = hyper.ClassWeights(3), torch.randn(6, 3), torch.tensor([0, 1, 2, 0, -100, 1])
+@pytest.mark.parametrize("shape", [(), (4,)])
+def test_class_weights_are_torchs(shape):
+    weights, logits = hyper.ClassWeights(3), torch.randn(6, 3, *shape)
+    y = torch.tensor([0, 1, 2, 0, -100, 1]).view(6, *(1 for _ in shape)).expand(6, *shape)
     weights.weights.assign([1.0, 2.0, 6.0])
-    expected = F.cross_entropy(logits, y, weight=torch.tensor([1.0, 2.0, 6.0]) / 3, reduction="none")
-    torch.testing.assert_close(weights(logits, y), expected)
+    expected = F.cross_entropy(logits, y, weight=torch.tensor([1.0, 2.0, 6.0]))
+    found = weights(logits, y)
+    torch.testing.assert_close(found.sum() / (y != -100).sum(), expected)
+    assert not shape and not found[4] or found.shape == (20,)
+    assert not weights(logits, torch.full_like(y, -100)).sum()
     assert torch.equal(weights.eval()(logits, y), F.cross_entropy(logits, y))
+
+
+def test_to_weigh_a_large_source_more_is_no_learning_rate():
+    """Of examples that are all alike, no weights change the mean loss: neither up nor down."""
+    weights, source = hyper.SourceWeights(2), torch.tensor([0] * 9 + [1])
+    before = weights(torch.zeros(10, 3), (torch.zeros(10, dtype=torch.long), source)).mean()
+    weights.weights.assign([9.0, 1.0])
+    loss = weights(torch.zeros(10, 3), (torch.zeros(10, dtype=torch.long), source)).mean()
+    torch.testing.assert_close(loss, before)
+    assert torch.autograd.grad(loss, weights.weights.raw)[0].abs().max() < 1e-6
+
+
+def test_unseen_data_are_judged_without_what_regularises_the_loss_inside():
+    smoothed, logits, y = nn.CrossEntropyLoss(label_smoothing=0.2), torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    sources, mixup = hyper.SourceWeights(2, smoothed), hyper.Mixup(loss=smoothed)
+    judged = sources.plain(logits, (y, torch.zeros(4, dtype=torch.long))), mixup.eval().loss(logits, y)
+    assert all(torch.equal(one, F.cross_entropy(logits, y)) for one in judged)
+    mixup.train()(logits)
+    assert mixup.loss(logits, y) > 0
+    for make in (lambda loss: hyper.SourceWeights(2, loss), lambda loss: hyper.Mixup(loss=loss)):
+        with pytest.raises(ValueError, match="reduction='sum', which grows with the batch"):
+            make(nn.CrossEntropyLoss(reduction="sum"))
 
 
 def test_the_loss_of_an_example_is_the_mean_of_its_targets_that_count():

@@ -198,9 +198,16 @@ class Regularised(Classifier):
         return self.smoothing(self.decay(self.rate(self.network(x))), y).mean()
 
 
-def test_psi_that_acts_on_training_alone_looks_ahead(tmp_path):
+class OfTorchs(Regularised):
+    def configure_optimizers(self):
+        _, hyper_optimizer = super().configure_optimizers()
+        return partnets.optim.PerPartition(torch.optim.NAdam, self), hyper_optimizer
+
+
+@pytest.mark.parametrize("kind", [Regularised, OfTorchs])
+def test_psi_that_acts_on_training_alone_looks_ahead(kind, tmp_path):
     chunks, draws = data(), {"steps": STEPS, "hyper_batch_size": 8}
-    one, expected = module(chunks, Regularised), module(chunks, Regularised)
+    one, expected = module(chunks, kind), module(chunks, kind)
     with pytest.raises(ValueError, match=r"ψ looks 2 steps ahead.* for 0; pass partnets\.Loader\(steps_ahead=2\)"):
         fit(one, loader(chunks), tmp_path / "none")
     torch.manual_seed(2)

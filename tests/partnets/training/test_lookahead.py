@@ -466,6 +466,45 @@ def test_rates_of_0_and_of_layers_that_a_batch_leaves_out_have_a_gradient_of_0()
     assert model.rate.rate.raw.grad == 0
 
 
+def with_a_rate(make=optim.Adam):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    model = partnets.partition(nn.Sequential(hyper.LearningRate(network, 0.05), network), PROPORTIONS, seed=1)
+    return model, make(model)
+
+
+@pytest.mark.parametrize("make", [optim.Adam, lambda model: optim.PerPartition(torch.optim.NAdam, model)])
+def test_a_loaded_optimiser_knows_which_rates_are_learned(make):
+    x, y = torch.randn(9, 6), torch.randint(3, (9,))
+    first, second = with_a_rate(make), with_a_rate(make)
+
+    def step(model, optimizer):
+        partnets.step_weights(model, optimizer, 1, (x, y), lambda batch: F.cross_entropy(model(batch[0]), batch[1]))
+
+    step(*first)
+    for loaded, saved in zip(second, first, strict=True):
+        loaded.load_state_dict(copy.deepcopy(saved.state_dict()))
+    for one in (first, second):
+        step(*one)
+    assert all(map(torch.equal, first[0].parameters(), second[0].parameters()))
+    again = copy.deepcopy(second)
+    for one in (second, again):
+        step(*one)
+    assert all(map(torch.equal, again[0].parameters(), second[0].parameters()))
+
+
+def test_the_rate_that_is_learned_is_the_highest_of_a_cycle():
+    model, optimizer = with_a_rate(optim.SGD)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=20, cycle_momentum=False)
+    parameter, group = next((p, g) for g in optimizer.param_groups for p in g["params"])
+    rates = []
+    for _ in range(19):
+        rates.append(optimizer.rate_to_follow(parameter, group).item())
+        optimizer._opt_called = True  # torch would warn that it was not stepped
+        schedule.step()
+    assert max(rates) == pytest.approx(0.05, rel=0.05) and rates[0] == pytest.approx(0.05 / 25)
+
+
 def smoothed(loss_in_model=True):
     torch.manual_seed(0)
     network, smoothing = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), hyper.LabelSmoothing(0.2)

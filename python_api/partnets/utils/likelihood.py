@@ -6,11 +6,13 @@ import copy
 import functools
 import inspect
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
-from partnets.data.batch import Loss, setting
+Loss = Callable[[Any, Any], Tensor]
 
 # Of torch's losses those that are distances or margins, by the names of functions and of modules.
 SQUARED = {"mse_loss", "MSELoss"}
@@ -23,6 +25,11 @@ CROSS_ENTROPIES = {"cross_entropy", "CrossEntropyLoss"}
 NLL_LOSSES = {"nll_loss", "NLLLoss"}
 
 
+def setting(loss: Loss, name: str, usual: Any) -> Any:
+    """An argument that one of torch's losses was given."""
+    return loss.keywords.get(name, usual) if isinstance(loss, functools.partial) else getattr(loss, name, usual)
+
+
 def check_loss(loss: Loss, stacklevel: int = 3) -> None:
     """Raises ValueError for a sum over a batch, and warns of a loss that is no log-likelihood, where torch's tell.
 
@@ -31,12 +38,8 @@ def check_loss(loss: Loss, stacklevel: int = 3) -> None:
         Traceback (most recent call last):
         ValueError: the loss CrossEntropyLoss has reduction='sum', which grows with the batch; pass the mean ...
     """
+    check_mean(loss)
     name = name_of(loss)
-    if setting(loss, "reduction", "mean") == "sum":
-        raise ValueError(
-            f"the loss {name} has reduction='sum', which grows with the batch; pass the mean over the examples, or"
-            " reduction='none'."
-        )
     if name in SQUARED | OTHERS:
         cure = (
             "; put hyper.ObservationNoise() behind the model and pass loss=hyper.gaussian_nll, which learns the"
@@ -48,6 +51,15 @@ def check_loss(loss: Loss, stacklevel: int = 3) -> None:
             f"{name} is no negative log-likelihood, so that L_ML is in no nats and a step of ψ weighs nothing by it"
             f"{cure}. A loss of your own that returns one goes without this warning.",
             stacklevel=stacklevel,
+        )
+
+
+def check_mean(loss: Loss) -> None:
+    """Raises ValueError for a sum over a batch, where torch's losses tell."""
+    if setting(loss, "reduction", "mean") == "sum":
+        raise ValueError(
+            f"the loss {name_of(loss)} has reduction='sum', which grows with the batch; pass the mean over the"
+            " examples, or reduction='none'."
         )
 
 
