@@ -2,7 +2,7 @@ import pytest
 import torch
 
 # On a GPU a product in TF32 errs a thousand times as much as one in float32, and PyTorch does not say which it takes.
-torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.conv.fp32_precision = "ieee"
+torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -275,6 +275,9 @@ def _obstacle(
         return Obstacle(kind, f"without a rule, which keeps its parameters in {', '.join(others)} too", RULE)
     if len(set(own.values())) < len(own):
         return Obstacle(kind, f"without a rule, with one parameter under several names of {', '.join(own)}", RULE)
+    if own and isinstance(module, torch.fx.GraphModule):
+        what = "whose graph was made by torch.fx and reads parameters of its own"
+        return Obstacle(kind, what, "take the model that it was made of")
     if own and isinstance(module, torch.jit.ScriptModule):
         return Obstacle(kind, "whose compiled code reads its own parameters", "take the module that it was made of")
     if (own or kept is not None) and (taken := _taken_names(module, OwnParameters if kept is None else OwnState)):
@@ -331,6 +334,12 @@ def find_or_refuse(model: nn.Module, skipped: set[nn.Module], stateful: set[nn.M
         )
     if found.obstacles:
         raise ValueError(_refusal(found.obstacles))
+    if kept := _kept_elsewhere(model, divided):
+        path, attribute, name = kept[0]
+        raise ValueError(
+            f"{path or 'the model'} keeps {name} in {attribute} too, which would have what all partitions learn, or"
+            " what nobody does: read the parameter from its module where it is used, and leave the list out."
+        )
     if apart := _views_of_state(model, found):
         raise ValueError(
             f"{apart[0]} and {apart[1]} share memory, and what is kept for each subnetwork would not: keep one of them,"
@@ -347,6 +356,27 @@ def find_or_refuse(model: nn.Module, skipped: set[nn.Module], stateful: set[nn.M
     if not found.layers and not found.owning:
         names = ", ".join(layer_type.__name__ for layer_type in known() if layer_type.__module__.startswith("torch."))
         raise ValueError(f"this {type(model).__name__} has no layer to partition; known are {names}.")
+    return found
+
+
+def _kept_elsewhere(model: nn.Module, divided: Mapping[nn.Parameter, str]) -> list[tuple[str, str, str]]:
+    """Of modules that keep parameters of others in attributes: their path, the attribute and the parameter's name.
+
+    Those with rules know what they keep, as torch's recurrent layers.
+    """
+    found = []
+    for path, module in model.named_modules():
+        if rule_of(type(module)) is not None:
+            continue
+        for attribute, value in vars(module).items():
+            if attribute in ("_parameters", "_buffers", "_modules"):
+                continue
+            values = (
+                value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+            )
+            found += [
+                (path, attribute, divided[one]) for one in values if isinstance(one, nn.Parameter) and one in divided
+            ]
     return found
 
 

@@ -87,7 +87,7 @@ def _become(layer: nn.Module, ordinary: nn.Module) -> bool:
         return False
     try:
         layer.__class__ = type(ordinary)
-    except TypeError:
+    except (TypeError, AttributeError):
         return False
     EXISTING.discard(layer)
     take_over(layer, ordinary)

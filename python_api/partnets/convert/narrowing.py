@@ -213,7 +213,7 @@ def narrow(
     able = [one for one in sets if not any(_is_read(layer) for layer in one)]
     if not able:
         return
-    held = Held(model, without={name for name, _ in model.named_parameters()})
+    held = Held(model)
     narrowed, taking = set(), set()
     try:
         with preserved(device_of(model)), torch.no_grad(), trying(model):

@@ -133,6 +133,8 @@ def partition(
         Conv2d(1, 8, kernel_size=(3, 3), stride=(1, 1), partitions=[58, 7, 7])
     """
     check_seed("seed", seed)
+    if isinstance(proportions, Tensor):
+        proportions = proportions.tolist()
     sizes(0, proportions)
     _check_scheme(scheme, proportions, example, proportions_of)
     stateful = named(model, stateful, "stateful")

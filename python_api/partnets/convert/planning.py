@@ -187,7 +187,7 @@ def _undisturbed(model: nn.Module) -> Iterator[Held]:
 
     Gives what the model held before.
     """
-    held = Held(model, without={name for name, _ in model.named_parameters()})
+    held = Held(model)  # parameters too: a model's own code may write into them, as LoRA's train() does
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # which reads layers' weights and does not call them
     try:

@@ -67,6 +67,8 @@ def load(trainer: partnets.Trainer, folder: str | PathLike) -> None:
     rest = checkpoint.read(trainer, Path(folder) / REST, own_rank(), without=LARGE)
     large = _large(trainer)
     there = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata.keys()
+    if "best.division" not in there:  # of an earlier version
+        large.get("best", {}).pop("division", None)
     dcp.load(large | {"model": _ModelState(trainer.model, there)}, checkpoint_id=folder)
     checkpoint.take(trainer, rest, own_rank())
     if trainer.steps:

@@ -23,6 +23,7 @@ from partnets.nn.initial_values import Distribution, Start, declared, distributi
 from partnets.nn.nesting import LiveUnits, Nesting, no_defaults, of_live, widths
 from partnets.nn.partitioned import Partitioned, as_class, check_parameters
 from partnets.nn.registry import register, rule_of
+from partnets.nn.shown import show
 from partnets.nn.state_dict import refuse_unfit, unfit_tensors
 from partnets.utils import seeds
 from partnets.utils.modules import is_sharded
@@ -553,6 +554,8 @@ class PartitionedLayer(Partitioned):
         if not (self.is_read or (self.count > 1 and self.is_inside())) or not self._is_divided(name):
             return value
         live = self.live(name)
+        if self.count > 1 and name in self.shifts and not self.is_inside():
+            show(self, name, live)
         if _read is not None:
             _read.append((self, name, live, live.detach().clone()))
         return live

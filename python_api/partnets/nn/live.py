@@ -14,6 +14,7 @@ from partkernels.operators.checks import check_live
 from partnets.hyper import hyperparameters
 from partnets.nn.partitioned import HANDED_ON, Partitioned, count, partitioned_layers
 from partnets.nn.several import Several, grouped, grouping
+from partnets.nn.shown import check_unwritten
 from partnets.utils.modules import frozen
 
 
@@ -80,6 +81,8 @@ def subnetwork(
             if layer._live.unlearned is not None:  # which of them it was is not known in the backward pass
                 layer._live.unlearned = several
         return
+    for layer in layers:
+        check_unwritten(layer)
     check_live(layers[0], active, update)  # of a partition it reads the count alone
     withheld = hyperparameters(model) if update is not None and not hyper else ()
     with live(dict.fromkeys(layers, (active, update))), frozen(withheld):

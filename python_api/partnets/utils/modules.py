@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -166,14 +166,8 @@ def learns(module: nn.Module) -> bool:
 @contextmanager
 def evaluating(*modules: nn.Module) -> Iterator[None]:
     """Inside, these modules and all in them are in evaluation mode; afterwards each is as it was."""
-    training = [part for module in modules for part in module.modules() if part.training]
-    try:
-        for module in modules:
-            module.eval()
+    with _in_mode(modules, False):
         yield
-    finally:
-        for part in training:
-            part.training = True
 
 
 @contextmanager
@@ -203,14 +197,23 @@ def training(*modules: nn.Module) -> Iterator[None]:
         >>> model.training
         False
     """
-    still = [part for module in modules for part in module.modules() if not part.training]
+    with _in_mode(modules, True):
+        yield
+
+
+@contextmanager
+def _in_mode(modules: Collection[nn.Module], mode: bool) -> Iterator[None]:
+    before = {part: part.training for module in modules for part in module.modules()}
     try:
-        for part in still:
-            part.training = True
+        for module in modules:
+            module.train() if mode else module.eval()
         yield
     finally:
-        for part in still:
-            part.training = False
+        for part, was in before.items():
+            if was != mode and type(part).train is not nn.Module.train:  # which may do more than to say so
+                part.train(was)
+        for part, was in before.items():
+            part.training = was
 
 
 def overlapping(tensors: Mapping[str, Tensor]) -> list[tuple[str, str]]:

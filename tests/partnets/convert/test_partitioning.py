@@ -641,3 +641,21 @@ def test_what_others_have_noted_on_parameters_is_kept(scheme):
         parameter.without_decay = True
     partnets.partition(model, (0.5, 0.5), scheme=scheme, **({"example": x} if scheme == "nested" else {}))
     assert all(parameter.without_decay for parameter in model.parameters())
+
+
+def test_a_graph_with_parameters_of_its_own_is_refused_by_name():
+    class Positioned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.position, self.layer = nn.Parameter(torch.randn(1, 4)), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.layer(x + self.position)
+
+    with pytest.raises(ValueError, match=r"made by torch\.fx .* take the model that it was made of"):
+        partnets.partition(torch.fx.symbolic_trace(Positioned()), (0.5, 0.5))
+
+
+def test_proportions_may_be_a_tensor():
+    model = partnets.partition(nn.Linear(10, 10), torch.tensor([0.5, 0.5]))
+    assert model.partition.sizes() == [50, 50]

@@ -421,3 +421,39 @@ def test_a_bias_that_is_assigned_without_rows_is_refused(layer):
     model[0].bias = nn.Parameter(torch.zeros(model[0].bias.shape[1:]))
     with pytest.raises(ValueError, match=r"of shape \[\d\] is in a layer of 2 partitions, which has a row for each"):
         model(x)
+
+
+def test_what_is_written_into_a_computed_value_is_told():
+    """As CLIP's training does: `with torch.no_grad(): model.logit_scale.clamp_(0, 4.6)`."""
+    model = partnets.partition(Embedded(), PROPORTIONS)
+    for write in (lambda: model.gain.clamp_(max=0.5), lambda: nn.init.zeros_(model.position)):
+        with torch.no_grad():
+            write()
+        told = pytest.raises(RuntimeError, match=r"(gain|position) of Embedded was written into, which is lost")
+        with told, partnets.subnetwork(model, active=1):
+            pass
+    assert model.gain.item() == 1.0
+    with torch.no_grad():
+        dict(model.named_parameters())["gain"].fill_(0.5)
+    assert model.gain.item() == 1.5
+    copy.deepcopy(model)
+
+
+class Gated(nn.Module):
+    def __init__(self, kept):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.gates = kept([layer.bias for layer in self.layers])
+
+    def forward(self, x):
+        return self.layers[1](self.layers[0](x).relu())
+
+
+@pytest.mark.parametrize("kept", [list, tuple, lambda biases: dict(enumerate(biases))])
+@pytest.mark.parametrize("scheme", ["weight", "nested"])
+def test_parameters_of_children_that_are_kept_elsewhere_are_refused(scheme, kept):
+    model = Gated(kept)
+    before, x = list(model.parameters()), torch.ones(2, 4)
+    with pytest.raises(ValueError, match=r"the model keeps layers\.\d\.bias in gates too"):
+        partnets.partition(model, PROPORTIONS, **{"scheme": scheme} | ({"example": x} if scheme == "nested" else {}))
+    assert all(one is other for one, other in zip(before, model.parameters(), strict=True))

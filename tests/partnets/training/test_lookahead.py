@@ -494,7 +494,7 @@ def test_a_loaded_optimiser_knows_which_rates_are_learned(make):
 
 
 def test_the_rate_that_is_learned_is_the_highest_of_a_cycle():
-    model, optimizer = with_a_rate(optim.SGD)
+    _, optimizer = with_a_rate(optim.SGD)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=20, cycle_momentum=False)
     parameter, group = next((p, g) for g in optimizer.param_groups for p in g["params"])
     rates = []
