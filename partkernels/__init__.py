@@ -17,7 +17,7 @@ from partkernels.operators.conv_transpose import conv_transpose1d, conv_transpos
 from partkernels.operators.embedding import embedding
 from partkernels.operators.entries import gather_entries, scatter_entries
 from partkernels.operators.linear import linear
-from partkernels.operators.optimizers import adam_step, sgd_step
+from partkernels.operators.optimizers import adam_step, adam_steps, sgd_step, sgd_steps
 from partkernels.operators.subnetwork_weight import subnetwork_weight
 from partkernels.partition import NestedPartition, Partition
 from partkernels.units import Units
@@ -34,6 +34,7 @@ __all__ = [
     "Zeros",
     "__version__",
     "adam_step",
+    "adam_steps",
     "backends",
     "conv1d",
     "conv2d",
@@ -45,6 +46,7 @@ __all__ = [
     "linear",
     "scatter_entries",
     "sgd_step",
+    "sgd_steps",
     "subnetwork_weight",
     "use_backend",
 ]

@@ -32,7 +32,7 @@ inline void check_bias(const OptionalTensor& bias, int64_t out, int64_t active, 
 // Tensors of the parameter's sizes.
 inline void check_state(const Tensor& parameter, std::initializer_list<const Tensor*> others) {
   for (const Tensor* other : others) {
-    STD_TORCH_CHECK(other == nullptr || (sizes_of(*other) == sizes_of(parameter) && alike(*other, parameter)),
+    STD_TORCH_CHECK(other == nullptr || (other->sizes() == parameter.sizes() && alike(*other, parameter)),
                     "a gradient or a state is not of the parameter's shape, dtype and device");
   }
 }

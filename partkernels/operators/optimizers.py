@@ -14,19 +14,19 @@ from partkernels.operators.registration import define_in_place
 from partkernels.partition import NestedPartition, Partition
 
 # Of a tensor all of whose entries are stepped.
-WHOLE = None, 1, 1
-# Which entries are stepped: those of partition `update`, or without a map all.
-_ENTRIES = "Tensor? map, int count, int update"
+WHOLE = None, 1
+# Which entries of each are stepped: those of partition `update`, or without a map all.
+_ENTRIES = "Tensor?[] maps, int[] counts, int update"
 _sgd = define_in_place(
-    "sgd_step",
-    f"Tensor(a!) parameter, Tensor grad, Tensor(b!)? momentum_buffer, {_ENTRIES},"
+    "sgd_steps",
+    f"Tensor(a!)[] parameters, Tensor[] grads, Tensor(b!)[] momentum_buffers, {_ENTRIES},"
     " float lr, float momentum, float weight_decay, bool nesterov",
 )
 # The number of the step changes at every call: a symbol, so that compiled code need not be compiled again.
 _adam = define_in_place(
-    "adam_step",
-    f"Tensor(a!) parameter, Tensor grad, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, {_ENTRIES},"
-    " SymInt step, float lr, float beta1, float beta2, float eps, float weight_decay, bool decoupled",
+    "adam_steps",
+    f"Tensor(a!)[] parameters, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, {_ENTRIES},"
+    " SymInt[] steps, float lr, float beta1, float beta2, float eps, float weight_decay, bool decoupled",
 )
 
 
@@ -69,21 +69,63 @@ def sgd_step(
         >>> weight
         tensor([[ 0.0000, -0.5000]])
     """
-    check_not_negative(lr=lr, weight_decay=weight_decay)
-    check_momentum(momentum, nesterov)
-    entries = _entries(parameter, partition, update)
-    _check_like("grad", grad, parameter)
-    if momentum == 0:
-        momentum_buffer = None
-    elif momentum_buffer is None:
+    if momentum and momentum_buffer is None:
         raise ValueError(
             f"momentum={momentum} without a momentum_buffer; pass torch.zeros_like(parameter), and the same at each"
             " step."
         )
-    states = {} if momentum_buffer is None else {"momentum_buffer": momentum_buffer}
-    _check_written(parameter=parameter, **states)
-    for (own, own_grad, own_buffer), which in _blocks(partition, update, entries, parameter, grad, momentum_buffer):
-        _sgd(own, own_grad, own_buffer, *which, lr, momentum, weight_decay, nesterov, dispatch.requested())
+    numbers = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}
+    sgd_steps([parameter], [grad], [momentum_buffer] if momentum else [], [partition], update, **numbers)
+
+
+def sgd_steps(
+    parameters: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    momentum_buffers: Sequence[Tensor],
+    partitions: Sequence[Partition | None],
+    update: int | None,
+    *,
+    lr: float,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    nesterov: bool = False,
+) -> None:
+    """sgd_step of several parameters, in one call: each costs little more than its entries.
+
+    Args:
+        parameters, grads, partitions: as many of each; of any shapes, dtypes and devices.
+        momentum_buffers: as many; empty if momentum is 0.
+        update, lr, momentum, weight_decay, nesterov: as of sgd_step.
+
+    Raises:
+        ValueError, TypeError: as sgd_step, or the lists differ in length. Nothing has changed then.
+
+    Example:
+        >>> weights = [torch.zeros(2), torch.zeros(1, 3)]
+        >>> sgd_steps(weights, [torch.ones(2), torch.ones(1, 3)], [], [None, None], None, lr=0.5)
+        >>> weights
+        [tensor([-0.5000, -0.5000]), tensor([[-0.5000, -0.5000, -0.5000]])]
+    """
+    check_not_negative(lr=lr, weight_decay=weight_decay)
+    check_momentum(momentum, nesterov)
+    _check(parameters, grads, {"momentum_buffer": momentum_buffers} if momentum else {}, partitions, update)
+    numbers = lr, momentum, weight_decay, nesterov
+    run_sgd(parameters, grads, momentum_buffers if momentum else None, partitions, update, numbers)
+
+
+def run_sgd(
+    parameters: Sequence[Tensor], grads: Sequence[Tensor], momentum_buffers: Sequence[Tensor] | None,
+    partitions: Sequence[Partition | None], update: int | None, numbers: tuple,
+) -> None:  # fmt: skip
+    """sgd_steps without a look at what it is given: for an optimiser, which made that itself.
+
+    Args:
+        numbers: lr, momentum, weight_decay and nesterov.
+    """
+    lists = (parameters, grads) if momentum_buffers is None else (parameters, grads, momentum_buffers)
+    for maps, counts, columns in _alike(partitions, update, *lists):
+        own, own_grads, *buffers = columns
+        _sgd(own, own_grads, *(buffers or ([],)), maps, counts, _number(update), *numbers, dispatch.requested())
 
 
 def adam_step(
@@ -124,16 +166,69 @@ def adam_step(
         >>> weight
         tensor([[ 0.0000, -0.5000]])
     """
+    adam_steps(
+        [parameter], [grad], [exp_avg], [exp_avg_sq], [partition], update, steps=[step],
+        lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, decoupled=decoupled,
+    )  # fmt: skip
+
+
+def adam_steps(
+    parameters: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    exp_avgs: Sequence[Tensor],
+    exp_avg_sqs: Sequence[Tensor],
+    partitions: Sequence[Partition | None],
+    update: int | None,
+    *,
+    steps: Sequence[int],
+    lr: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    decoupled: bool = False,
+) -> None:
+    """adam_step of several parameters, in one call: each costs little more than its entries.
+
+    Args:
+        parameters, grads, exp_avgs, exp_avg_sqs, partitions, steps: as many of each; of any shapes, dtypes and devices.
+        update, lr, betas, eps, weight_decay, decoupled: as of adam_step.
+
+    Raises:
+        ValueError, TypeError: as adam_step, or the lists differ in length. Nothing has changed then.
+
+    Example:
+        >>> weight, exp_avg, exp_avg_sq = torch.zeros(3, 2)
+        >>> adam_steps([weight], [torch.ones(2)], [exp_avg], [exp_avg_sq], [None], None, steps=[1], lr=0.5)
+        >>> weight
+        tensor([-0.5000, -0.5000])
+    """
     check_not_negative(lr=lr, eps=eps, weight_decay=weight_decay)
     check_betas(betas)
-    if isinstance(step, bool) or not isinstance(step, int) or step < 1:
-        raise ValueError(f"step={step!r}; pass the number of this partition's step, 1 for its first.")
-    entries = _entries(parameter, partition, update)
-    _check_like("grad", grad, parameter)
-    _check_written(parameter=parameter, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
-    numbers = step, lr, *betas, eps, weight_decay, decoupled
-    for tensors, which in _blocks(partition, update, entries, parameter, grad, exp_avg, exp_avg_sq):
-        _adam(*tensors, *which, *numbers, dispatch.requested())
+    for step in steps:
+        if isinstance(step, bool) or not isinstance(step, int) or step < 1:
+            raise ValueError(f"step={step!r}; pass the number of this partition's step, 1 for its first.")
+    _check(parameters, grads, {"exp_avg": exp_avgs, "exp_avg_sq": exp_avg_sqs}, partitions, update, steps=steps)
+    numbers = lr, *betas, eps, weight_decay, decoupled
+    run_adam(parameters, grads, exp_avgs, exp_avg_sqs, partitions, update, steps, numbers)
+
+
+def run_adam(
+    parameters: Sequence[Tensor], grads: Sequence[Tensor], exp_avgs: Sequence[Tensor], exp_avg_sqs: Sequence[Tensor],
+    partitions: Sequence[Partition | None], update: int | None, steps: Sequence[int], numbers: tuple,
+) -> None:  # fmt: skip
+    """adam_steps without a look at what it is given: for an optimiser, which made that itself.
+
+    Args:
+        numbers: lr, the two betas, eps, weight_decay and decoupled.
+    """
+    lists = parameters, grads, exp_avgs, exp_avg_sqs, steps
+    for maps, counts, (*tensors, own_steps) in _alike(partitions, update, *lists):
+        _adam(*tensors, maps, counts, _number(update), own_steps, *numbers, dispatch.requested())
+
+
+def _number(update: int | None) -> int:
+    """Of a step without any partition, of which update is anything, 1."""
+    return update if isinstance(update, int) else 1
 
 
 def check_not_negative(**numbers: float) -> None:
@@ -156,28 +251,66 @@ def check_betas(betas: tuple[float, float]) -> None:
         raise ValueError(f"betas={betas}; pass two numbers in [0, 1).")
 
 
-def _entries(parameter: Tensor, partition: Partition | None, update: int | None) -> tuple[Tensor | None, int, int]:
-    """The arguments of an operator that say which entries are stepped, checked."""
+def _check_update(partition: Partition | None, parameter: Tensor, update: int | None) -> None:
+    """Raises unless these entries of a parameter can be stepped."""
     if partition is None:
         if not parameter.is_floating_point():
             raise TypeError(f"the parameter is {parameter.dtype}; pass a floating-point parameter.")
-        return WHOLE
+        return
     check_weight(parameter, partition)
     if isinstance(update, bool) or not isinstance(update, int) or not 1 <= update <= partition.count:
         count = partition.count
         raise ValueError(f"update={update!r}, but this partition has {count} parts; pass an int in 1..{count}.")
-    return partition.map, partition.count, update
 
 
-def _blocks(
-    partition: Partition | None, update: int | None, entries: tuple, *tensors: Tensor | None
-) -> Iterator[tuple[Sequence[Tensor | None], tuple]]:
-    """The tensors, and which of their entries are stepped; of a nested partition each of its blocks, as a whole."""
-    if not isinstance(partition, NestedPartition):
-        yield tensors, entries
-        return
-    for strip in partition.strips(update):
-        yield [None if tensor is None else tensor.detach()[strip] for tensor in tensors], WHOLE
+def _check(
+    parameters: Sequence[Tensor], grads: Sequence[Tensor], states: dict[str, Sequence[Tensor]],
+    partitions: Sequence[Partition | None], update: int | None, **others: Sequence,
+) -> None:  # fmt: skip
+    """Raises unless all of this can be stepped."""
+    lists = {"grads": grads, **states, "partitions": partitions, **others}
+    for name, each in lists.items():
+        if len(each) != len(parameters):
+            raise ValueError(f"{name} are {len(each)}, of {len(parameters)} parameters; pass as many.")
+    for i, (parameter, grad, partition) in enumerate(zip(parameters, grads, partitions, strict=True)):
+        _check_update(partition, parameter, update)
+        _check_like("grad", grad, parameter)
+        _check_written(parameter=parameter, **{name: each[i] for name, each in states.items()})
+
+
+def _alike(
+    partitions: Sequence[Partition | None], update: int | None, *lists: Sequence
+) -> Iterator[tuple[list[Tensor | None], list[int], list[list]]]:
+    """What is on one device and of one dtype, as the first of the lists, the parameters, are.
+
+    Of a nested partition each of its blocks is stepped as a whole.
+
+    Yields:
+        maps, counts, and of each list what goes with them.
+    """
+    found: dict[tuple, tuple] = {}
+    for partition, *each in zip(partitions, *lists, strict=True):
+        kind = each[0].device, each[0].dtype
+        if kind not in found:
+            found[kind] = [], [], [[] for _ in lists]
+        maps, counts, columns = found[kind]
+        blocks = [each]
+        if partition is None:
+            map, count = WHOLE
+        elif isinstance(partition, NestedPartition):
+            map, count = WHOLE
+            blocks = [
+                [one.detach()[strip] if isinstance(one, Tensor) else one for one in each]
+                for strip in partition.strips(update)
+            ]
+        else:
+            map, count = partition.map, partition.count
+        for block in blocks:
+            maps.append(map)
+            counts.append(count)
+            for column, one in zip(columns, block, strict=True):
+                column.append(one)
+    yield from found.values()
 
 
 def _check_like(name: str, tensor: Tensor, parameter: Tensor) -> None:

@@ -53,7 +53,8 @@ def define(
 def define_in_place(name: str, arguments: str) -> Callable[..., None]:
     """As define, for an operator that returns nothing and writes into those arguments that are marked in its schema.
 
-    Gradients don't pass through it. What it writes must share no memory with its other tensors.
+    Gradients don't pass through it. What it writes must share no memory with its other tensors. Of lists of tensors all
+    are on one device and of one dtype.
     """
     _define_for_libraries(f"{name}({arguments}) -> ()")
     kernel, tensors, written = _kernel(name, arguments), _tensors(arguments), _written(arguments)
@@ -62,7 +63,7 @@ def define_in_place(name: str, arguments: str) -> Callable[..., None]:
         _check_apart(args, tensors, written)
         kernel(*args)
         # Backends write behind autograd's back; it must know that what it saved has changed.
-        increment_version([args[i] for i in written if args[i] is not None and not args[i].is_inference()])
+        increment_version([tensor for i in written for tensor in _each(args[i]) if not tensor.is_inference()])
 
     _register(f"{name}({arguments}, str backend) -> ()", kernel_that_is_seen, lambda *_: None)
     call = _call(name, kernel_that_is_seen)
@@ -79,7 +80,7 @@ def define_in_place(name: str, arguments: str) -> Callable[..., None]:
 
 def _define_for_libraries(schema: str) -> None:
     for library in _compiled:
-        library.define(schema)
+        library.define(schema.replace("SymInt", "int"))
 
 
 def _register(schema: str, kernel: Callable, fake: Callable) -> None:
@@ -93,9 +94,13 @@ def _operator(name: str) -> torch._ops.OpOverload:
 
 
 def _tensors(arguments: str) -> dict[int, str]:
-    """The places and names of those of a schema's arguments that are tensors."""
+    """The places of those of a schema's arguments that are tensors, or lists of them, and the name of one."""
     named = (argument.split(" ") for argument in arguments.split(", "))
-    return {i: name for i, (kind, name) in enumerate(named) if kind.startswith("Tensor")}
+    return {
+        i: name.removesuffix("s") if kind.endswith("[]") else name
+        for i, (kind, name) in enumerate(named)
+        if kind.startswith("Tensor")
+    }
 
 
 def _written(arguments: str) -> list[int]:
@@ -105,35 +110,57 @@ def _written(arguments: str) -> list[int]:
 def _kernel(name: str, arguments: str) -> Callable:
     """Calls the function of this name of the backend that the last argument asks for."""
     tensors, written = list(_tensors(arguments)), _written(arguments)
+    lists = {i for i, argument in enumerate(arguments.split(", ")) if "[]" in argument.split(" ")[0]}
 
     def kernel(*args):
         for i in tensors:
-            if args[i] is not None and args[i].is_neg():
+            if args[i] is not None and (
+                args[i].is_neg() if i not in lists else any(t.is_neg() for t in _each(args[i]))
+            ):
                 return resolved(*args)
-        backend = dispatch.choose(args[-1], args[0].device, args[0].dtype)
-        dispatch.note(name, backend, args[-1], args[0])
+        first = args[0][0] if 0 in lists else args[0]
+        backend = dispatch.choose(args[-1], first.device, first.dtype)
+        dispatch.note(name, backend, args[-1], first)
         result = getattr(backend, name)(*args[:-1])
         return result if result is None else no_view(result)
 
     def resolved(*args):
         # A backend reads memory, where a negated view (of z.conj().imag) has the numbers before it was negated.
-        plain = [arg.resolve_neg() if isinstance(arg, Tensor) else arg for arg in args]
+        plain = [_resolved(arg) for arg in args]
         result = kernel(*plain)
         for i in written:
-            if plain[i] is not args[i]:
-                args[i].copy_(plain[i])
+            for given, used in zip(_each(args[i]), _each(plain[i]), strict=True):
+                if used is not given:
+                    given.copy_(used)
         return result
 
     return kernel
 
 
+def _each(argument: Tensor | list[Tensor | None] | None) -> list[Tensor]:
+    """The tensors of an argument: itself, or those in a list."""
+    if isinstance(argument, Tensor):
+        return [argument]
+    return [] if argument is None else [tensor for tensor in argument if tensor is not None]
+
+
+def _resolved(argument: object) -> object:
+    if isinstance(argument, Tensor):
+        return argument.resolve_neg()
+    return [_resolved(one) for one in argument] if isinstance(argument, list | tuple) else argument
+
+
 def _check_apart(args: tuple, tensors: dict[int, str], written: list[int]) -> None:
     """Raises ValueError if a tensor that is written shares memory with another one."""
-    given = [i for i in tensors if args[i] is not None]
-    if len({args[i].untyped_storage().data_ptr() for i in given}) == len(given) or args[0].is_meta:
+    changed = [tensor for i in written for tensor in _each(args[i])]
+    others = [tensor for i in tensors if i not in written for tensor in _each(args[i])]
+    memory = {tensor.untyped_storage().data_ptr() for tensor in changed}
+    apart = len(memory) == len(changed) and memory.isdisjoint({each.untyped_storage().data_ptr() for each in others})
+    if apart or any(tensor.is_meta for tensor in changed):
         return
-    for i, j in combinations(given, 2):
-        if (i in written or j in written) and share_memory(args[i], args[j]):
+    given = [(i, tensor) for i in tensors for tensor in _each(args[i])]
+    for (i, one), (j, other) in combinations(given, 2):
+        if (i in written or j in written) and share_memory(one, other):
             raise ValueError(
                 f"{tensors[i]} and {tensors[j]} share memory, and a step writes into it; pass tensors of their own, as"
                 " torch.zeros_like(parameter) is."
@@ -151,7 +178,7 @@ def _call(name: str, kernel: Callable) -> Callable:
     tensors = [
         i
         for i, argument in enumerate(operator._schema.arguments)
-        if "Tensor" in str(argument.type) and argument.name not in ("map", "stored")
+        if "Tensor" in str(argument.type) and argument.name not in ("map", "maps", "stored")
     ]
 
     def call(*args):
@@ -162,11 +189,14 @@ def _call(name: str, kernel: Callable) -> Callable:
         is_learning, requires_grad = torch.is_grad_enabled(), False
         for i in tensors:
             tensor = args[i]
-            if tensor is not None:
+            if type(tensor) is list:
+                if not {type(each) for each in tensor} <= _PLAIN or any(each.is_meta for each in tensor):
+                    return operator(*args)
+            elif tensor is not None:
                 if type(tensor) not in _PLAIN:
                     return operator(*args)
                 requires_grad = requires_grad or (is_learning and tensor.requires_grad)
-        if args[0].is_meta:
+        if type(args[0]) is not list and args[0].is_meta:
             return operator(*args)
         if requires_grad:
             # Function.apply itself first looks for transforms, which are not active here: 7 us.
@@ -177,7 +207,7 @@ def _call(name: str, kernel: Callable) -> Callable:
 
 
 # Others are subclasses, which may give an operator a meaning of their own.
-_PLAIN = Tensor, torch.nn.Parameter
+_PLAIN = {Tensor, torch.nn.Parameter}
 _autocast: set[str] = set()
 _functions: dict[str, type[torch.autograd.Function]] = {}
 

@@ -158,10 +158,11 @@ def test_a_wrong_kernel_is_refused_in_a_training_step_too(monkeypatch):
 )
 def test_an_optimiser_made_wrong_is_refused(step, reason, monkeypatch):
     @torch.no_grad()
-    def wrong(self, tensors, state, partition, update, group):
-        step(tensors[0], partition.mask(update))
+    def wrong(self, entries, update, group):
+        for tensors, _, partition in entries:
+            step(tensors[0], partition.mask(update))
 
-    monkeypatch.setattr(partnets.optim.Adam, "step_entries", wrong)
+    monkeypatch.setattr(partnets.optim.Adam, "step_all", wrong)
     tiny = Model("layer", lambda: torch.nn.Linear(8, 8), (8,))
     workloads = optim.workloads([optim.Parameters(tiny)], [1])
     records = measure([Batch(workloads, SimulatedClockOfNothing(), Plan(passes=1, rounds=2))])

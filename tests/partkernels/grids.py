@@ -39,7 +39,7 @@ CASES = [
 ]
 CASES += [
     Case(operator, layer, bits=bits)
-    for operator in (*COPIES, "sgd_step", "adam_step")
+    for operator in (*COPIES, "sgd_steps", "adam_steps")
     for layer in LINEAR[1:] + CONVOLUTIONS[1:]
     for bits in ((2, 0) if operator.endswith("step") else (2,))
 ]

@@ -59,7 +59,7 @@ def cases() -> Iterator[Case]:
         for layer in linear, convolution:
             yield from (Case(layer.operator + work, layer, tile=TILE) for work in ("", "_grad_input", "_grad_weight"))
         yield from (Case(name, linear) for name in COPIES)
-        yield from (Case(step, linear, bits=bits) for step in ("sgd_step", "adam_step") for bits in (2, 0))
+        yield from (Case(step, linear, bits=bits) for step in ("sgd_steps", "adam_steps") for bits in (2, 0))
 
 
 def kernels() -> dict[str, JITFunction]:

@@ -122,14 +122,14 @@ def raw_call(draw: Draw, name: str) -> tuple[torch._ops.OpOverload, list[Any]]:
     a = OPERATORS[name](draw).arguments
     partition = a["partition"]
     if name.endswith("_step"):
-        entries = (None, 1, 1) if partition is None else (partition.map, partition.count, a["update"])
+        entries = ([None], [1], 1) if partition is None else ([partition.map], [partition.count], a["update"])
         if name == "sgd_step":
-            tensors = a["parameter"], a["grad"], a["momentum_buffer"]
+            lists = [a["parameter"]], [a["grad"]], [] if a["momentum_buffer"] is None else [a["momentum_buffer"]]
             numbers = a["lr"], a["momentum"], a["weight_decay"], a["nesterov"]
         else:
-            tensors = a["parameter"], a["grad"], a["exp_avg"], a["exp_avg_sq"]
-            numbers = a["step"], a["lr"], *a["betas"], 1e-8, a["weight_decay"], a["decoupled"]
-        return getattr(torch.ops.partkernels, name).default, [*tensors, *entries, *numbers, BACKEND]
+            lists = ([a[tensor]] for tensor in ("parameter", "grad", "exp_avg", "exp_avg_sq"))
+            numbers = [a["step"]], a["lr"], *a["betas"], 1e-8, a["weight_decay"], a["decoupled"]
+        return getattr(torch.ops.partkernels, f"{name}s").default, [*lists, *entries, *numbers, BACKEND]
     weight, active, update = a["weight"], a["active"], a["update"] or a["active"]
     flat, owners = partition.flat(), (partition.map, partition.count)
     if name == "embedding":
@@ -179,6 +179,8 @@ def spoilt(draw: Draw, value: Any) -> Any:
         return draw.choice((float("nan"), float("inf"), -1.0, 0.0, 1e300))
     if isinstance(value, str):
         return draw.choice(("stored", "zeros", "uniform", "nonsense", "", "reference", "cuda"))
+    if isinstance(value, list) and any(isinstance(one, Tensor) for one in value):
+        return draw.choice(([], 2 * value, [spoilt(draw, one) for one in value]))
     if isinstance(value, list):
         return draw.choice(([], value[:-1], *([n] * len(value) for n in (0, -1, 2**31, 2**62))))
     return draw.choice((None, 1, draw.randn((3,))))

@@ -216,14 +216,15 @@ def test_autograd_sees_that_what_it_saved_has_changed(step, backend):
 def test_operators_are_well_registered(step, has_map, backend):
     tensors = step.tensors(Target(backend, "cpu"), (4, 5), torch.float64)
     partition = pk.Partition.random((4, 5), (0.5, 0.5), seed=2)
-    entries = (partition.map, 2, 2) if has_map else (None, 1, 1)
+    entries = ([partition.map], [2], 2) if has_map else ([None], [1], 1)
     numbers = step.arguments.get("weight_decay", 0.0), True, backend
     if step.optimizer is torch.optim.SGD:
         momentum = step.arguments.get("momentum", 0.0)
-        buffer = tensors[2] if momentum else None
-        operator, args = ops.sgd_step, (*tensors[:2], buffer, *entries, 0.1, momentum, *numbers)
+        buffers = [tensors[2]] if momentum else []
+        operator, args = ops.sgd_steps, ([tensors[0]], [tensors[1]], buffers, *entries, 0.1, momentum, *numbers)
     else:
-        operator, args = ops.adam_step, (*tensors, *entries, step.number, 0.1, 0.9, 0.99, 1e-8, *numbers)
+        lists = [[tensor] for tensor in tensors]
+        operator, args = ops.adam_steps, (*lists, *entries, [step.number], 0.1, 0.9, 0.99, 1e-8, *numbers)
     assert set(torch.library.opcheck(operator.default, args).values()) == {"SUCCESS"}
 
 

@@ -213,7 +213,7 @@ def test_rows_of_a_weight_that_nearly_take_64_bits(last_program):
 def test_a_step_over_more_entries_than_32_bits_count(last_program):
     memory = torch.empty((1 << 31) + 70, dtype=torch.bfloat16, device=DEVICE)
     memory[-70:] = 1
-    triton_operators.sgd_step(memory, memory, None, None, 1, 1, 0.5, 0.0, 0.0, False)
+    triton_operators.sgd_steps([memory], [memory], [], [None], [1], 1, 0.5, 0.0, 0.0, False)
     assert (memory[-70:] == 0.5).all()
 
 

@@ -43,7 +43,7 @@ CASES = (
     *(Case("subnetwork_weight", LARGE, kind) for kind in ("zeros", "uniform")),
     Case("subnetwork_weight_grad", LARGE),
     Case("embedding", LARGE),
-    *(Case(step, _square(1, 4096, dtype)) for step in ("sgd_step", "adam_step") for dtype in (FLOAT32, BFLOAT16)),
+    *(Case(step, _square(1, 4096, dtype)) for step in ("sgd_steps", "adam_steps") for dtype in (FLOAT32, BFLOAT16)),
     *(Case(f"{work}_entries", LARGE) for work in ("gather", "scatter")),
     Case("gather_entries", CONVOLUTION),
     # Fewer rows of x have tiles of their own.

@@ -97,8 +97,8 @@ def call(case: Case, plan: str = "fused") -> None:
         "embedding": (weight, torch.empty(layer.x[0], dtype=torch.int64, device=META), -1, *subnetwork),
         "gather_entries": (weight, update, *owners),
         "scatter_entries": (weight, weight.new_empty(COUNTED), update, *owners),
-        "sgd_step": (weight, weight, weight, *owners, update, 0.1, 0.9, 0.01, False),
-        "adam_step": (weight, weight, weight, weight, *owners, update, 1, 0.1, 0.9, 0.999, 1e-8, 0.01, False),
+        "sgd_steps": (*[[weight]] * 3, [map], [count], update, 0.1, 0.9, 0.01, False),
+        "adam_steps": (*[[weight]] * 4, [map], [count], update, [1], 0.1, 0.9, 0.999, 1e-8, 0.01, False),
     }
     with use_plan(plan if case.tile is None else Config(*case.tile)):
         getattr(backend, case.operator)(*arguments[case.operator])

@@ -68,7 +68,14 @@ def _setup(of: Parameters, seed: int) -> nn.Module:
 def _run(peer: str, name: str, update: int, model: nn.Module) -> Run:
     if peer == "partnets":
         mine = _copy(model)
-        return Run(partial(partitioned_optimizer(name, mine, LR).step, update), lambda: _check(name, update, model))
+        optimizer, layers = partitioned_optimizer(name, mine, LR), [layer for _, layer in weighted_layers(mine)]
+
+        def step() -> None:
+            for layer in layers:  # as partnets.subnetwork notes before each step of a training
+                layer._live.learned.add(update)
+            optimizer.step(update)
+
+        return Run(step, lambda: _check(name, update, model))
     return Run(_torch(name, _whole(model), **{peer.removeprefix("torch, "): True}).step, lambda: None)
 
 

@@ -5,12 +5,12 @@ from partkernels.backend.reference.defaults import drawn
 from partkernels.backend.reference.embedding import embedding
 from partkernels.backend.reference.entries import gather_entries, scatter_entries
 from partkernels.backend.reference.linear import linear, linear_grad_bias, linear_grad_input, linear_grad_weight
-from partkernels.backend.reference.optimizers import adam_step, sgd_step
+from partkernels.backend.reference.optimizers import adam_steps, sgd_steps
 from partkernels.backend.reference.random_map import random_map
 from partkernels.backend.reference.subnetwork_weight import subnetwork_weight, subnetwork_weight_grad
 
 __all__ = [
-    "adam_step",
+    "adam_steps",
     "conv2d",
     "conv2d_grad_input",
     "conv2d_grad_weight",
@@ -23,7 +23,7 @@ __all__ = [
     "linear_grad_weight",
     "random_map",
     "scatter_entries",
-    "sgd_step",
+    "sgd_steps",
     "subnetwork_weight",
     "subnetwork_weight_grad",
 ]

@@ -24,7 +24,26 @@ def _replace(tensor: Tensor, owned: Tensor, new: Tensor) -> None:
     torch.where(owned, new.to(tensor.dtype), tensor, out=tensor)
 
 
-def sgd_step(
+def sgd_steps(
+    parameters: list[Tensor], grads: list[Tensor], momentum_buffers: list[Tensor], maps: list[Tensor | None],
+    counts: list[int], *rest,
+) -> None:  # fmt: skip
+    """torch.optim.SGD's step at the entries of one partition, of each parameter."""
+    buffers = momentum_buffers or [None] * len(parameters)
+    for each in zip(parameters, grads, buffers, maps, counts, strict=True):
+        _sgd_step(*each, *rest)
+
+
+def adam_steps(
+    parameters: list[Tensor], grads: list[Tensor], exp_avgs: list[Tensor], exp_avg_sqs: list[Tensor],
+    maps: list[Tensor | None], counts: list[int], update: int, steps: list[int], *rest,
+) -> None:  # fmt: skip
+    """torch.optim.Adam's step at the entries of one partition, of each parameter; AdamW's, if decoupled."""
+    for *each, step in zip(parameters, grads, exp_avgs, exp_avg_sqs, maps, counts, steps, strict=True):
+        _adam_step(*each, update, step, *rest)
+
+
+def _sgd_step(
     parameter: Tensor,
     grad: Tensor,
     momentum_buffer: Tensor | None,
@@ -36,7 +55,6 @@ def sgd_step(
     weight_decay: float,
     nesterov: bool,
 ) -> None:
-    """torch.optim.SGD's step at the entries of partition update."""
     owned = _owned(parameter, map, count, update)
     p, g, buffer = _wide(parameter, grad, momentum_buffer)
     if weight_decay:
@@ -48,7 +66,7 @@ def sgd_step(
     _replace(parameter, owned, p - lr * g)
 
 
-def adam_step(
+def _adam_step(
     parameter: Tensor,
     grad: Tensor,
     exp_avg: Tensor,
@@ -64,7 +82,6 @@ def adam_step(
     weight_decay: float,
     decoupled: bool,
 ) -> None:
-    """torch.optim.Adam's step at the entries of partition update; AdamW's, if decoupled."""
     owned = _owned(parameter, map, count, update)
     p, g, mean, square = _wide(parameter, grad, exp_avg, exp_avg_sq)
     if weight_decay and decoupled:

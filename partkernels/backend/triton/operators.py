@@ -10,13 +10,13 @@ from partkernels.backend.triton.conv2d import conv2d, conv2d_grad_input, conv2d_
 from partkernels.backend.triton.embedding import embedding
 from partkernels.backend.triton.entries import gather_entries, scatter_entries
 from partkernels.backend.triton.linear import linear, linear_grad_input, linear_grad_weight
-from partkernels.backend.triton.optimizers import adam_step, sgd_step
+from partkernels.backend.triton.optimizers import adam_steps, sgd_steps
 from partkernels.backend.triton.plans import Config, tuning
 from partkernels.backend.triton.subnetwork_weight import subnetwork_weight, subnetwork_weight_grad
 
 __all__ = [
     "Config",
-    "adam_step",
+    "adam_steps",
     "conv2d",
     "conv2d_grad_input",
     "conv2d_grad_weight",
@@ -27,7 +27,7 @@ __all__ = [
     "linear_grad_input",
     "linear_grad_weight",
     "scatter_entries",
-    "sgd_step",
+    "sgd_steps",
     "subnetwork_weight",
     "subnetwork_weight_grad",
     "tuning",

@@ -147,21 +147,31 @@ def _step(kernel, tensors: list[Tensor | None], map: Tensor | None, count: int, 
             tensor.copy_(used.movedim(-1, 1) if channels_last else used)
 
 
-def sgd_step(
-    parameter: Tensor, grad: Tensor, momentum_buffer: Tensor | None, map: Tensor | None, count: int, update: int,
-    lr: float, momentum: float, weight_decay: float, nesterov: bool,
+def sgd_steps(
+    parameters: list[Tensor], grads: list[Tensor], momentum_buffers: list[Tensor], maps: list[Tensor | None],
+    counts: list[int], update: int, lr: float, momentum: float, weight_decay: float, nesterov: bool,
 ) -> None:  # fmt: skip
-    numbers = _numbers(parameter, lr=lr, momentum=momentum, weight_decay=weight_decay)
     flags = {"DECAY": weight_decay != 0, "NESTEROV": nesterov}
-    _step(sgd_kernel, [parameter, grad, momentum_buffer], map, count, update, **numbers, **flags)
+    buffers = momentum_buffers or [None] * len(parameters)
+    for *tensors, map, count in zip(parameters, grads, buffers, maps, counts, strict=True):
+        numbers = _numbers(tensors[0], lr=lr, momentum=momentum, weight_decay=weight_decay)
+        _step(sgd_kernel, tensors, map, count, update, **numbers, **flags)
 
 
-def adam_step(
-    parameter: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, map: Tensor | None, count: int, update: int,
+def adam_steps(
+    parameters: list[Tensor], grads: list[Tensor], exp_avgs: list[Tensor], exp_avg_sqs: list[Tensor],
+    maps: list[Tensor | None], counts: list[int], update: int, steps: list[int], *rest,
+) -> None:  # fmt: skip
+    for *tensors, map, count, step in zip(parameters, grads, exp_avgs, exp_avg_sqs, maps, counts, steps, strict=True):
+        _adam_step(tensors, map, count, update, step, *rest)
+
+
+def _adam_step(
+    tensors: list[Tensor], map: Tensor | None, count: int, update: int,
     step: int, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, decoupled: bool,
 ) -> None:  # fmt: skip
     numbers = _numbers(
-        parameter,
+        tensors[0],
         rate=lr / (1 - beta1**step),
         beta1=beta1,
         beta2=beta2,
@@ -173,4 +183,4 @@ def adam_step(
         shrink=1 - lr * weight_decay if decoupled else 1.0,
     )
     decay = weight_decay != 0 and not decoupled
-    _step(adam_kernel, [parameter, grad, exp_avg, exp_avg_sq], map, count, update, DECAY=decay, **numbers)
+    _step(adam_kernel, tensors, map, count, update, DECAY=decay, **numbers)

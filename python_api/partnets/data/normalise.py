@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from partnets.hyper.tracing import traced
 
+# Added to a variance it changes none; PyTorch before 2.13 refuses 0.
+NOTHING = torch.finfo(torch.float32).tiny
+
 
 class ToFloat(nn.Module):
     """Makes images in [0, 1] of bytes; the first layer of a model, before its augmentation.
@@ -101,4 +104,4 @@ class Standardise(nn.Module):
         self.register_buffer("variance", std.square(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.batch_norm(x, self.mean, self.variance, eps=0.0)
+        return F.batch_norm(x, self.mean, self.variance, eps=NOTHING)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn
 
@@ -21,7 +22,7 @@ STEPS_LIMIT = 1 << 53
 
 
 class PartitionedOptimizer(torch.optim.Optimizer):
-    """What the optimisers share. A subclass defines check, moments and step_entries.
+    """What the optimisers share. A subclass defines check, moments, and step_entries or step_all.
 
     Each entry of a parameter has one owner, so the state is one tensor like the parameter for each moment. A step
     changes entries of one partition, in the parameter and in its state; all others keep their bits.
@@ -117,18 +118,19 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         self._check_gradient(update)
         rates = {module: module.rate().item() for module in set(self._rates.values())}
         for group in self.param_groups:
+            moments, stepped = self.moments(group), defaultdict(list)
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
-                settings = group
-                if parameter in self._rates:
-                    settings = group | {"lr": rates[self._rates[parameter]] * _schedule(group)}
                 state = self._filled(parameter, group)
-                tensors = [parameter, parameter.grad, *(state[moment] for moment in self.moments(group))]
+                tensors = [parameter, parameter.grad, *[state[moment] for moment in moments]]
                 layer, name = self._owners[parameter]
                 found = local_entries(layer, name, tensors, update)
                 if found is not None:
-                    self.step_entries(found[0], state, found[1], update, settings)
+                    stepped[self._rates.get(parameter)].append((found[0], state, found[1]))
+            for module, entries in stepped.items():
+                rate = {} if module is None else {"lr": rates[module] * _schedule(group)}
+                self.step_all(entries, update, group | rate)
         return loss
 
     def _check_gradient(self, update: int) -> None:
@@ -201,6 +203,13 @@ class PartitionedOptimizer(torch.optim.Optimizer):
     def moments(self, group: dict) -> tuple[str, ...]:
         """The names in the state of those tensors that are like the parameter."""
         raise NotImplementedError
+
+    def step_all(
+        self, entries: Sequence[tuple[list[Tensor], dict, Partition | None]], update: int, group: dict
+    ) -> None:
+        """Steps one partition of several parameters: of each what step_entries takes."""
+        for tensors, state, partition in entries:
+            self.step_entries(tensors, state, partition, update, group)
 
     def step_entries(
         self, tensors: list[Tensor], state: dict, partition: Partition | None, update: int, group: dict

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
-from partkernels import adam_step, sgd_step
-from partkernels.operators.optimizers import check_betas, check_momentum, check_not_negative
+from partkernels.operators.optimizers import check_betas, check_momentum, check_not_negative, run_adam, run_sgd
 from partnets.optim.base import PartitionedOptimizer
 
 
@@ -63,19 +62,11 @@ class SGD(PartitionedOptimizer):
     def moments(self, group):
         return ("momentum",) if group["momentum"] else ()
 
-    def step_entries(self, tensors, state, partition, update, group):
-        parameter, grad, *buffer = tensors
-        sgd_step(
-            parameter,
-            grad,
-            buffer[0] if buffer else None,
-            partition,
-            update,
-            lr=group["lr"],
-            momentum=group["momentum"],
-            weight_decay=group["weight_decay"][update - 1],
-            nesterov=group["nesterov"],
-        )
+    def step_all(self, entries, update, group):
+        parameters, grads, *buffers = zip(*(tensors for tensors, _, _ in entries), strict=True)
+        numbers = group["lr"], group["momentum"], group["weight_decay"][update - 1], group["nesterov"]
+        partitions = [partition for _, _, partition in entries]
+        run_sgd(parameters, grads, buffers[0] if buffers else None, partitions, update, numbers)
 
     def torchs(self, moments, state, update, group):
         settings = self.settings_of(group, update)
@@ -130,20 +121,16 @@ class Adam(PartitionedOptimizer):
     def state_shapes(self, parameter, group):
         return super().state_shapes(parameter, group) | {"step": (self.count,)}
 
-    def step_entries(self, tensors, state, partition, update, group):
-        step = state["step"].tolist()[update - 1] + 1
-        adam_step(
-            *tensors,
-            partition,
-            update,
-            step=step,
-            lr=group["lr"],
-            betas=group["betas"],
-            eps=group["eps"],
-            weight_decay=group["weight_decay"][update - 1],
-            decoupled=self.decoupled,
-        )
-        state["step"][update - 1] = step
+    def step_all(self, entries, update, group):
+        counted = [state["step"] for _, state, _ in entries]
+        steps = [steps.tolist()[update - 1] + 1 for steps in counted]
+        decay = group["weight_decay"][update - 1]
+        numbers = group["lr"], *group["betas"], group["eps"], decay, self.decoupled
+        tensors = zip(*(tensors for tensors, _, _ in entries), strict=True)
+        run_adam(*tensors, [partition for _, _, partition in entries], update, steps, numbers)
+        one = torch.zeros(self.count, dtype=torch.int64, device="cpu")
+        one[update - 1] = 1
+        torch._foreach_add_(counted, [one] * len(counted))
 
     def torchs(self, moments, state, update, group):
         optimizer = torch.optim.AdamW if self.decoupled else torch.optim.Adam
