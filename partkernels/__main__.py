@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import platform
 
 import torch
 
 from partkernels import __version__, build_info
-from partkernels.backend.dispatch import backends, requested
+from partkernels.backend.dispatch import READY, backends, requested
 
 
 def main() -> None:
@@ -19,8 +20,29 @@ def main() -> None:
     for name, value in (build_info.facts() or {"nothing": "setup.py has not run"}).items():
         print(f"  {name:10} {value}")
     print("\nbackends")
-    for name, status in backends().items():
+    found = backends()
+    for name, status in found.items():
         print(f"  {name:10} {status}")
+    if found["cpu"] == READY:
+        print("\ninstruction sets of the cpu backend")
+        for name, status in _instruction_sets().items():
+            print(f"  {name:12} {status}")
+
+
+def _instruction_sets() -> dict[str, str]:
+    """Of each that the cpu backend has code for, the best one first, whether it is taken, and if not, why."""
+    taken, asked = torch.ops.partkernels_cpu.instruction_set(), os.environ.get("PARTKERNELS_CPU_ISA")
+    found = {}
+    for line in torch.ops.partkernels_cpu.instruction_sets().splitlines():
+        name, _, lacking = line.partition(":")
+        why = f"PARTKERNELS_CPU_ISA={asked} asks for another" if asked else "a better one is taken"
+        if name == taken:
+            found[name] = "taken"
+        elif lacking:
+            found[name] = f"not taken: this processor has no {lacking}"
+        else:
+            found[name] = f"not taken: {why}"
+    return found
 
 
 if __name__ == "__main__":

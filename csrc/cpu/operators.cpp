@@ -3,44 +3,59 @@
 #include "operators.h"
 
 #include <cstdlib>
+#include <span>
 #include <stdexcept>
 #include <string>
 
 namespace partkernels::cpu {
 namespace {
 
+struct Feature {
+  const char* name;
+  bool (*is_here)();
+};
+
 struct InstructionSet {
   const char* name;
   const Operators& (*operators)();
-  bool (*runs)();
+  std::span<const Feature> needs;
 };
 
 #if defined(PARTKERNELS_X86_TARGETS)
-bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
-bool has_avx512() {
-  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-}
-bool has_avx512_bf16() {
-  return has_avx512() && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16");
-}
+#define PARTKERNELS_FEATURE(name) {name, [] { return __builtin_cpu_supports(name) != 0; }}
+constexpr Feature kFeatures[] = {
+    PARTKERNELS_FEATURE("avx2"),       PARTKERNELS_FEATURE("fma"),        PARTKERNELS_FEATURE("avx512f"),
+    PARTKERNELS_FEATURE("avx512bw"),   PARTKERNELS_FEATURE("avx512dq"),   PARTKERNELS_FEATURE("avx512vl"),
+    PARTKERNELS_FEATURE("avx512vbmi"), PARTKERNELS_FEATURE("avx512bf16"),
+};
+#undef PARTKERNELS_FEATURE
+constexpr auto first_features(size_t n) { return std::span(kFeatures).first(n); }
 #endif
 
-// The best one first.
+// The best one first; what it needs, all below need in part.
 constexpr InstructionSet kInstructionSets[] = {
 #if defined(PARTKERNELS_X86_TARGETS)
-    {"avx512_bf16", avx512_bf16_operators, has_avx512_bf16},
-    {"avx512", avx512_operators, has_avx512},
-    {"avx2", avx2_operators, has_avx2},
+    {"avx512_bf16", avx512_bf16_operators, first_features(8)},
+    {"avx512", avx512_operators, first_features(6)},
+    {"avx2", avx2_operators, first_features(2)},
 #endif
-    {"portable", portable_operators, [] { return true; }},
+    {"portable", portable_operators, {}},
 };
+
+// The features that this processor lacks for a set, with commas.
+std::string lacking(const InstructionSet& set) {
+  std::string names;
+  for (const Feature& feature : set.needs) {
+    if (!feature.is_here()) names += std::string(names.empty() ? "" : ", ") + feature.name;
+  }
+  return names;
+}
 
 const InstructionSet& choose() {
   const char* const asked = std::getenv("PARTKERNELS_CPU_ISA");
   std::string here;
   for (const InstructionSet& set : kInstructionSets) {
-    if (!set.runs()) continue;
+    if (!lacking(set).empty()) continue;
     if (asked == nullptr || *asked == '\0' || set.name == std::string(asked)) return set;
     here += std::string(here.empty() ? "" : ", ") + set.name;
   }
@@ -70,6 +85,12 @@ const OperatorsOn<T>& operators() {
 }  // namespace
 
 const char* instruction_set() { return chosen().name; }
+
+std::vector<Candidate> instruction_sets() {
+  std::vector<Candidate> all;
+  for (const InstructionSet& set : kInstructionSets) all.push_back({set.name, lacking(set)});
+  return all;
+}
 
 template <class T>
 void linear(Matrix<const T> x, const Subnetwork<T>& w, const T* bias, Matrix<T> y, const ParallelFor& parallel_for) {

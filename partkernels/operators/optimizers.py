@@ -310,7 +310,8 @@ def _alike(
             counts.append(count)
             for column, one in zip(columns, block, strict=True):
                 column.append(one)
-    yield from found.values()
+    # A nested partition may own nothing of a parameter.
+    yield from (each for each in found.values() if each[0])
 
 
 def _check_like(name: str, tensor: Tensor, parameter: Tensor) -> None:

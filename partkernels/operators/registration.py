@@ -115,7 +115,7 @@ def _kernel(name: str, arguments: str) -> Callable:
     def kernel(*args):
         for i in tensors:
             if args[i] is not None and (
-                args[i].is_neg() if i not in lists else any(t.is_neg() for t in _each(args[i]))
+                args[i].is_neg() if i not in lists else any(map(Tensor.is_neg, _each(args[i])))
             ):
                 return resolved(*args)
         first = args[0][0] if 0 in lists else args[0]

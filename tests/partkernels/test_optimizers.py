@@ -50,6 +50,16 @@ class Step:
             decoupled = self.optimizer is torch.optim.AdamW
             pk.adam_step(*tensors, partition, update, step=self.number, decoupled=decoupled, **self.arguments)
 
+    def of_all(self, each: list[list[Tensor]], partitions: list[pk.Partition | None], update: int | None) -> None:
+        """Several parameters in one call."""
+        lists = [list(column) for column in zip(*each, strict=True)]
+        if self.optimizer is torch.optim.SGD:
+            parameters, grads, *buffers = lists
+            pk.sgd_steps(parameters, grads, buffers[0] if buffers else [], partitions, update, **self.arguments)
+        else:
+            numbers = {"steps": [self.number] * len(each), "decoupled": self.optimizer is torch.optim.AdamW}
+            pk.adam_steps(*lists, partitions, update, **numbers, **self.arguments)
+
     def torchs(self, tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
         """The tensors after torch's step over every entry, computed in a dtype."""
         parameter, grad, *moments = (tensor.to(dtype, copy=True).contiguous() for tensor in tensors)
@@ -198,6 +208,46 @@ def test_results_do_not_depend_on_the_number_of_threads(shape, backend):
         torch.set_num_threads(threads)
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+SHAPES = [(), (7,), (5, 300), (6, 5, 3), (3, 4, 2, 5), (2, 3, 4, 2, 2), (0, 3)]
+
+
+@pairwise(step=STEPS, layout=LAYOUTS[:3], target=EVERY_TARGET)
+def test_several_parameters_in_one_call_are_those_of_a_call_each(step, layout, target):
+    dtypes = [torch.float32, torch.bfloat16] if target.device == "cpu" else DTYPES
+    each, partitions = [], []
+    for i, shape in enumerate(SHAPES):
+        divides = len(shape) > 1 and 0 not in shape
+        random = pk.Partition.random(shape, (0.5, 0.3, 0.2), seed=i).to(target.device) if divides else None
+        nested = pk.Partition.nested(shape, rows=(2, 4, shape[0])) if shape and shape[0] > 4 else None
+        for partition in {random, nested}:
+            for dtype in dtypes:
+                each.append(step.tensors(target, shape, dtype, layout if len(shape) > 1 else "contiguous"))
+                partitions.append(partition)
+    alone = [[tensor.clone() for tensor in tensors] for tensors in each]
+    with target.use():
+        step.of_all(each, partitions, 2)
+        for tensors, partition in zip(alone, partitions, strict=True):
+            step.ours(tensors, partition, 2)
+    for one, other in zip(each, alone, strict=True):
+        assert all(map(torch.equal, one, other))
+
+
+@every_step
+def test_nothing_changes_where_one_of_several_does_not_fit(step):
+    each = [step.tensors(Target("cpu", "cpu"), (4, 5), torch.float32) for _ in range(3)]
+    before = [[tensor.clone() for tensor in tensors] for tensors in each]
+    spoilt = [[*tensors] for tensors in each]
+    spoilt[2][1] = spoilt[2][1].t()
+    with pytest.raises(ValueError, match=r"grad has shape \(5, 4\) and the parameter \(4, 5\)"):
+        step.of_all(spoilt, [None] * 3, None)
+    with pytest.raises(ValueError, match="partitions are 2, of 3 parameters; pass as many"):
+        step.of_all(each, [None] * 2, None)
+    with pytest.raises(ValueError, match="parameter and parameter share memory"):
+        step.of_all([each[0], [each[0][0], *each[1][1:]]], [None] * 2, None)
+    for one, other in zip(each, before, strict=True):
+        assert all(map(torch.equal, one, other))
 
 
 @pytest.mark.parametrize("backend", ["reference", *BACKENDS])

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "partkernels/operands.h"
@@ -33,6 +34,14 @@ struct Convolution {
 // The instruction set in use: avx512_bf16, avx512, avx2 or portable. The best that the processor has, unless the
 // environment variable PARTKERNELS_CPU_ISA names another.
 const char* instruction_set();
+
+// An instruction set that this library has code for, and what the processor lacks for it: empty, or names with commas.
+struct Candidate {
+  std::string name, lacking;
+};
+
+// All of them, the best one first.
+std::vector<Candidate> instruction_sets();
 
 // y = x w^T + bias; bias is contiguous, or null.
 template <class T>
