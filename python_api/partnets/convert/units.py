@@ -173,7 +173,7 @@ class Search:
         owners = torch.ones(len(nonzero[-1]), dtype=torch.int64)
         for k in range(self.count, 1, -1):
             dead = nonzero[-1] & ~torch.stack(nonzero[: k - 1]).any(0)
-            owners[(dead & (owners == 1)).cpu()] = k
+            owners[dead.cpu() & (owners == 1)] = k
         return Units.of_owners(owners.tolist(), self.count)
 
     def stuck(self) -> list[nn.Module]:

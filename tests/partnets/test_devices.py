@@ -1,0 +1,114 @@
+"""Models on another device than the CPU: everything is there, and as it is on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from elsewhere import DEVICE, Elsewhere, elsewhere, put
+from torch import Tensor, nn
+
+import partkernels as pk
+import partnets
+from partnets import hyper, optim
+
+PROPORTIONS = (0.6, 0.2, 0.2)
+
+
+class Attending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.position = nn.Parameter(torch.randn(1, 6, 16))
+        self.encoder = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.head(self.encoder(x + self.position).mean(1))
+
+
+def convolutional():
+    return nn.Sequential(
+        hyper.InputMask(8), nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.Conv2d(16, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.ReLU(), nn.Flatten(), nn.Linear(1024, 20),
+        nn.LayerNorm(20), nn.GELU(), nn.Linear(20, 3),
+    )  # fmt: skip
+
+
+MODELS = {"convolutional": (convolutional, (3, 8, 8)), "attending": (Attending, (6, 16))}
+
+
+def trained(model: nn.Module, scheme: str, x: Tensor, y: Tensor) -> list[Tensor]:
+    """What comes of everything that is done with a model, on the CPU."""
+    found = []
+
+    def loss(batch):
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    partnets.partition(model, PROPORTIONS, scheme=scheme, seed=1, **({"example": x} if scheme == "nested" else {}))
+    optimizers = [optim.Adam(model), optim.SGD(model, lr=0.01, momentum=0.9)]
+    optimizers.append(optim.PerPartition(torch.optim.RMSprop, model))
+    for optimizer in optimizers:
+        for k in (1, 2, 3):
+            found.append(partnets.step_weights(model, optimizer, k, (x, y), loss))
+    which = torch.tensor([1, 2, 3, 1])
+    with partnets.subnetwork(model, active=which, update=which):
+        loss((x, y)).backward()
+    found += [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    if scheme != "nested":
+        partnets.reassign(model, (0.5, 0.3, 0.2), optimizers[0])
+    chunks = partnets.chunk((x.cpu().repeat(8, *[1] * (x.dim() - 1)), y.cpu().repeat(8)), PROPORTIONS)
+    trainer = partnets.Trainer(model, chunks, batch_size=6, lml_every=2, keep_best=True, optimizer=optim.Adam(model))
+    trainer.fit(3)
+    found.append(torch.tensor([trainer.restore_best(), *trainer.history.lml["lml"]]))
+    partnets.estimate_statistics(model, chunks)
+    partnets.explain_partition(model)
+    for k in (1, 3):
+        found.append(partnets.merge(model, active=k).eval()(x))
+    found.append(partnets.finalize(model, "deploy")(x))
+    return [one.detach().cpu() for one in found]
+
+
+@pytest.mark.parametrize("scheme", ["weight", "node", "nested"])
+@pytest.mark.parametrize("name", MODELS)
+def test_everything_is_where_the_model_is_and_as_on_the_cpu(name, scheme):
+    make, shape = MODELS[name]
+    x, y = torch.randn(4, *shape), torch.tensor([0, 1, 2, 1])
+    with pk.use_backend("reference"):
+        torch.manual_seed(0)
+        expected = trained(make(), scheme, x, y)
+        torch.manual_seed(0)
+        plain = make()
+        with elsewhere():
+            found = trained(put(plain), scheme, Elsewhere(x), Elsewhere(y))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def looking_ahead(how, place) -> list[Tensor]:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    smoothing = hyper.LabelSmoothing(0.2)
+    model = place(nn.Sequential(network, hyper.WeightDecay(network, 0.01), smoothing))
+    partnets.partition(model, PROPORTIONS, seed=1)
+    chunks = partnets.chunk((torch.randn(30, 4), torch.randint(3, (30,))), PROPORTIONS)
+    options = {"loss": smoothing, "hyper_gradient": how, "batch_size": 6}
+    partnets.Trainer(model, chunks, **options).fit(4)
+    return [parameter.detach().cpu() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("how", [partnets.Lookahead(), partnets.Lookahead(exact=False), partnets.Implicit()], ids=str)
+def test_what_looks_ahead_does_so_there(how):
+    with pk.use_backend("reference"):
+        expected = looking_ahead(how, lambda model: model)
+        with elsewhere():
+            found = looking_ahead(how, put)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_tensors_of_two_devices_do_not_meet():
+    with elsewhere():
+        x = torch.ones(3, device=DEVICE)
+        assert isinstance(x + 1, Elsewhere) and (x + torch.tensor(1.0)).device == DEVICE
+        with pytest.raises(RuntimeError, match=r"found privateuseone:0 and cpu"):
+            x + torch.ones(3)
