@@ -125,7 +125,7 @@ PRESETS = {
         optim=("linear-2048",),
     ),
     "gpu": Preset(
-        about="what partbench.bars.gpu holds the kernels for GPUs to; five minutes on an H200, not yet run on one",
+        about="what partbench.bars.gpu holds the kernels for GPUs to; five minutes on an H200",
         device="cuda",
         # The time of the optimisers' steps includes the host's, which many calls in a row hide as training does.
         plan=Plan(rounds=10, sample=3e-3, seconds=0.1, minutes=2.5),

@@ -17,9 +17,9 @@ from partkernels.formats.philox import GROUP
 # Bytes of a slice: it and what it meets stay in an H100's second-level cache of 50 MB.
 SLICE = 32 << 20
 # Uses of an entry at which rebuilding it costs as much as multiplying with it, by kind of defaults ('none': masking a
-# gradient): 4.25 bytes moved at 4.3 TB/s, 6.25 if defaults are stored, or the instructions of the Triton backend's
-# pass; 2 operations at 790 Tflop/s, half of it in TF32. From benchmarks/results/predictions.md, not measured.
-USES = {"none": 390, "zeros": 390, "stored": 570, "uniform": 400, "normal": 600}
+# gradient): measured on an H200, at 4096 and 8192 rows of x (benchmarks/results/h200.md). Of 'stored' and 'normal' what
+# benchmarks/results/predictions.md has beyond 'uniform'.
+USES = {"none": 410, "zeros": 570, "stored": 990, "uniform": 700, "normal": 1050}
 
 
 def slices(

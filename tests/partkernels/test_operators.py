@@ -203,7 +203,8 @@ def test_any_strides(case, which, layout, target):
 
 @pairwise(is_worth_it, case=CASES, dtype=[torch.float32], target=TARGETS)
 def test_the_gradient_of_a_sum_has_stride_0_everywhere(case, dtype, target):
-    # Whole numbers: every product and sum is exact, so that backends must agree to the bit; so is cuDNN's, in float64.
+    # Whole numbers: every product and sum is exact, so that backends must agree to the bit. On a GPU cuDNN's are exact
+    # in float64, and in float32 nearly: it transforms images.
     partition = pk.Partition.random(case.weight, (0.5, 0.3, 0.2), seed=3).to(target.device)
     numbers = [target.randn(shape).mul(2).round() for shape in (case.x, case.weight)]
     results = []
@@ -212,7 +213,9 @@ def test_the_gradient_of_a_sum_has_stride_0_everywhere(case, dtype, target):
         with one.use(), poisoned_memory():
             y = case.ours(x, weight, partition, active=2, update=1)
             results.append((y, *torch.autograd.grad(y.sum(), (x, weight))))
-    assert all(torch.equal(a.to(dtype), b) for a, b in zip(*results, strict=True))
+    nearly = 1e-2 if case.is_conv and target.device == "cuda" else 0
+    for expected, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected.to(dtype), rtol=0, atol=nearly)
 
 
 @pairwise(

@@ -33,11 +33,12 @@ __all__ = [
 _cuda = torch.ops.partkernels_cuda
 Pair = tuple[int, int]
 
-# What a fused product takes beyond the dense one on compute capability 9.0, as a fraction, by kind of defaults:
-# benchmarks/results/predictions.md, at 512 to 4096 rows. Not measured.
+# What a fused product takes beyond the dense one on compute capability 9.0, as a fraction, by kind of defaults. Linear
+# layers with zeros and uniform, and input gradients with uniform: measured on an H200, at 4096 and 8192 rows
+# (benchmarks/results/h200.md). The others are benchmarks/results/predictions.md's, as much larger as those were.
 _FUSED_OVERHEAD = {
-    "linear": {"zeros": 0.2, "uniform": 0.2, "normal": 1.3, "stored": 0.45},
-    "linear_grad_input": {"zeros": 0.3, "uniform": 0.9, "normal": 1.1, "stored": 0.6},
+    "linear": {"zeros": 0.23, "uniform": 0.6, "normal": 2.0, "stored": 0.8},
+    "linear_grad_input": {"zeros": 0.4, "uniform": 1.0, "normal": 1.2, "stored": 0.8},
 }
 # The same on other GPUs, whose kernels wait for their products one after the other.
 _FUSED_OVERHEAD_BEFORE_HOPPER = {"zeros": 0.5, "uniform": 0.9, "normal": 2.0, "stored": 0.5}

@@ -63,13 +63,14 @@ class Plan:
         return f"fused, tiles of {self.config.down}x{self.config.across} ({self.reason})"
 
 
-# What a fused kernel's products take beyond the vendor's, as a fraction, by kind of defaults. Not measured: predicted
-# for an H200 from the compiled kernels (benchmarks/results/predictions.md, 4096 rows of x).
+# What a fused kernel's products take beyond the vendor's, as a fraction, by kind of defaults. Of linear layers' 'zeros'
+# and 'uniform', input gradients' 'uniform', and weight gradients: measured on an H200, at 4096 and 8192 rows of x
+# (benchmarks/results/h200.md). The others are benchmarks/results/predictions.md's, as much larger as those were.
 _FUSED_OVERHEAD = {
-    "linear": {"zeros": 0.25, "uniform": 0.27, "normal": 1.5, "stored": 0.5},
+    "linear": {"zeros": 0.4, "uniform": 0.67, "normal": 3.0, "stored": 1.1},
     # Waits for each product before it rebuilds the next rows of the weight, which are in shared memory.
-    "linear_grad_input": {"zeros": 0.8, "uniform": 1.1, "normal": 4.5, "stored": 1.2},
-    "linear_grad_weight": {"none": 0.15},
+    "linear_grad_input": {"zeros": 2.5, "uniform": 3.6, "normal": 14.0, "stored": 3.8},
+    "linear_grad_weight": {"none": 0.1},
 }
 # At least, of float32 as TF32: there masks and defaults pass from thread to thread by way of shared memory.
 _TF32_OVERHEAD = 2.3
