@@ -154,7 +154,7 @@ MUTANTS = [
     *_of(
         "python_api/partnets/convert/units.py",
         f"{NETS}/convert/test_nested_models.py",
-        ("dead inputs", "owners[(dead & (owners == 1)).cpu()] = k", "pass", "layers compute with inputs that are 0"),
+        ("dead inputs", "owners[dead.cpu() & (owners == 1)] = k", "pass", "layers compute with inputs that are 0"),
         ("own units", "if _alike(with_units, without) and", "if False and", "position embeddings make all units live"),
     ),
     *_of(
@@ -535,13 +535,13 @@ MUTANTS = [
         f"{KERNELS}/test_optimizers.py",
         (
             "negated view",
-            "if args[i] is not None and args[i].is_neg():",
-            "if False:",
+            "elif args[i] is not None and args[i].is_neg():",
+            "elif False:",
             "of a negated view the numbers before it was negated are computed with",
         ),
         (
             "states on one memory",
-            "(i in written or j in written) and share_memory(args[i], args[j])",
+            "(i in written or j in written) and share_memory(one, other)",
             "False",
             "two moments on one memory spoil each other without a word",
         ),
@@ -677,6 +677,46 @@ MUTANTS = [
         ("forward for good", "if not forward.users:", "if False:", "a model groups its calls for ever"),
     ),
     *_of(
+        "partkernels/autograd_threads.py",
+        f"{KERNELS}/test_autograd_threads.py",
+        ("borrowed", "    if _BORROWS:", "    if False:", "PyTorch before 2.13 frees what is handed on"),
+    ),
+    *_of(
+        "python_api/partnets/convert/units.py",
+        f"{NETS}/test_devices.py",
+        ("on another device", "dead.cpu() & (owners == 1)", "dead & (owners == 1)", "nested partitions on a GPU"),
+    ),
+    *_of(
+        "python_api/partnets/nn/shown.py",
+        f"{NETS}/nn/test_own_parameters.py",
+        ("written into", "if value._version != version:", "if False:", "what is clamped in place is lost"),
+    ),
+    *_of(
+        "python_api/partnets/utils/modules.py",
+        f"{NETS}/utils/test_modules.py",
+        (
+            "own train",
+            "            if was != mode and",
+            "            if False and",
+            "a graph of evaluation stays in training",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/training/best_model.py",
+        f"{NETS}/convert/test_reassigning.py",
+        (
+            "best of before",
+            'if self.division not in ("", division(model)):',
+            "if False:",
+            "weights of other partitions are restored",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/convert/reassigning.py",
+        f"{NETS}/convert/test_reassigning.py",
+        ("moments anew", "own.mean() if own.numel() else 0", "0", "entries that moved take steps of many rates"),
+    ),
+    *_of(
         "python_api/partnets/nn/partitioned.py",
         f"{NETS}/nn/test_threads.py",
         ("one for all threads", "class _Live(threading.local):", "class _Live:", "threads share a subnetwork"),
@@ -804,14 +844,14 @@ MUTANTS = [
         f"{NETS}/optim/test_optim.py",
         (
             "decay of another",
-            'weight_decay=group["weight_decay"][update - 1],\n            nesterov',
-            'weight_decay=group["weight_decay"][0],\n            nesterov',
+            'numbers = group["lr"], group["momentum"], group["weight_decay"][update - 1],',
+            'numbers = group["lr"], group["momentum"], group["weight_decay"][0],',
             "the first partition's decay is that of all",
         ),
         (
             "step counts",
-            'step = state["step"].tolist()[update - 1] + 1',
-            'step = max(state["step"].tolist()) + 1',
+            "steps = [steps.tolist()[update - 1] + 1 for steps in counted]",
+            "steps = [max(steps.tolist()) + 1 for steps in counted]",
             "a partition's first step is corrected as another's tenth",
         ),
     ),

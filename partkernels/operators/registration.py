@@ -114,9 +114,10 @@ def _kernel(name: str, arguments: str) -> Callable:
 
     def kernel(*args):
         for i in tensors:
-            if args[i] is not None and (
-                args[i].is_neg() if i not in lists else any(map(Tensor.is_neg, _each(args[i])))
-            ):
+            if i in lists:
+                if any(map(Tensor.is_neg, _each(args[i]))):
+                    return resolved(*args)
+            elif args[i] is not None and args[i].is_neg():
                 return resolved(*args)
         first = args[0][0] if 0 in lists else args[0]
         backend = dispatch.choose(args[-1], first.device, first.dtype)
