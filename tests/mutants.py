@@ -677,6 +677,16 @@ MUTANTS = [
         ("forward for good", "if not forward.users:", "if False:", "a model groups its calls for ever"),
     ),
     *_of(
+        "python_api/partnets/nn/nesting.py",
+        f"{NETS}/convert/test_nested_models.py",
+        (
+            "like another",
+            "ask __eq__\n        return True",
+            "ask __eq__\n        return False",
+            "torch's fast path reads norms of all units",
+        ),
+    ),
+    *_of(
         "partkernels/autograd_threads.py",
         f"{KERNELS}/test_autograd_threads.py",
         ("borrowed", "    if _BORROWS:", "    if False:", "PyTorch before 2.13 frees what is handed on"),

@@ -6,6 +6,7 @@ device, for it has no other without memory of its own.
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -111,18 +112,18 @@ class _Functions(TorchFunctionMode):
 @contextmanager
 def elsewhere() -> Iterator[None]:
     """Inside, there is the device."""
-    if not hasattr(torch, KIND):
-        nothing = {"_is_in_bad_fork": lambda: False, "_lazy_init": lambda: None, "is_available": lambda: True}
-        random = {
-            "manual_seed_all": lambda _: None,
-            "get_rng_state": lambda _=None: torch.get_rng_state(),
-            "set_rng_state": lambda state, _=None: None,
-        }
-        module = types.ModuleType(f"torch.{KIND}")
-        vars(module).update(nothing | random | {"current_device": lambda: 0, "device_count": lambda: 1})
-        torch._register_device_module(KIND, module)
-    with _Functions(), _Dispatch():
-        yield
+    module = types.ModuleType(f"torch.{KIND}")
+    module._is_in_bad_fork, module._lazy_init, module.is_available = (lambda: False), (lambda: None), (lambda: True)
+    module.current_device, module.device_count = (lambda: 0), (lambda: 1)
+    module.manual_seed_all = module.set_rng_state = lambda *_: None
+    module.get_rng_state = lambda _=None: torch.get_rng_state()
+    torch._register_device_module(KIND, module)
+    try:
+        with _Functions(), _Dispatch():
+            yield
+    finally:
+        delattr(torch, KIND)
+        del sys.modules[f"torch.{KIND}"]
 
 
 def put(model: nn.Module) -> nn.Module:

@@ -13,11 +13,22 @@ from partnets.hyper.learned import Learned
 from partnets.hyper.precise import Precise
 from partnets.hyper.ranges import Range, logarithmic
 from partnets.hyper.training_loss import IGNORED, TrainingLoss, check_numbers
+from partnets.utils.in_thread import SEVERAL
 
 # Of a weight over another one: a hundredth to a hundred times as much.
 WEIGHTS = logarithmic(1e-3, 1e3)
 # Of the network that weighs examples by their losses (Shu et al. 2019).
 HIDDEN = 100
+
+
+def _check_alone() -> None:
+    """Raises RuntimeError where a mean over the batch would be one over several subnetworks' examples."""
+    if SEVERAL.get():
+        raise RuntimeError(
+            "weights have a mean of 1 in a batch, and here its examples are of several subnetworks: those of later"
+            " chunks would scale what earlier partitions learn. Compute each subnetwork's loss in a call of its own, as"
+            " Trainer(one_pass=True) does."
+        )
 
 
 class _Weighted(TrainingLoss):
@@ -31,9 +42,11 @@ class _Weighted(TrainingLoss):
             raise ValueError(f"there are {count} weights, of which none says anything; pass two names or more.")
         self.weights = Learned([1.0] * count, range, names=names)
 
-    def normalised(self, which: Tensor | slice = slice(None)) -> Tensor:
-        """The weights of these, of which the mean is 1."""
-        weights = self.weights()[which]
+    def normalised(self, which: Tensor | None = None) -> Tensor:
+        """The weights of these, or of all; their mean is 1."""
+        if which is not None:
+            _check_alone()
+        weights = self.weights() if which is None else self.weights()[which]
         return weights / weights.mean()
 
     def values(self) -> dict[str, float]:
@@ -126,6 +139,7 @@ class ClassWeights(_Weighted):
         losses, counts = F.cross_entropy(output, y, reduction="none"), y != IGNORED
         if losses.dim() > 1:
             return losses[counts] * self.normalised(y[counts])
+        _check_alone()
         # Of a label that does not count the loss is 0.
         weights = self.weights()[y.clamp(min=0)]
         total = (weights * counts).sum().clamp(min=torch.finfo(weights.dtype).tiny)
@@ -229,6 +243,7 @@ class ExampleWeights(Precise, TrainingLoss):
         return y if self.scores is None else y[0]
 
     def trained(self, output: Any, y: Any) -> Tensor:
+        _check_alone()
         losses = self.losses(output, y)
         if self.scores is None:
             weights = self.network(losses.detach()[:, None].to(self._parameter().dtype))[:, 0].sigmoid()

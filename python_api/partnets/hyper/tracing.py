@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 
 import torch
 from torch import Tensor, fx, nn
@@ -41,6 +42,7 @@ def traced(module: nn.Module) -> fx.GraphModule:
     if asked:  # of torch.fx's stand-ins they say another thing than of tensors
         raise ValueError(f"forward of this {kind} calls {' and '.join(sorted(asked))}, which no trace follows; {CURE}.")
     try:
+        module = _without_optional_arguments(module)
         first, second = _graph_module(module), _graph_module(module)
     except Exception as error:  # forward is anybody's, and gets torch.fx's stand-ins for tensors
         raise ValueError(f"torch.fx cannot trace this {kind} ({error}); {CURE}.") from error
@@ -53,6 +55,21 @@ def traced(module: nn.Module) -> fx.GraphModule:
     ):
         raise ValueError(f"this {kind} draws random numbers in evaluation; {CURE}.")
     return first
+
+
+def _without_optional_arguments(module: nn.Module) -> nn.Module:
+    """The module as one whose forward takes what it must: of the rest torch.fx's stand-ins are never None."""
+    cls = type(module)
+    parameters = list(inspect.signature(cls.forward).parameters.values())[1:]
+    if not any(each.default is not each.empty for each in parameters):
+        return module
+    if any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in parameters):
+        return module
+    needed = ", ".join(each.name for each in parameters if each.default is each.empty)
+    made: dict = {"whole": cls.forward}
+    exec(f"def forward(self, {needed}):\n    return whole(self, {needed})", made)  # torch.fx counts a code's arguments
+    module.__class__ = type(cls.__name__, (cls,), {"forward": made["forward"]})
+    return module
 
 
 class _Value(nn.Module):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from partnets.hyper.training_loss import IGNORED
+
 
 def expected_error(logits: Tensor, labels: Tensor) -> Tensor:
     """The mean of 1 - p(y | x), as a `hyper_loss` where labels of unseen data may be wrong as well.
@@ -14,7 +16,7 @@ def expected_error(logits: Tensor, labels: Tensor) -> Tensor:
 
     Args:
         logits: [batch, classes].
-        labels: int64 [batch].
+        labels: int64 [batch]; those that are -100 do not count.
 
     Returns:
         A scalar in [0, 1].
@@ -24,4 +26,5 @@ def expected_error(logits: Tensor, labels: Tensor) -> Tensor:
         >>> expected_error(torch.zeros(3, 4), torch.tensor([0, 1, 2]))
         tensor(0.7500)
     """
-    return 1 - logits.softmax(1).gather(1, labels[:, None]).mean()
+    counts = labels != IGNORED
+    return 1 - logits[counts].softmax(1).gather(1, labels[counts][:, None]).mean()

@@ -15,6 +15,7 @@ from partnets.hyper import hyperparameters
 from partnets.nn.partitioned import HANDED_ON, Partitioned, count, partitioned_layers
 from partnets.nn.several import Several, grouped, grouping
 from partnets.nn.shown import check_unwritten
+from partnets.utils.in_thread import SEVERAL, holding
 from partnets.utils.modules import frozen
 
 
@@ -75,7 +76,7 @@ def subnetwork(
     layers = [layer for _, layer in partitioned_layers(model)]
     if isinstance(active, Tensor) or isinstance(update, Tensor):
         several = Several(grouped(active, update, last), partial(subnetwork, model, hyper=hyper))
-        with live(dict.fromkeys(layers, several)), grouping(model, layers[0]):
+        with live(dict.fromkeys(layers, several)), grouping(model, layers[0]), holding({SEVERAL: True}):
             yield
         for layer in layers:
             if layer._live.unlearned is not None:  # which of them it was is not known in the backward pass

@@ -155,6 +155,9 @@ class _Apart(float):
     def __eq__(self, other: object) -> bool:
         return False
 
+    def __ne__(self, other: object) -> bool:  # float has its own, and does not ask __eq__
+        return True
+
     __hash__ = float.__hash__
 
 

@@ -33,6 +33,8 @@ class PartitionedOptimizer(torch.optim.Optimizer):
     # Of parameters whose learning rate is learned, the module that has it. No class has a value for it: Lightning's
     # wrapper derives from this class, and looks into the optimiser for what it has not itself.
     _rates: Mapping[nn.Parameter, LearningRate]
+    # The learning rates that groups began with.
+    _lrs: list[float]
 
     def __init__(self, model: nn.Module, groups: Iterable[dict], **defaults) -> None:
         if not isinstance(model, nn.Module):
@@ -50,6 +52,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         grouped = {parameter for group in groups for parameter in group["params"]}
         rest = [parameter for parameter in self._owners if parameter not in grouped]
         super().__init__([*groups, {"params": rest}] if rest else groups, defaults)
+        self._lrs = [group["lr"] for group in self.param_groups]
 
     def add_param_group(self, group: dict) -> None:
         """As torch.optim.Optimizer's, which calls it for each of `groups`.
@@ -129,7 +132,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
                 if found is not None:
                     stepped[self._rates.get(parameter)].append((found[0], state, found[1]))
             for module, entries in stepped.items():
-                rate = {} if module is None else {"lr": rates[module] * _schedule(group)}
+                rate = {} if module is None else {"lr": rates[module] * self._schedule(group)}
                 self.step_all(entries, update, group | rate)
         return loss
 
@@ -263,7 +266,17 @@ class PartitionedOptimizer(torch.optim.Optimizer):
     def rate_to_follow(self, parameter: nn.Parameter, group: dict) -> Tensor | None:
         """A parameter's learning rate with its graph, if it is learned."""
         module = self._rates.get(parameter)
-        return None if module is None else module.rate() * _schedule(group)
+        return None if module is None else module.rate() * self._schedule(group)
+
+    def _schedule(self, group: dict) -> float:
+        """What a scheduler has made of a group's learning rate, as a factor: OneCycleLR of its highest one.
+
+        ReduceLROnPlateau does not note where it began.
+        """
+        place = next(i for i, own in enumerate(self.param_groups) if own is group)
+        began = self._lrs[place] if place < len(self._lrs) else None
+        of = group.get("max_lr") or group.get("initial_lr") or began
+        return group["lr"] / of if of else 1.0
 
     def state_shapes(self, parameter: nn.Parameter, group: dict) -> dict[str, tuple[int, ...]]:
         """The name and shape of everything in the state of a parameter that was stepped."""
@@ -277,12 +290,13 @@ class PartitionedOptimizer(torch.optim.Optimizer):
                 raise_foreign(f"numbers of steps as {state['step'].dtype} instead of torch.int64")
 
     def __getstate__(self) -> dict:
-        own = {"count": self.count, "_owners": self._owners, "_rates": dict(self._rates)}
+        own = {"count": self.count, "_owners": self._owners, "_rates": dict(self._rates), "_lrs": self._lrs}
         return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict) -> None:
         # load_state_dict brings groups and states alone; and version 0.2 saved no rates.
-        super().__setstate__({"_rates": self.__dict__.get("_rates", {})} | state)
+        own = {"_rates": self.__dict__.get("_rates", {}), "_lrs": self.__dict__.get("_lrs", [])}
+        super().__setstate__(own | state)
 
     def load_state_dict(self, state_dict: dict) -> None:
         """As torch.optim.Optimizer's; the state must be of such an optimiser of the same model.
@@ -353,12 +367,6 @@ def _learned_rates(model: nn.Module) -> dict[nn.Parameter, LearningRate]:
                         " modules of its own."
                     )
     return found
-
-
-def _schedule(group: dict) -> float:
-    """What a scheduler has made of a group's learning rate, as a factor: OneCycleLR of its highest one."""
-    of = group.get("max_lr") or group.get("initial_lr")
-    return group["lr"] / of if of else 1.0
 
 
 def check_partitioned(optimizer: object, name: str = "optimizer") -> None:

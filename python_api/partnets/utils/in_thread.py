@@ -45,6 +45,10 @@ class InThread(threading.local):
         return handed_on(HANDED_ON, {}).get(self)
 
 
+# Whether each example of a call has a subnetwork of its own.
+SEVERAL = InThread()
+
+
 @contextmanager
 def holding(values: Mapping[InThread, Any]) -> Iterator[None]:
     """Inside, in this thread, each has this value; afterwards that of before. Contexts may end in any order."""

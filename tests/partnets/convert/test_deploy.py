@@ -135,6 +135,30 @@ def test_a_hyperparameter_of_ones_own_is_traced_with_its_numbers_as_constants():
     assert torch.export.export(network, (x,)).module()(x).shape == (5, 3)
 
 
+class Switched(hyper.Hyperparameter):
+    def __init__(self):
+        super().__init__()
+        self.factor = hyper.Learned(3.0, hyper.positive)
+
+    def forward(self, x, off=None):
+        return x if off is not None else x * self.factor()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        hyper.LabelSmoothing, Switched, lambda: hyper.ClassWeights(3), lambda: hyper.SourceWeights(2),
+        lambda: hyper.ExampleWeights(5), hyper.ExampleWeights,
+        lambda: hyper.LossWeights(lambda output, y: (output.sum(), output.mean()), ("sum", "mean")),
+    ],
+)  # fmt: skip
+def test_what_takes_targets_as_well_is_deployed_as_what_it_does_without(make):
+    model = partnets.partition(nn.Sequential(nn.Linear(4, 3), make()), (0.5, 0.5))
+    network, x = partnets.finalize(model, "deploy"), torch.randn(2, 4)
+    torch.testing.assert_close(network(x), model.eval()(x))
+    pickle.loads(pickle.dumps(network))
+
+
 def test_a_hyperparameter_that_others_read_keeps_its_numbers_for_them():
     class Smoothed(nn.Module):
         def __init__(self):

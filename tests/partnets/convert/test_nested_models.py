@@ -1293,3 +1293,31 @@ def test_merged_norms_are_norms_to_who_asks():
             for one in (merged, copy.deepcopy(merged), pickle.loads(pickle.dumps(merged))):
                 torch.testing.assert_close(one(x), model(x))
         assert type(merged.layers[1]) in (LiveUnits, nn.LayerNorm)
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("padded", [True, False])
+def test_merged_transformers_are_their_subnetworks_on_torchs_fast_path_too(norm_first, padded):
+    """Without gradients torch reads the parameters of a layer's norms, and does not call them."""
+    layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True, norm_first=norm_first)
+    layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    model = nn.ModuleDict({"before": nn.Linear(5, 16), "layers": layers, "after": nn.Linear(16, 3)})
+
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = model
+
+        def forward(self, x):
+            mask = torch.arange(6) >= torch.tensor([[6], [4]]) if padded else None
+            return self.parts["after"](self.parts["layers"](self.parts["before"](x), src_key_padding_mask=mask))
+
+    x = torch.randn(2, 6, 5)
+    network = partnets.partition(Encoder(), (0.5, 0.25, 0.25), scheme="nested", example=x).eval()
+    for k in (1, 2, 3):
+        merged = partnets.merge(network, active=k).eval()
+        deployed = partnets.finalize(partnets.merge(network, active=k), "deploy")
+        with torch.no_grad(), partnets.subnetwork(network, k):
+            expected = network(x)
+            torch.testing.assert_close(merged(x), expected)
+            torch.testing.assert_close(deployed(x), expected)

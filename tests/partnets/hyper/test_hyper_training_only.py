@@ -197,6 +197,25 @@ def test_class_weights_are_torchs(shape):
     assert torch.equal(weights.eval()(logits, y), F.cross_entropy(logits, y))
 
 
+@pytest.mark.parametrize(
+    "weights", [hyper.ClassWeights(3), hyper.SourceWeights(2), hyper.ExampleWeights(9), hyper.ExampleWeights()]
+)
+def test_weights_of_a_batch_are_refused_where_it_is_of_several_subnetworks(weights):
+    model, which = partnets.partition(nn.Linear(4, 3), (0.5, 0.5)), torch.tensor([1, 2, 2])
+    y = torch.tensor([0, 1, 2])
+    with partnets.subnetwork(model, active=which, update=which):
+        logits = model(torch.randn(3, 4))
+        targets = (y, torch.zeros(3, dtype=torch.long)) if weights.targets((1, 2)) == 1 else y
+        with pytest.raises(RuntimeError, match="its examples are of several subnetworks"):
+            weights(logits, targets)
+    assert weights(logits, targets).isfinite().all()
+
+
+def test_labels_that_do_not_count_make_no_expected_error():
+    logits, y = torch.randn(4, 3), torch.tensor([0, -100, 2, 1])
+    assert hyper.expected_error(logits, y) == hyper.expected_error(logits[[0, 2, 3]], y[[0, 2, 3]])
+
+
 def test_to_weigh_a_large_source_more_is_no_learning_rate():
     """Of examples that are all alike, no weights change the mean loss: neither up nor down."""
     weights, source = hyper.SourceWeights(2), torch.tensor([0] * 9 + [1])

@@ -505,6 +505,21 @@ def test_the_rate_that_is_learned_is_the_highest_of_a_cycle():
     assert max(rates) == pytest.approx(0.05, rel=0.05) and rates[0] == pytest.approx(0.05 / 25)
 
 
+def test_a_rate_that_is_learned_is_reduced_on_a_plateau_also_after_a_load():
+    _, optimizer = with_a_rate(optim.SGD)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.1, patience=0)
+    for _ in range(3):
+        schedule.step(1.0)
+    model, loaded = with_a_rate(optim.SGD)
+    loaded.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for one in (optimizer, loaded, copy.deepcopy(optimizer)):
+        group = one.param_groups[0]
+        assert one.rate_to_follow(group["params"][0], group).item() == pytest.approx(0.05 * 0.01)
+    before, x = model[1][2].bias.detach().clone(), torch.ones(1, 6)
+    partnets.step_weights(model, loaded, 1, (x, None), lambda batch: model(batch[0]).sum())
+    torch.testing.assert_close(before - model[1][2].bias, torch.tensor([[5e-4], [0.0], [0.0]]).expand(3, 3))
+
+
 def smoothed(loss_in_model=True):
     torch.manual_seed(0)
     network, smoothing = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), hyper.LabelSmoothing(0.2)
