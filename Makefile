@@ -33,7 +33,7 @@ SOURCES := $(shell find csrc -type f) setup.py pyproject.toml
 PACKAGE := CMakeLists.txt $(wildcard cmake/* examples/cpp/CMakeLists.txt tests/csrc/*.cmake)
 CPP := $(shell find csrc tests/csrc examples/cpp -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
-.PHONY: demo federated test bench paper gpu lint unit ctest wheel clean always
+.PHONY: demo federated test bench paper gpu lint unit ctest aarch64 wheel clean always
 
 demo: $(VENV)/demo
 	$(BIN)/python examples/digits.py --seeds $(SEEDS)
@@ -79,6 +79,15 @@ $(TESTED): $(VENV)/test $(PACKAGE) $(CPP)
 	$(BIN)/cmake --build build/cmake
 	$(BIN)/ctest --test-dir build/cmake --output-on-failure --parallel 2
 	touch $@
+
+# The same for 64-bit ARM, without sanitizers: by g++-aarch64-linux-gnu, and run by qemu-user.
+ARM := /usr/aarch64-linux-gnu
+aarch64: $(VENV)/test
+	$(BIN)/cmake -S . -B build/aarch64 -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_SYSTEM_NAME=Linux \
+	  -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DPARTKERNELS_CUDA=OFF \
+	  "-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64;-L;$(ARM)" -DCMAKE_BUILD_TYPE=Release
+	$(BIN)/cmake --build build/aarch64
+	$(BIN)/ctest --test-dir build/aarch64 --output-on-failure --parallel 2
 
 # Which, with FULL=1, look at the wheel's CUDA library.
 unit: $(VENV)/test build/triton-3.6 $(if $(FULL),wheel $(VENV)/ray)

@@ -26,4 +26,6 @@
 
 #if defined(PARTKERNELS_X86_TARGETS)
 #include <immintrin.h>
+#elif defined(PARTKERNELS_ARM_TARGETS)
+#include <arm_neon.h>
 #endif

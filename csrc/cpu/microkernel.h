@@ -13,7 +13,7 @@ struct alignas(4) Pair {
   bfloat16 entry[2];
 };
 
-#if defined(PARTKERNELS_AVX512_BF16)
+#if defined(PARTKERNELS_AVX512_BF16) || defined(PARTKERNELS_NEON_BF16)
 constexpr bool kMultipliesBfloat16 = true;
 #else
 constexpr bool kMultipliesBfloat16 = false;
@@ -98,6 +98,20 @@ struct Operand<Pair> {
   }
   static void add_product(const type& left, const type& right, Vector<float>& sum) {
     sum = (Vector<float>)_mm512_dpbf16_ps((__m512)sum, left, right);
+  }
+};
+#elif defined(PARTKERNELS_NEON_BF16)
+template <>
+struct Operand<Pair> {
+  using type = bfloat16x8_t;
+  static type load(const Pair* from) { return vreinterpretq_bf16_u8(vld1q_u8(reinterpret_cast<const uint8_t*>(from))); }
+  static type same(const Pair& entry) {
+    uint32_t bits;
+    std::memcpy(&bits, &entry, sizeof(bits));
+    return vreinterpretq_bf16_u32(vdupq_n_u32(bits));
+  }
+  static void add_product(const type& left, const type& right, Vector<float>& sum) {
+    sum = (Vector<float>)vbfdotq_f32((float32x4_t)sum, left, right);
   }
 };
 #endif

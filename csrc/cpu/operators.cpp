@@ -7,6 +7,11 @@
 #include <stdexcept>
 #include <string>
 
+#if defined(PARTKERNELS_ARM_TARGETS)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 namespace partkernels::cpu {
 namespace {
 
@@ -30,6 +35,8 @@ constexpr Feature kFeatures[] = {
 };
 #undef PARTKERNELS_FEATURE
 constexpr auto first_features(size_t n) { return std::span(kFeatures).first(n); }
+#elif defined(PARTKERNELS_ARM_TARGETS)
+constexpr Feature kFeatures[] = {{"bf16", [] { return (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0; }}};
 #endif
 
 // The best one first; what it needs, all below need in part.
@@ -38,6 +45,8 @@ constexpr InstructionSet kInstructionSets[] = {
     {"avx512_bf16", avx512_bf16_operators, first_features(8)},
     {"avx512", avx512_operators, first_features(6)},
     {"avx2", avx2_operators, first_features(2)},
+#elif defined(PARTKERNELS_ARM_TARGETS)
+    {"neon_bf16", neon_bf16_operators, kFeatures},
 #endif
     {"portable", portable_operators, {}},
 };

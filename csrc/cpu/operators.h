@@ -28,6 +28,8 @@
 // Whether the compiler can make functions for instruction sets beyond its own target.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define PARTKERNELS_X86_TARGETS
+#elif defined(__aarch64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+#define PARTKERNELS_ARM_TARGETS
 #endif
 
 namespace partkernels::cpu {
@@ -52,6 +54,8 @@ const Operators& portable_operators();
 const Operators& avx2_operators();
 const Operators& avx512_operators();
 const Operators& avx512_bf16_operators();
+#elif defined(PARTKERNELS_ARM_TARGETS)
+const Operators& neon_bf16_operators();
 #endif
 
 }  // namespace partkernels::cpu

@@ -17,7 +17,7 @@ run(${CMAKE_COMMAND} -S ${work}/cpp -B ${work}/build ${given})
 run(${CMAKE_COMMAND} --build ${work}/build --config ${BUILD_TYPE})
 
 # The examples compare their results with the definition.
-run(${work}/build/subnetwork_matmul)
+run(${EMULATOR} ${work}/build/subnetwork_matmul)
 if(cuda IN_LIST COMPONENTS)
   foreach(example matmul_gpu with_cublas)
     if(example STREQUAL matmul_gpu OR EXISTS ${work}/build/subnetwork_${example})  # there may be no cuBLAS
