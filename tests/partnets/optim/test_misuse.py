@@ -182,3 +182,15 @@ def test_parameters_that_a_module_keeps_for_itself_are_ours_too():
     model(torch.ones(2, 4)).sum().backward()
     with pytest.raises(RuntimeError, match="SGD is about to step a parameter of a OwnFactor with 2 partitions"):
         optimizer.step()
+
+
+@pytest.mark.parametrize("make", [optim.SGD, optim.Adam, lambda model: optim.SGD(model, momentum=0.9)])
+def test_a_sparse_gradient_is_named(make):
+    model = partnets.partition(nn.Linear(4, 3), (0.5, 0.5))
+    optimizer, before = make(model), [parameter.clone() for parameter in model.parameters()]
+    with partnets.subnetwork(model, 1, 1):
+        model(torch.ones(2, 4)).sum().backward()
+    model.weight.grad = model.weight.grad.to_sparse()
+    with pytest.raises(ValueError, match=r"grad is torch\.sparse_coo; pass a dense tensor"):
+        optimizer.step(update=1)
+    assert all(map(torch.equal, model.parameters(), before))
