@@ -18,8 +18,8 @@ class LearningRate(Hyperparameter):
     """The learning rate of some modules' parameters, learned by looking ahead (Baydin et al. 2018, on unseen data).
 
     An optimiser of partnets.optim that is made for the model finds it, and steps these parameters by it instead of by
-    its own `lr`; what a scheduler does to that counts as a factor, of OneCycleLR as one of its highest rate. Put it
-    anywhere in the model: a layer that passes x through.
+    its own `lr`; what a scheduler does to that counts as a factor, of OneCycleLR as one of its highest rate, of
+    CyclicLR as one of its lowest. Put it anywhere in the model: a layer that passes x through.
 
     A step ahead shows what is best for the next step, and not for a whole training, which wants lower rates (Wu et al.
     2018): partnets.Lookahead(steps=) sees further.

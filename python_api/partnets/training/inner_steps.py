@@ -87,6 +87,11 @@ def leaving_nothing(model: nn.Module) -> Iterator[None]:
             one.put_back()
 
 
+def _is_compiled(module: nn.Module) -> bool:
+    """By module.compile(), or as what torch.compile(module) gives."""
+    return getattr(module, "_compiled_call_impl", None) is not None or "_orig_mod" in module._modules
+
+
 class InnerSteps:
     """Steps of w_k on batches of D_1:k, from the present weights on; use it inside of leaving_nothing.
 
@@ -128,6 +133,11 @@ class InnerSteps:
             raise ValueError(
                 "finite differences of weights in half precision are lost in rounding; pass Lookahead(exact=True), or"
                 " keep the weights in float32, without autocast."
+            )
+        if exact and any(map(_is_compiled, model.modules())):
+            raise ValueError(
+                "a part of the model is compiled, of which torch gives no second derivatives, and by some of its"
+                " backends wrong ones; pass Lookahead(exact=False), or compile nothing."
             )
         if any(map(is_sharded, self.parameters)):
             raise ValueError(

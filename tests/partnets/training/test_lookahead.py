@@ -658,3 +658,24 @@ def test_a_checkpoint_of_a_direct_run_is_refused_by_one_that_looks_ahead(tmp_pat
         trainer.save(tmp_path / "saved.pt")
         with pytest.raises(ValueError, match="hyper_gradient"):
             made(other).load(tmp_path / "saved.pt")
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_exact_steps_ahead_through_what_is_compiled_are_refused(whole):
+    network = nn.Sequential(nn.Linear(4, 8), nn.Tanh())
+    smoothing = hyper.LabelSmoothing(0.2)
+    model = partnets.partition(nn.Sequential(network, nn.Linear(8, 3), smoothing), (0.5, 0.5))
+    if whole:
+        model[0] = torch.compile(network, backend="eager")
+    else:
+        network.compile(backend="eager")
+    x, y = torch.randn(9, 4), torch.randint(3, (9,))
+
+    def loss(batch):
+        return smoothing(model(batch[0]), batch[1]).mean()
+
+    step_of_psi, given = torch.optim.SGD(smoothing.parameters(), lr=0.1), {2: ((x, y), [(x, y)])}
+    with pytest.raises(ValueError, match=r"a part of the model is compiled, .* pass Lookahead\(exact=False\)"):
+        partnets.step_lookahead(model, optim.SGD(model), step_of_psi, given, loss, loss)
+    by = {smoothing: partnets.Lookahead(exact=False)}
+    partnets.step_lookahead(model, optim.SGD(model), step_of_psi, given, loss, loss, by=by)
