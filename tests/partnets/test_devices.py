@@ -68,7 +68,7 @@ def trained(model: nn.Module, scheme: str, x: Tensor, y: Tensor) -> list[Tensor]
     return [one.detach().cpu() for one in found]
 
 
-@pytest.mark.parametrize("scheme", ["weight", "node", "nested"])
+@pytest.mark.parametrize("scheme", ["weight", pytest.param("node", marks=pytest.mark.full), "nested"])
 @pytest.mark.parametrize("name", MODELS)
 def test_everything_is_where_the_model_is_and_as_on_the_cpu(name, scheme):
     make, shape = MODELS[name]

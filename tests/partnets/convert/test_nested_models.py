@@ -1295,8 +1295,7 @@ def test_merged_norms_are_norms_to_who_asks():
         assert type(merged.layers[1]) in (LiveUnits, nn.LayerNorm)
 
 
-@pytest.mark.parametrize("norm_first", [True, False])
-@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize(("norm_first", "padded"), [(True, True), (False, False)])
 def test_merged_transformers_are_their_subnetworks_on_torchs_fast_path_too(norm_first, padded):
     """Without gradients torch reads the parameters of a layer's norms, and does not call them."""
     layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True, norm_first=norm_first)
