@@ -34,7 +34,7 @@ def _count_one_more(value: Any) -> None:
 def _borrows() -> bool:
     """Whether this PyTorch gives back a reference that it has not taken, and so frees what others hold.
 
-    Those before 2.13 do.
+    2.11 does, 2.13 does not.
     """
     probe = object()
     _count_one_more(probe)  # for a PyTorch that does

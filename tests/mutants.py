@@ -689,7 +689,7 @@ MUTANTS = [
     *_of(
         "partkernels/autograd_threads.py",
         f"{KERNELS}/test_autograd_threads.py",
-        ("borrowed", "    if _BORROWS:", "    if False:", "PyTorch before 2.13 frees what is handed on"),
+        ("borrowed", "    if _BORROWS:", "    if False:", "PyTorch 2.11 frees what is handed on"),
     ),
     *_of(
         "python_api/partnets/convert/units.py",

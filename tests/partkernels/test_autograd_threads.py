@@ -17,7 +17,7 @@ COUNTED = torch._C._stash_obj_in_tls
 
 
 def borrow(name: str, value: object) -> None:
-    """As PyTorch before 2.13: it gives back a reference that it has not taken."""
+    """As PyTorch 2.11: it gives back a reference that it has not taken."""
     COUNTED(name, value)
     ctypes.pythonapi.Py_DecRef(ctypes.py_object(value))
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from partnets.hyper.tracing import traced
 
-# Added to a variance it changes none; PyTorch before 2.13 refuses 0.
+# Added to a variance it changes none; PyTorch 2.11 refuses 0.
 NOTHING = torch.finfo(torch.float32).tiny
 
 
