@@ -295,10 +295,6 @@ def _alike(
     for partition, *each in zip(partitions, *lists, strict=True):
         if each[1].layout != torch.strided:
             _check_like("grad", each[1], each[0])
-        kind = each[0].device, each[0].dtype
-        if kind not in found:
-            found[kind] = [], [], [[] for _ in lists]
-        maps, counts, columns = found[kind]
         blocks = [each]
         if partition is None:
             map, count = WHOLE
@@ -310,13 +306,17 @@ def _alike(
             ]
         else:
             map, count = partition.map, partition.count
-        for block in blocks:
+        for place, block in enumerate(blocks):
+            # Blocks of one tensor are in calls of their own: in one, each would be compared with all others' memory.
+            kind = each[0].device, each[0].dtype, place
+            if kind not in found:
+                found[kind] = [], [], [[] for _ in lists]
+            maps, counts, columns = found[kind]
             maps.append(map)
             counts.append(count)
             for column, one in zip(columns, block, strict=True):
                 column.append(one)
-    # A nested partition may own nothing of a parameter.
-    yield from (each for each in found.values() if each[0])
+    yield from found.values()
 
 
 def _check_like(name: str, tensor: Tensor, parameter: Tensor) -> None:
