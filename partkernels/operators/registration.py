@@ -6,6 +6,7 @@ module of that name and calls the function of the operator's own name there, wit
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from itertools import combinations
 
@@ -153,14 +154,14 @@ def _resolved(argument: object) -> object:
 
 def _check_apart(args: tuple, tensors: dict[int, str], written: list[int]) -> None:
     """Raises ValueError if a tensor that is written shares memory with another one."""
-    changed = [tensor for i in written for tensor in _each(args[i])]
-    others = [tensor for i in tensors if i not in written for tensor in _each(args[i])]
-    memory = {tensor.untyped_storage().data_ptr() for tensor in changed}
-    apart = len(memory) == len(changed) and memory.isdisjoint({each.untyped_storage().data_ptr() for each in others})
-    if apart or any(tensor.is_meta for tensor in changed):
-        return
-    given = [(i, tensor) for i in tensors for tensor in _each(args[i])]
-    for (i, one), (j, other) in combinations(given, 2):
+    # Those in one piece of memory, as DDP's buckets of gradients, or cuDNN's weights of a recurrent layer.
+    together: dict[int, list[tuple[int, Tensor]]] = defaultdict(list)
+    for i in tensors:
+        for tensor in _each(args[i]):
+            if not tensor.is_meta:
+                together[tensor.untyped_storage().data_ptr()].append((i, tensor))
+    pairs = (pair for group in together.values() if len(group) > 1 for pair in combinations(group, 2))
+    for (i, one), (j, other) in pairs:
         if (i in written or j in written) and share_memory(one, other):
             raise ValueError(
                 f"{tensors[i]} and {tensors[j]} share memory, and a step writes into it; pass tensors of their own, as"
