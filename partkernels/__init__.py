@@ -8,10 +8,10 @@ import sys
 
 from partkernels import _moved
 from partkernels._version import __version__
+from partkernels.arguments import InputError
 from partkernels.backend.dispatch import backends, use_backend
 from partkernels.defaults import Defaults, Normal, Stored, Uniform, Zeros
 from partkernels.explanation import explain
-from partkernels.operators.checks import InputError
 from partkernels.operators.conv import conv1d, conv2d
 from partkernels.operators.conv_transpose import conv_transpose1d, conv_transpose2d
 from partkernels.operators.embedding import embedding

@@ -10,34 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from numbers import Real
 
 import torch
 from torch import Tensor
 
+from partkernels.arguments import check_scale, check_seed, matrix_shape, row_bytes
 from partkernels.backend import dispatch
 from partkernels.backend.reference import operators as reference
-from partkernels.formats.packed_map import from_matrix, matrix_shape, row_bytes
-
-# Within these the step of a draw is a normal bfloat16 number on every backend, flush-to-zero or not.
-SCALE_RANGE = (1e-30, 1e30)
-SEED_LIMIT = 1 << 63
-
-
-def check_seed(name: str, seed: int) -> None:
-    """Raises unless seed is an integer in [0, 2**63)."""
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"{name}={seed!r} is a {type(seed).__name__}; pass an int in [0, 2**63).")
-    if not 0 <= seed < SEED_LIMIT:
-        raise ValueError(f"{name}={seed} is out of range; pass an int in [0, 2**63).")
-
-
-def _check_scale(name: str, scale: float) -> None:
-    if isinstance(scale, bool) or not isinstance(scale, Real):
-        raise TypeError(f"{name}={scale!r} is a {type(scale).__name__}; pass a number.")
-    low, high = SCALE_RANGE
-    if not low <= scale <= high:  # also false for NaN
-        raise ValueError(f"{name}={scale} is out of range; pass a number in [{low}, {high}], or use Zeros().")
+from partkernels.formats.packed_map import from_matrix
 
 
 class Defaults:
@@ -130,7 +110,7 @@ class Uniform(_Drawn):
     stream: int = 0
 
     def __post_init__(self):
-        _check_scale("scale", self.scale)
+        check_scale("scale", self.scale)
         super().__post_init__()
         # u is rounded to float32 and then to bfloat16, here and nowhere else: kernels never see the scale.
         step = torch.tensor(self.scale / 127.5, dtype=torch.float32, device="cpu").bfloat16()
@@ -161,7 +141,7 @@ class Normal(_Drawn):
     stream: int = 0
 
     def __post_init__(self):
-        _check_scale("std", self.std)
+        check_scale("std", self.std)
         super().__post_init__()
         # 21845 is the variance of a sum of four bytes.
         step = torch.tensor(self.std / math.sqrt(21845), dtype=torch.float32, device="cpu")

@@ -4,82 +4,32 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 
 import torch
 from torch import Tensor
 
+from partkernels.arguments import (
+    bits_for,
+    check_count,
+    check_range,
+    check_seed,
+    checked_shape,
+    matrix_shape,
+    row_bytes,
+    sizes,
+)
 from partkernels.backend import dispatch
-from partkernels.defaults import Defaults, Normal, Stored, Uniform, Zeros, check_seed
+from partkernels.defaults import Defaults, Normal, Stored, Uniform, Zeros
 from partkernels.formats import packed_map
 from partkernels.formats.philox import GROUP
 from partkernels.units import Units
 
 # Map bytes read at once when a map is checked.
 CHUNK_BYTES = 1 << 18
-# Proportions whose sum is this near 1 are as they were written, and not rounded to float32 or to a few digits: dividing
-# them by their sum would break ties otherwise, and the maps of all seeds depend on them.
-AS_WRITTEN = 1e-12
 # Of rows and columns: a draw's counter has 32 bits for each, and kernels count in as many.
 PLACE_LIMIT = 1 << 31
-
-
-def sizes(total: int, proportions: Sequence[float]) -> list[int]:
-    """Splits total by the proportions, by largest remainder; ties go to the lower partition.
-
-    Args:
-        total: the number of things to split, 0 or more.
-        proportions: at least one and at most 256 numbers in [0, 1] that sum to 1, up to 1e-6, and are divided by their
-            sum.
-
-    Raises:
-        ValueError: the proportions are none of that.
-
-    Example:
-        >>> sizes(10, (0.8, 0.15, 0.05))
-        [8, 2, 0]
-    """
-    proportions = tuple(float(p) for p in proportions)
-    if not 1 <= len(proportions) <= packed_map.MAX_COUNT:
-        raise ValueError(
-            f"{len(proportions)} proportions were given; pass 1 to {packed_map.MAX_COUNT}, one for each partition."
-        )
-    if not all(p >= 0 for p in proportions) or not math.isclose(sum(proportions), 1, abs_tol=1e-6):
-        raise ValueError(
-            f"proportions {proportions} sum to {sum(proportions):g}; pass numbers that are not negative and sum to 1."
-        )
-    if abs(sum(proportions) - 1) > AS_WRITTEN or total * AS_WRITTEN > 0.1:
-        whole = sum(map(Fraction, proportions))
-        proportions = [Fraction(p) / whole for p in proportions]
-    exact = [p * total for p in proportions]
-    parts = [math.floor(share) for share in exact]
-    by_remainder = sorted(range(len(parts)), key=lambda j: parts[j] - exact[j])
-    for j in by_remainder[: total - sum(parts)]:
-        parts[j] += 1
-    return parts
-
-
-def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    try:
-        shape = tuple(map(operator.index, shape))
-    except TypeError:
-        raise TypeError(f"shape {shape!r} is no sequence of ints; pass a weight's shape.") from None
-    if not shape or any(n < 1 for n in shape):
-        raise ValueError(f"shape {shape} is empty; pass a weight's shape, each size at least 1.")
-    return shape
-
-
-def _check_count(count: int) -> None:
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= packed_map.MAX_COUNT:
-        raise ValueError(f"count={count!r}; pass an int from 1 to {packed_map.MAX_COUNT}.")
-
-
-def _check_range(name: str, start: int, stop: int, size: int) -> None:
-    if not 0 <= start < stop <= size:
-        raise ValueError(f"{name}({start}, {stop}) of {size}; pass 0 <= start < stop <= {size}.")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -132,9 +82,9 @@ class Partition:
             >>> Partition.random((2, 8), (0.75, 0.25), seed=3).ids().unique().tolist()
             [1, 2]
         """
-        shape = _checked_shape(shape)
+        shape = checked_shape(shape)
         check_seed("seed", seed)
-        rows, cols = packed_map.matrix_shape(shape)
+        rows, cols = matrix_shape(shape)
         counts = sizes(rows * cols, proportions)
         packed = dispatch.host().random_map(rows, cols, counts, seed)
         return cls._unchecked(shape, len(counts), packed, defaults or Zeros())
@@ -154,13 +104,13 @@ class Partition:
         """
         if ids.dtype != torch.uint8:
             raise ValueError(f"ids are {ids.dtype}; pass torch.uint8 with values 1..C.")
-        shape = _checked_shape(ids.shape)
+        shape = checked_shape(ids.shape)
         low, high = int(ids.min()), int(ids.max())
         count = high if count is None else count
-        _check_count(count)
+        check_count(count)
         if low < 1 or high > count:
             raise ValueError(f"ids run from {low} to {high}, but there are {count} partitions; pass ids in 1..{count}.")
-        packed = packed_map.pack(packed_map.to_matrix(ids - 1), packed_map.bits_for(count))
+        packed = packed_map.pack(packed_map.to_matrix(ids - 1), bits_for(count))
         return cls(shape, count, packed, defaults or Zeros())
 
     @staticmethod
@@ -190,8 +140,8 @@ class Partition:
         return self
 
     def __post_init__(self):
-        object.__setattr__(self, "shape", _checked_shape(self.shape))
-        _check_count(self.count)
+        object.__setattr__(self, "shape", checked_shape(self.shape))
+        check_count(self.count)
         self._check_map()
         self._check_defaults()
 
@@ -201,8 +151,8 @@ class Partition:
         self.__post_init__()  # a damaged file must not become a partition
 
     def _check_map(self) -> None:
-        rows, cols = packed_map.matrix_shape(self.shape)
-        expected = (rows, packed_map.row_bytes(cols, self.bits))
+        rows, cols = matrix_shape(self.shape)
+        expected = (rows, row_bytes(cols, self.bits))
         if self.map.dtype != torch.uint8 or tuple(self.map.shape) != expected or not self.map.is_contiguous():
             raise ValueError(
                 f"the map is {self.map.dtype} {tuple(self.map.shape)}; a weight of shape {self.shape} in {self.count}"
@@ -246,7 +196,7 @@ class Partition:
     @property
     def bits(self) -> int:
         """Bits a weight: the smallest of 1, 2, 4, 8 with 2**bits >= count."""
-        return packed_map.bits_for(self.count)
+        return bits_for(self.count)
 
     @property
     def device(self) -> torch.device:
@@ -300,7 +250,7 @@ class Partition:
             >>> torch.equal(shard.defaults.values(shard.shape, row=shard.row, col=shard.col), weight[1:3])
             True
         """
-        _check_range("rows", start, stop, self.shape[0])
+        check_range("rows", start, stop, self.shape[0])
         defaults = self.defaults.map_tensors(lambda stored: stored[start:stop])
         shape = stop - start, *self.shape[1:]
         return self._unchecked(shape, self.count, self.map[start:stop], defaults, self.row + start, self.col)
@@ -327,7 +277,7 @@ class Partition:
                 f"a weight of shape {self.shape} cannot be cut by columns, only [rows, columns] or a kernel of 1x1; cut"
                 " it by rows(start, stop)."
             )
-        _check_range("columns", start, stop, self.shape[1])
+        check_range("columns", start, stop, self.shape[1])
         per_byte = 8 // self.bits
         if start % per_byte:
             raise ValueError(
@@ -375,7 +325,7 @@ class NestedPartition(Partition):
     col_units: Units
 
     def __init__(self, shape: Sequence[int], rows: Units | Sequence, cols: Units | Sequence | None = None) -> None:
-        shape, rows = _checked_shape(shape), Units.given(rows)
+        shape, rows = checked_shape(shape), Units.given(rows)
         cols = Units.whole(math.prod(shape[1:2]), rows.count) if cols is None else Units.given(cols)
         self._assign(shape, rows, cols, 0, 0)
 
@@ -387,8 +337,8 @@ class NestedPartition(Partition):
         return self
 
     def __post_init__(self):
-        object.__setattr__(self, "shape", _checked_shape(self.shape))
-        _check_count(self.count)
+        object.__setattr__(self, "shape", checked_shape(self.shape))
+        check_count(self.count)
         self._check_defaults()
         sizes = self.shape[0], math.prod(self.shape[1:2])
         for name, units, size in (("rows", self.row_units, sizes[0]), ("cols", self.col_units, sizes[1])):
@@ -446,14 +396,14 @@ class NestedPartition(Partition):
         return Partition.from_ids(self.ids().to(device), count=self.count)
 
     def rows(self, start: int, stop: int) -> NestedPartition:
-        _check_range("rows", start, stop, self.shape[0])
+        check_range("rows", start, stop, self.shape[0])
         shape = stop - start, *self.shape[1:]
         return self._part(shape, self.row_units.shard(start, stop), self.col_units, self.row + start, self.col)
 
     def columns(self, start: int, stop: int) -> NestedPartition:
         if len(self.shape) < 2:
             raise ValueError(f"a weight of shape {self.shape} has no columns; cut it by rows(start, stop).")
-        _check_range("columns", start, stop, self.shape[1])
+        check_range("columns", start, stop, self.shape[1])
         shape = self.shape[0], stop - start, *self.shape[2:]
         return self._part(shape, self.row_units, self.col_units.shard(start, stop), self.row, self.col + start)
 

@@ -107,8 +107,8 @@ MUTANTS = [
         ("map domain", "DOMAIN = (0, 0x70617274)", "DOMAIN = (0, 0x70617275)", "maps of another stream of draws"),
     ),
     *_of(
-        "partkernels/partition.py",
-        f"{KERNELS}/test_formats.py {KERNELS}/test_partition.py {KERNELS}/test_shards.py",
+        "partkernels/arguments.py",
+        f"{KERNELS}/test_formats.py {KERNELS}/test_partition.py",
         (
             "rounded proportions",
             "- 1) > AS_WRITTEN or",
@@ -121,6 +121,10 @@ MUTANTS = [
             "key=lambda j: (parts[j] - exact[j], -j))",
             "ties of the largest remainder go to the higher partition",
         ),
+    ),
+    *_of(
+        "partkernels/partition.py",
+        f"{KERNELS}/test_formats.py {KERNELS}/test_partition.py {KERNELS}/test_shards.py",
         (
             "row of a shard",
             "self.map[start:stop], defaults, self.row + start, self.col)",

@@ -23,8 +23,8 @@ from partbench.report import comparison, page, readme
 from partbench.results import Record, Results, merged
 from partbench.suites import SUITES, measure
 from partbench.suites.options import Options, default_backends
+from partkernels.arguments import sizes
 from partkernels.backend.dispatch import backends
-from partkernels.partition import sizes
 
 # The C of --bits, which fills that many bits but for 8, where a byte a weight must hold the peers' ids too.
 COUNTS = {1: 2, 2: 4, 4: 16, 8: 32}

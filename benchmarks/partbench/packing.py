@@ -22,7 +22,7 @@ from partbench.measuring.estimates import passes
 from partbench.measuring.timing import Batch, Plan, Run, Workload, measure
 from partbench.peers.layer import CPU, THREE
 from partbench.results import Record
-from partkernels.partition import sizes
+from partkernels.arguments import sizes
 
 # Of 1, 4 and 64 MiB: in a core's cache, near it, and out of all.
 SHAPES = ((512, 512), (1024, 1024), (4096, 4096))

@@ -11,7 +11,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from partkernels.formats.packed_map import bits_for
+from partkernels.arguments import bits_for
 from partkernels.formats.philox import GROUP
 
 # Bytes of a slice: it and what it meets stay in an H100's second-level cache of 50 MB.

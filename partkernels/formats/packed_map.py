@@ -8,30 +8,10 @@ tensor [rows, row_bytes] that holds partition - 1 of entry (r, c) in byte c * bi
 
 from __future__ import annotations
 
-from math import prod
-
 import torch
 from torch import Tensor
 
-# Rows start at multiples of 16 bytes: one vector load on every GPU and CPU that we serve.
-ROW_ALIGNMENT = 16
-MAX_COUNT = 256
-
-
-def bits_for(count: int) -> int:
-    """The smallest of 1, 2, 4, 8 with 2**bits >= count."""
-    return next(bits for bits in (1, 2, 4, 8) if 1 << bits >= count)
-
-
-def row_bytes(cols: int, bits: int) -> int:
-    """Bytes of a row of the map, padding included."""
-    used = -(-cols * bits // 8)
-    return -(-used // ROW_ALIGNMENT) * ROW_ALIGNMENT
-
-
-def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    """(rows, cols) of a weight of this shape."""
-    return shape[0], prod(shape[1:])
+from partkernels.arguments import matrix_shape, row_bytes
 
 
 def to_matrix(weight: Tensor) -> Tensor:

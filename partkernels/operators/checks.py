@@ -5,22 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from partkernels.arguments import InputError
 from partkernels.partition import NestedPartition, Partition
-
-
-class InputError(RuntimeError, ValueError):
-    """x or bias does not fit the weight: a ValueError, and a RuntimeError as torch's own operators raise for it."""
-
-
-def check_live(partition: Partition, active: int, update: int | None) -> None:
-    """Raises ValueError unless 1 <= update <= active <= C."""
-    count = partition.count
-    if type(active) is not int or not 1 <= active <= count:
-        raise ValueError(f"active={active!r}, but this partition has {count} parts; pass an int in 1..{count}.")
-    if update is not None and (type(update) is not int or not 1 <= update <= active):
-        raise ValueError(
-            f"update={update!r} with active={active}; pass an int in 1..{active}, or None for no weight gradient."
-        )
 
 
 def check_weight(weight: Tensor, partition: Partition, with_defaults: bool = True) -> None:

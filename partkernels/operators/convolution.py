@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from partkernels.arguments import InputError, check_live, convolution_geometry, of_each
 from partkernels.backend import dispatch
 from partkernels.backend.bias import learning_bias, row
 from partkernels.backend.reference.conv2d import empty_conv2d, empty_conv2d_grad_input, empty_conv2d_grad_weight
 from partkernels.operators import nested
-from partkernels.operators.checks import (
-    InputError,
-    check_bias,
-    check_inputs,
-    check_live,
-    check_narrow,
-    check_weight,
-)
+from partkernels.operators.checks import check_bias, check_inputs, check_narrow, check_weight
 from partkernels.operators.registration import OWNERS, PARTITION, autocast, define, differentiate
 from partkernels.operators.subnetwork_weight import select
 from partkernels.partition import NestedPartition, Partition
@@ -111,57 +104,18 @@ def _grad_weight_backward(ctx, grad):
 differentiate("conv2d_grad_weight", _grad_weight_setup_context, _grad_weight_backward)
 
 
-def _sizes(name: str, value: int | Sequence[int], dims: int, least: int) -> tuple[int, ...]:
-    sizes = (value,) * dims if isinstance(value, int) else tuple(value)
-    if len(sizes) == 1:
-        sizes *= dims
-    if len(sizes) != dims or any(n < least for n in sizes):
-        what = "a pair of ints, each" if dims == 2 else "one"
-        raise ValueError(f"{name}={value!r}; pass an int or {what} at least {least}.")
-    return sizes
-
-
-def _geometry(image: Sequence[int], kernel: Sequence[int], stride, padding, dilation) -> tuple[tuple[int, ...], ...]:
-    """Stride, padding and dilation of each dimension, and by how much each is padded before, at its end alone.
-
-    Args:
-        image, kernel: their sizes in each dimension.
-    """
-    dims = len(kernel)
-    stride, dilation = _sizes("stride", stride, dims, least=1), _sizes("dilation", dilation, dims, least=1)
-    before = (0,) * dims
-    if padding == "valid":
-        padding = (0,) * dims
-    elif padding == "same":
-        if any(s != 1 for s in stride):
-            raise ValueError(f"padding='same' with stride={stride}; 'same' needs stride 1.")
-        total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
-        padding, before = tuple(t // 2 for t in total), tuple(t % 2 for t in total)
-    elif isinstance(padding, str):
-        raise ValueError(f"padding={padding!r}; pass an int, an int for each dimension, 'valid' or 'same'.")
-    else:
-        padding = _sizes("padding", padding, dims, least=0)
-    for size, extent, p, more, d in zip(image, kernel, padding, before, dilation, strict=True):
-        if size + more + 2 * p < d * (extent - 1) + 1:
-            raise InputError(
-                f"the padded input of size {size + more + 2 * p} is smaller than the kernel, {d * (extent - 1) + 1}"
-                f" with dilation {d}; pass a larger image or more padding."
-            )
-    return stride, padding, dilation, before
-
-
-_known_geometry = lru_cache(maxsize=1024, typed=True)(_geometry)
+_known_geometry = lru_cache(maxsize=1024, typed=True)(convolution_geometry)
 
 
 def _geometry_of(batched: Tensor, weight: Tensor, *asked) -> tuple[tuple[int, ...], ...]:
-    """_geometry, looked up where it was asked for before: 3 us less of a call."""
+    """convolution_geometry, looked up where it was asked for before: 3 us less of a call."""
     sizes = tuple(batched.shape[2:]), tuple(weight.shape[2:])
     if torch.compiler.is_compiling():
-        return _geometry(*sizes, *asked)
+        return convolution_geometry(*sizes, *asked)
     try:
         return _known_geometry(*sizes, *asked)
     except TypeError:  # a list, or a size that is a symbol, has no hash
-        return _geometry(*sizes, *asked)
+        return convolution_geometry(*sizes, *asked)
 
 
 SPATIAL = {1: "length", 2: "height, width"}
@@ -239,8 +193,8 @@ def convolve_transposed(
 ) -> Tensor:  # fmt: skip
     """conv_transpose2d, which is conv2d's input gradient as a function of grad_output; or conv_transpose1d."""
     check_images(x, weight, partition, active, update, bias, groups, True, dims, narrow)
-    stride, dilation = _sizes("stride", stride, dims, least=1), _sizes("dilation", dilation, dims, least=1)
-    padding, output_padding = _sizes("padding", padding, dims, 0), _sizes("output_padding", output_padding, dims, 0)
+    stride, dilation = of_each("stride", stride, dims, least=1), of_each("dilation", dilation, dims, least=1)
+    padding, output_padding = of_each("padding", padding, dims, 0), of_each("output_padding", output_padding, dims, 0)
     if any(o >= max(s, d) for o, s, d in zip(output_padding, stride, dilation, strict=True)):
         raise ValueError(
             f"output_padding={output_padding} with stride={stride} and dilation={dilation}; it must be smaller than one"

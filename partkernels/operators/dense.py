@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from partkernels.arguments import bits_for, matrix_shape, row_bytes
 from partkernels.backend import dispatch
-from partkernels.formats import packed_map
 from partkernels.operators.registration import calls
 
 Pair = Sequence[int]
@@ -116,10 +116,10 @@ def leaves_half_unused(cpuinfo: str) -> bool:
 
 
 def _map_of(shape: Sequence[int]) -> Tensor:
-    return _map(*packed_map.matrix_shape(tuple(shape)))
+    return _map(*matrix_shape(tuple(shape)))
 
 
 def _map(rows: int, cols: int) -> Tensor:
     """The map of a whole weight: nothing is read of it, nor kept in memory."""
-    width = packed_map.row_bytes(cols, packed_map.bits_for(1))
+    width = row_bytes(cols, bits_for(1))
     return torch.zeros(1, width, dtype=torch.uint8).expand(rows, -1)

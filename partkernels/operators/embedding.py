@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from partkernels.arguments import InputError, check_live
 from partkernels.backend import dispatch
 from partkernels.backend.reference.embedding import empty_embedding
 from partkernels.operators import nested
-from partkernels.operators.checks import InputError, check_live, check_weight
+from partkernels.operators.checks import check_weight
 from partkernels.operators.registration import PARTITION, define, differentiate
 from partkernels.operators.subnetwork_weight import select
 from partkernels.partition import NestedPartition, Partition

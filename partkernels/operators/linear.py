@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from partkernels.arguments import InputError, check_live
 from partkernels.backend import dispatch
 from partkernels.backend.reference.linear import (
     empty_linear,
@@ -13,7 +14,7 @@ from partkernels.backend.reference.linear import (
     empty_linear_grad_weight,
 )
 from partkernels.operators import nested
-from partkernels.operators.checks import InputError, check_bias, check_inputs, check_live, check_narrow, check_weight
+from partkernels.operators.checks import check_bias, check_inputs, check_narrow, check_weight
 from partkernels.operators.registration import OWNERS, PARTITION, autocast, define, differentiate
 from partkernels.operators.subnetwork_weight import select
 from partkernels.partition import NestedPartition, Partition

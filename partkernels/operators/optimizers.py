@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from partkernels.arguments import check_betas, check_momentum, check_not_negative, check_step
 from partkernels.backend import dispatch
 from partkernels.operators.checks import check_weight
 from partkernels.operators.registration import define_in_place
@@ -205,8 +205,7 @@ def adam_steps(
     check_not_negative(lr=lr, eps=eps, weight_decay=weight_decay)
     check_betas(betas)
     for step in steps:
-        if isinstance(step, bool) or not isinstance(step, int) or step < 1:
-            raise ValueError(f"step={step!r}; pass the number of this partition's step, 1 for its first.")
+        check_step(step)
     _check(parameters, grads, {"exp_avg": exp_avgs, "exp_avg_sq": exp_avg_sqs}, partitions, update, steps=steps)
     numbers = lr, *betas, eps, weight_decay, decoupled
     run_adam(parameters, grads, exp_avgs, exp_avg_sqs, partitions, update, steps, numbers)
@@ -229,26 +228,6 @@ def run_adam(
 def _number(update: int | None) -> int:
     """Of a step without any partition, of which update is anything, 1."""
     return update if isinstance(update, int) else 1
-
-
-def check_not_negative(**numbers: float) -> None:
-    """Raises ValueError, which names it, for the first number that is negative, infinite or NaN."""
-    for name, number in numbers.items():
-        if not 0 <= number < math.inf:
-            raise ValueError(f"{name}={number}; pass a finite number that is not negative.")
-
-
-def check_momentum(momentum: float, nesterov: bool) -> None:
-    """Raises ValueError unless SGD can run with these."""
-    check_not_negative(momentum=momentum)
-    if nesterov and momentum == 0:
-        raise ValueError("nesterov=True with momentum=0; pass a positive momentum.")
-
-
-def check_betas(betas: tuple[float, float]) -> None:
-    """Raises ValueError unless Adam can run with these."""
-    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        raise ValueError(f"betas={betas}; pass two numbers in [0, 1).")
 
 
 def _check_update(partition: Partition | None, parameter: Tensor, update: int | None) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from partkernels.arguments import check_live
 from partkernels.backend import dispatch
 from partkernels.backend.reference.subnetwork_weight import empty_subnetwork_weight, empty_subnetwork_weight_grad
 from partkernels.operators import nested
-from partkernels.operators.checks import check_live, check_weight
+from partkernels.operators.checks import check_weight
 from partkernels.operators.registration import OWNERS, PARTITION, define, differentiate
 from partkernels.partition import NestedPartition, Partition
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from pairwise import pairwise
 
 import partkernels as pk
+from partkernels.arguments import bits_for, matrix_shape, row_bytes, sizes
 from partkernels.backend import dispatch
 from partkernels.backend.reference import operators as reference
 from partkernels.formats import packed_map
 from partkernels.formats.philox import philox4x32
-from partkernels.partition import sizes
 
 SEEDS = st.integers(0, 2**63 - 1)
 
@@ -99,7 +99,7 @@ def test_defaults_of_any_shape_and_dtype_are_those_of_its_matrix(backend, shape,
         values = defaults.values(shape, dtype)
     assert values.dtype == dtype and values.is_contiguous()
     with pk.use_backend("reference"):
-        expected = defaults.values(packed_map.matrix_shape(shape), torch.float64)
+        expected = defaults.values(matrix_shape(shape), torch.float64)
     assert torch.equal(packed_map.to_matrix(values).double(), expected)
 
 
@@ -146,14 +146,14 @@ def test_uniform_and_normal_have_the_moments_they_promise():
 @given(count=st.integers(1, 256), rows=st.integers(1, 4), cols=st.integers(1, 70), data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_a_map_reads_back_what_was_packed(count, rows, cols, data):
-    bits = packed_map.bits_for(count)
+    bits = bits_for(count)
     assert count <= 2**bits
     assert bits == 1 or count > 2 ** (bits // 2)
     ids = torch.tensor(
         data.draw(st.lists(st.integers(0, count - 1), min_size=rows * cols, max_size=rows * cols)), dtype=torch.uint8
     ).view(rows, cols)
     packed = packed_map.pack(ids, bits)
-    assert packed.shape == (rows, packed_map.row_bytes(cols, bits))
+    assert packed.shape == (rows, row_bytes(cols, bits))
     assert packed.shape[1] % 16 == 0 and packed.shape[1] - 16 < -(-cols * bits // 8) <= packed.shape[1]
     assert [[read_map(packed.numpy(), r, c, bits) for c in range(cols)] for r in range(rows)] == ids.tolist()
     assert torch.equal(packed_map.unpack(packed, cols, bits), ids)
@@ -179,7 +179,7 @@ def test_random_maps_rank_entries_by_their_philox_word(module, seed, rows, cols,
     words = [philox_in_numpy([i, 0, 0, 0x70617274], seed)[0] for i in range(rows * cols)]
     order = sorted(range(rows * cols), key=lambda i: (words[i], i))
     owners = np.repeat(np.arange(len(counts)), counts)
-    bits = packed_map.bits_for(len(counts))
+    bits = bits_for(len(counts))
     packed = dispatch.choose(module, torch.device("cpu")).random_map(rows, cols, counts, seed).numpy()
     assert [read_map(packed, i // cols, i % cols, bits) for i in order] == owners.tolist()
 

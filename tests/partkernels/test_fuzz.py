@@ -23,7 +23,7 @@ from pairwise import is_full
 from torch import Tensor
 
 import partkernels as pk
-from partkernels.partition import sizes
+from partkernels.arguments import sizes
 from partkernels.testing import Yardstick, poisoned_memory
 
 BACKEND = BACKENDS[0]

@@ -15,9 +15,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import partkernels as pk
+from partkernels.arguments import bits_for, matrix_shape, row_bytes, sizes
 from partkernels.backend import dispatch
-from partkernels.formats import packed_map
-from partkernels.partition import sizes
 
 SHAPE = (4, 6)
 IDS = torch.ones(SHAPE, dtype=torch.uint8)
@@ -151,8 +150,8 @@ def test_maps_of_before_stay(total, proportions, expected):
 
 
 def map_of(shape, count):
-    rows, cols = packed_map.matrix_shape(shape)
-    return torch.zeros(rows, packed_map.row_bytes(cols, packed_map.bits_for(count)), dtype=torch.uint8)
+    rows, cols = matrix_shape(shape)
+    return torch.zeros(rows, row_bytes(cols, bits_for(count)), dtype=torch.uint8)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import partkernels as pk
+from partkernels.arguments import row_bytes
 from partkernels.backend import dispatch, rebuilt
 from partkernels.backend.plan import use_plan
 from partkernels.backend.triton import launch, linear, measured, plans, tiles
@@ -23,7 +24,7 @@ from partkernels.backend.triton.defaults import UNIFORM_PAIR
 from partkernels.backend.triton.packed_map import SPREAD, threshold
 from partkernels.backend.triton.plans import Config, Product
 from partkernels.backend.triton.rebuild import SELECT
-from partkernels.formats.packed_map import pack, row_bytes
+from partkernels.formats.packed_map import pack
 
 pytestmark = pytest.mark.skipif(not TRITON, reason="neither a GPU nor Triton's interpreter")
 DEVICE = TRITON[0].device if TRITON else "cpu"

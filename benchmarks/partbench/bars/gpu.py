@@ -17,7 +17,7 @@ from partbench.figures import figures, over
 from partbench.measuring.estimates import Estimate
 from partbench.peers.operators import PLANS
 from partbench.results import Record, Results
-from partkernels.formats import packed_map
+from partkernels.arguments import row_bytes
 
 OURS = "partkernels triton"
 BEST = (OURS, *(f"{OURS} {plan}" for plan in PLANS))
@@ -56,7 +56,7 @@ def _layers(run: Results) -> Iterable[Bar]:
             if share := {"uniform": 0.70, "zeros": 0.85}.get(defaults):
                 yield from _worst(f"{name}, fused", FUSED, cases, 1 / share, least=1.0)
         elif defaults == "uniform":
-            map_bytes, copy = outputs * packed_map.row_bytes(inputs, bits), run.rooflines["copy"]
+            map_bytes, copy = outputs * row_bytes(inputs, bits), run.rooflines["copy"]
             held = partial(_beside_copying, map_bytes, copy)
             yield from _worst(f"{name}, over moving its bytes", BEST, cases, 1 / 0.85, least=2.5, held=held)
 

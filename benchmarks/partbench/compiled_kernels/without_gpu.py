@@ -10,8 +10,8 @@ from unittest.mock import patch
 import torch
 
 from partbench.peers.layer import Layer
+from partkernels.arguments import matrix_shape, row_bytes
 from partkernels.defaults import Normal, Stored, Uniform, Zeros
-from partkernels.formats import packed_map
 from partkernels.partition import Partition
 
 META = torch.device("meta")
@@ -76,10 +76,10 @@ def call(case: Case, plan: str = "fused") -> None:
     memory = torch.channels_last if layer.operator == "conv2d" else torch.contiguous_format
     shapes = layer.x, layer.weight, layer.y
     x, weight, grad = (torch.empty(shape, dtype=layer.dtype, device=META, memory_format=memory) for shape in shapes)
-    rows, cols = packed_map.matrix_shape(layer.weight)
+    rows, cols = matrix_shape(layer.weight)
     map = None
     if case.bits:
-        map = torch.empty(rows, packed_map.row_bytes(cols, case.bits), dtype=torch.uint8, device=META)
+        map = torch.empty(rows, row_bytes(cols, case.bits), dtype=torch.uint8, device=META)
     kinds = {"zeros": Zeros(), "uniform": Uniform(0.02, 0), "normal": Normal(0.02, 0), "stored": Stored(weight)}
     active, update, owners = min(2, count - 1), 2, (map, count)
     partition = () if map is None else Partition(layer.weight, count, map, kinds[case.defaults]).flat()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import partkernels as pk
 import partnets
-from partkernels.formats import packed_map
+from partkernels.arguments import bits_for
 from partnets.nn.layer import PartitionedLayer
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class Division:
 
     def case(self) -> dict[str, str | int]:
         """What tells this division apart in results."""
-        bits = packed_map.bits_for(self.count)
+        bits = bits_for(self.count)
         proportions = "/".join(f"{p:g}" for p in self.proportions)
         if len(set(self.proportions)) == 1:
             proportions = f"1/{self.count} each"

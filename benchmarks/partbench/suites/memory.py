@@ -23,7 +23,7 @@ from partbench.peers.operators import obstacles as unavailable
 from partbench.peers.train_step import TrainStep
 from partbench.results import Record
 from partbench.suites.options import Options
-from partkernels.formats import packed_map
+from partkernels.arguments import bits_for, row_bytes
 from partnets.convert.finding import find
 
 ABOUT = "bytes a weight, and the peak of a training step"
@@ -160,8 +160,8 @@ def computed(scheme: str, model: nn.Module, division: Division, optimizer: str) 
         # A row for each partition, of biases, norms' parameters, and what a module keeps for itself.
         rows = sum(p.numel() for layer in layers for p in layer.parameters(recurse=False)) - count
         parameters += (division.count - 1) * rows * size
-        bits = packed_map.bits_for(division.count)
-        map = sum(w.shape[0] * packed_map.row_bytes(math.prod(w.shape[1:]), bits) for w in weights)
+        bits = bits_for(division.count)
+        map = sum(w.shape[0] * row_bytes(math.prod(w.shape[1:]), bits) for w in weights)
         defaults = count * size if division.defaults == "stored" else 0.0
     elif scheme == "paper":
         map, defaults = count, count * size

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from partkernels.arguments import bits_for, row_bytes
 from partkernels.backend.reference.embedding import check_ids
-from partkernels.formats import packed_map
 
 _cpu = torch.ops.partkernels_cpu
 
@@ -31,7 +31,7 @@ def embedding(weight: Tensor, ids: Tensor, *rest) -> Tensor:
 
 
 def random_map(rows: int, cols: int, sizes: list[int], seed: int) -> Tensor:
-    width = packed_map.row_bytes(cols, packed_map.bits_for(len(sizes)))
+    width = row_bytes(cols, bits_for(len(sizes)))
     map = torch.zeros(rows, width, dtype=torch.uint8, device="cpu")
     _cpu.random_map(map, cols, sizes, seed)
     return map

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from partkernels.formats.packed_map import from_matrix, matrix_shape
+from partkernels.arguments import matrix_shape
+from partkernels.formats.packed_map import from_matrix
 from partkernels.formats.philox import philox4x32, split
 
 # Entries drawn at once: bounds the generator's int64 temporaries to a few MiB each.

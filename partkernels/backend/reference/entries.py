@@ -3,7 +3,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from partkernels.formats.packed_map import bits_for, unpack_weight
+from partkernels.arguments import bits_for
+from partkernels.formats.packed_map import unpack_weight
 
 
 def gather_entries(tensor: Tensor, partition: int, map: Tensor, count: int) -> Tensor:

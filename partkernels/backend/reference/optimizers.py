@@ -5,7 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from partkernels.formats.packed_map import bits_for, unpack_weight
+from partkernels.arguments import bits_for
+from partkernels.formats.packed_map import unpack_weight
 
 
 def _owned(parameter: Tensor, map: Tensor | None, count: int, update: int) -> Tensor:

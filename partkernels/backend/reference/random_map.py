@@ -3,6 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from partkernels.arguments import bits_for
 from partkernels.formats import packed_map
 from partkernels.formats.philox import philox4x32, split
 
@@ -23,4 +24,4 @@ def random_map(rows: int, cols: int, sizes: list[int], seed: int) -> Tensor:
     owners = numbers.repeat_interleave(torch.tensor(sizes, device="cpu"))
     ids = torch.empty(total, dtype=torch.uint8, device="cpu")
     ids[torch.argsort(words, stable=True)] = owners
-    return packed_map.pack(ids.view(rows, cols), packed_map.bits_for(len(sizes)))
+    return packed_map.pack(ids.view(rows, cols), bits_for(len(sizes)))

@@ -3,8 +3,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from partkernels.arguments import bits_for
 from partkernels.backend.reference.defaults import drawn
-from partkernels.formats.packed_map import bits_for, unpack_weight
+from partkernels.formats.packed_map import unpack_weight
 
 
 def _defaults(weight: Tensor, stored: Tensor | None, kind: str, *draw) -> Tensor:

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from partkernels.arguments import bits_for
 from partkernels.backend.bias import live_bias
 from partkernels.backend.reference.conv2d import (
     empty_conv2d,
@@ -25,7 +26,6 @@ from partkernels.backend.triton.plans import Config, Product
 from partkernels.backend.triton.rebuild import GROUP, rebuild
 from partkernels.backend.triton.subnetwork_weight import keep, rebuild_into
 from partkernels.backend.triton.tiles import compute, store_tile, tile_of_group
-from partkernels.formats.packed_map import bits_for
 
 Pair = tuple[int, int]
 

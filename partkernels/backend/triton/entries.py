@@ -10,11 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from partkernels.arguments import bits_for
 from partkernels.backend.reference.entries import check_values
 from partkernels.backend.triton import launch
 from partkernels.backend.triton.packed_map import ids
 from partkernels.backend.triton.passes import TILE, over, tile_of_pass
-from partkernels.formats import packed_map
 
 # Triton 3.6 spills registers of the usual tile, of 16 rows of 128.
 _TILE = TILE if launch.INTERPRETED else {"DOWN": 8, "ACROSS": 256, "num_warps": 4}
@@ -75,7 +75,7 @@ def _counted(weight: Tensor, partition: int, map: Tensor, count: int) -> tuple[T
     cols = channels * taps
     grid, tiles = over(rows, cols, _TILE)
     lies = {"map": map, "rows": rows, "cols": cols, "taps": taps, "map_stride": map.stride(0)}
-    arguments = {**lies, "partition": partition, "BITS": packed_map.bits_for(count), **tiles}
+    arguments = {**lies, "partition": partition, "BITS": bits_for(count), **tiles}
     pieces = rows * triton.cdiv(cols, _TILE["ACROSS"])
     counts = torch.zeros(1 + pieces, dtype=torch.int32, device=weight.device)
     with launch.on(weight):

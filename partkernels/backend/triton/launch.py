@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from partkernels.arguments import bits_for
 from partkernels.backend.triton.packed_map import threshold
-from partkernels.formats.packed_map import bits_for
 from partkernels.formats.philox import GROUP, split
 
 # TRITON_INTERPRET=1: kernels run on the CPU, an operation at a time. Triton decides it as it reads a kernel.

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from partkernels.arguments import bits_for
 from partkernels.backend import rebuilt
 from partkernels.backend.bias import live_bias
 from partkernels.backend.reference.linear import empty_linear, empty_linear_grad_input, empty_linear_grad_weight
@@ -21,7 +22,6 @@ from partkernels.backend.triton.plans import Config, Product
 from partkernels.backend.triton.rebuild import GROUP, rebuild
 from partkernels.backend.triton.subnetwork_weight import keep, rebuild_into
 from partkernels.backend.triton.tiles import compute, store_tile, tile_of
-from partkernels.formats.packed_map import bits_for
 
 
 @triton.jit

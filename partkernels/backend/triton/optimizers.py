@@ -10,11 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from partkernels.arguments import bits_for
 from partkernels.backend.triton import launch
 from partkernels.backend.triton.arithmetic import round_to
 from partkernels.backend.triton.packed_map import ids
 from partkernels.backend.triton.passes import over, tile_of_pass
-from partkernels.formats import packed_map
 
 _TILE = {"DOWN": 4, "ACROSS": 256, "num_warps": 4}
 
@@ -138,7 +138,7 @@ def _step(kernel, tensors: list[Tensor | None], map: Tensor | None, count: int, 
     rows = 1 if map is None else parameter.shape[0]
     cols = size // rows
     taps = 1 if map is None or channels_last or parameter.dim() < 3 else cols // parameter.shape[1]
-    owners = (None, 0, 0) if map is None else (map, map.stride(0), packed_map.bits_for(count))
+    owners = (None, 0, 0) if map is None else (map, map.stride(0), bits_for(count))
     grid, tiles = over(rows, cols, _TILE)
     with launch.on(parameter):
         kernel[grid](*lie, owners[0], rows, cols, taps, owners[1], update, BITS=owners[2], **tiles, **arguments)

@@ -7,12 +7,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from partkernels.arguments import bits_for, matrix_shape
 from partkernels.backend.reference.subnetwork_weight import empty_subnetwork_weight, empty_subnetwork_weight_grad
 from partkernels.backend.triton import launch
 from partkernels.backend.triton.packed_map import tile_ids
 from partkernels.backend.triton.passes import over, tile_of_pass
 from partkernels.backend.triton.rebuild import GROUP, rebuild
-from partkernels.formats import packed_map
 
 
 @triton.jit
@@ -77,7 +77,7 @@ def keep_kernel(
 
 def _shape(shape: torch.Size) -> dict[str, int]:
     """Of a weight as [rows, channels, depth, height, width]."""
-    rows, cols = packed_map.matrix_shape(tuple(shape))
+    rows, cols = matrix_shape(tuple(shape))
     channels = shape[1] if len(shape) > 1 else 1
     spatial = (1, 1, *shape[2:])
     sizes = {"rows": rows, "cols": cols, "channels": channels, "height": spatial[-2], "width": spatial[-1]}
@@ -117,7 +117,7 @@ def keep(out: Tensor, grad: Tensor, first: int, last: int, map: Tensor, count: i
     with launch.on(grad):
         keep_kernel[grid](
             source, target, **shape, **_strides(source, "g"), **_strides(target, "o"),
-            map=map, map_stride=map.stride(0), BITS=packed_map.bits_for(count), first=first, last=last,
+            map=map, map_stride=map.stride(0), BITS=bits_for(count), first=first, last=last,
             **tiles,
         )  # fmt: skip
     return out

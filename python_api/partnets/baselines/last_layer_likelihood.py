@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from partkernels.defaults import check_seed
+from partkernels.arguments import check_seed
 from partnets.baselines.sparse_process import SparseProcess
 from partnets.data.chunks import chunk
 from partnets.hyper import Averaged

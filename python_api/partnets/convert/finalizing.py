@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import nn
 
-from partkernels.defaults import check_seed
+from partkernels.arguments import check_seed
 from partnets.convert.deploying import deployed
 from partnets.convert.merging import merge, without_partitions
 from partnets.hyper import Hyperparameter, hyperparameters

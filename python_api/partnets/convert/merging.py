@@ -6,7 +6,7 @@ import copy
 
 from torch import nn
 
-from partkernels.operators.checks import check_live
+from partkernels.arguments import check_live
 from partnets.convert.replacing import replace_modules
 from partnets.nn.batch_norm import warn_of_stale
 from partnets.nn.own_state import OwnState, sharing

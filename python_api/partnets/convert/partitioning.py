@@ -13,8 +13,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._pytree import tree_leaves
 
 import partkernels
-from partkernels.defaults import check_seed
-from partkernels.partition import sizes
+from partkernels.arguments import check_seed, sizes
 from partnets.convert.finding import find_or_refuse, named
 from partnets.convert.narrowing import narrow
 from partnets.convert.planning import Plan

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from partkernels import NestedPartition, Partition
-from partkernels.defaults import check_seed
-from partkernels.partition import sizes
+from partkernels.arguments import check_seed, sizes
 from partnets.evaluation.same_chunks import has_learned
 from partnets.nn.batch_norm import outdate_statistics
 from partnets.nn.layer import PartitionedLayer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from os import PathLike
 
-from partkernels.defaults import check_seed
+from partkernels.arguments import check_seed
 from partnets.data.dataset import Data
 from partnets.data.images import cifar10, mnist, tiny_imagenet
 from partnets.data.scikit_learn import digits

@@ -12,8 +12,7 @@ import torch
 from torch import Generator, Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
-from partkernels.defaults import check_seed
-from partkernels.partition import sizes
+from partkernels.arguments import check_seed, sizes
 from partnets.data.examples import Collate, Indices, as_dataset, below_subsets, collated
 from partnets.data.fetching import Request, batches, fetch, fetched
 from partnets.data.splitting import codes, given, grouped, stratified

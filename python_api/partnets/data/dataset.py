@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Generator, Tensor
 
-from partkernels.defaults import check_seed
+from partkernels.arguments import check_seed
 from partnets.hyper.affine import GENERATORS
 from partnets.hyper.warp import warp
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Generator
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from partkernels.defaults import check_seed
+from partkernels.arguments import check_seed
 from partnets.data.chunks import Chunks, check_unseen, draw_k
 from partnets.data.examples import Collate
 from partnets.data.fetching import check_options

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator
 
-from partkernels.defaults import check_seed
+from partkernels.arguments import check_seed
 from partnets.data.dataset import Data, moments
 
 EXAMPLES = 1797

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from partkernels.defaults import check_seed
+from partkernels.arguments import check_seed
 from partnets.data.dataset import Data, moments
 
 

@@ -6,7 +6,7 @@ import bisect
 import itertools
 from collections.abc import Sequence
 
-from partkernels.defaults import check_seed
+from partkernels.arguments import check_seed
 from partkernels.formats.philox import philox4x32, split
 from partnets.utils.checks import check_at_least
 

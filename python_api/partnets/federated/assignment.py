@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from partkernels.defaults import check_seed
-from partkernels.partition import sizes
+from partkernels.arguments import check_seed, sizes
 from partnets.utils.checks import check_at_least
 
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
-from partkernels.defaults import check_seed
+from partkernels.arguments import check_seed
 from partnets import optim
 from partnets.data.batch import Forward, Loss, call, mean, summed
 from partnets.data.examples import Collate, as_dataset

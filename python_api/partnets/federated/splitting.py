@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from partkernels.defaults import check_seed
+from partkernels.arguments import check_seed
 from partnets.data.splitting import codes
 from partnets.utils.checks import check_at_least
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from partkernels import Defaults, NestedPartition, Normal, Partition, Stored, Uniform, Units, Zeros, subnetwork_weight
-from partkernels.partition import sizes
+from partkernels.arguments import sizes
 from partnets.nn import partition_format
 from partnets.nn.activation_checkpoint import same_subnetwork
 from partnets.nn.cumulative import live_product, live_sum, raise_without_rows, with_rows

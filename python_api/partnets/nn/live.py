@@ -9,8 +9,8 @@ from functools import partial
 
 from torch import Tensor, nn
 
+from partkernels.arguments import check_live
 from partkernels.autograd_threads import hand_on, handed_on
-from partkernels.operators.checks import check_live
 from partnets.hyper import hyperparameters
 from partnets.nn.partitioned import HANDED_ON, Partitioned, count, partitioned_layers
 from partnets.nn.several import Several, grouped, grouping

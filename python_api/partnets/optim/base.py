@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from partkernels import Partition
-from partkernels.operators.optimizers import check_not_negative
+from partkernels.arguments import check_not_negative
 from partnets.hyper import LearningRate, WeightDecay, hyperparameters
 from partnets.nn.entries import take
 from partnets.nn.local_shard import local_entries

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
-from partkernels.operators.optimizers import check_betas, check_momentum, check_not_negative, run_adam, run_sgd
+from partkernels.arguments import check_betas, check_momentum, check_not_negative
+from partkernels.operators.optimizers import run_adam, run_sgd
 from partnets.optim.base import PartitionedOptimizer
 
 

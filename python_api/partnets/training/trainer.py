@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from partkernels.defaults import check_seed
+from partkernels.arguments import check_seed
 from partnets import optim
 from partnets.data.batch import Forward, Loss, call, mean
 from partnets.data.chunks import Chunks, check_unseen, divided, draw_k

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import partnets
-from partkernels.partition import sizes
+from partkernels.arguments import sizes
 from partnets import optim
 from partnets.nn.partitioned import partitioned_layers
 

@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from flwr.serverapp.strategy.strategy_utils import sample_nodes
 from torch import Tensor
 
-from partkernels.defaults import check_seed
+from partkernels.arguments import check_seed
 from partnets.federated.flower.app import ARRAYS, CONFIG, GRADIENT, METRICS
 from partnets.federated.flower.arrays import to_record, to_values
 from partnets.federated.flower.evaluation import Evaluation

@@ -1,0 +1,195 @@
+"""What partitions, defaults, convolutions and steps are asked for: counted and checked, without torch or numpy.
+
+partkernels_numpy has this file, too.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from fractions import Fraction
+from numbers import Real
+
+# Rows start at multiples of 16 bytes: one vector load on every GPU and CPU that we serve.
+ROW_ALIGNMENT = 16
+MAX_COUNT = 256
+# Proportions whose sum is this near 1 are as they were written, and not rounded to float32 or to a few digits: dividing
+# them by their sum would break ties otherwise, and the maps of all seeds depend on them.
+AS_WRITTEN = 1e-12
+# Within these the step of a draw is a normal bfloat16 number on every backend, flush-to-zero or not.
+SCALE_RANGE = (1e-30, 1e30)
+SEED_LIMIT = 1 << 63
+
+
+class InputError(RuntimeError, ValueError):
+    """x or bias does not fit the weight: a ValueError, and a RuntimeError as torch's own operators raise for it."""
+
+
+def bits_for(count: int) -> int:
+    """The smallest of 1, 2, 4, 8 with 2**bits >= count."""
+    return next(bits for bits in (1, 2, 4, 8) if 1 << bits >= count)
+
+
+def row_bytes(cols: int, bits: int) -> int:
+    """Bytes of a row of the map, padding included."""
+    used = -(-cols * bits // 8)
+    return -(-used // ROW_ALIGNMENT) * ROW_ALIGNMENT
+
+
+def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    """(rows, cols) of a weight of this shape."""
+    return shape[0], math.prod(shape[1:])
+
+
+def sizes(total: int, proportions: Sequence[float]) -> list[int]:
+    """Splits total by the proportions, by largest remainder; ties go to the lower partition.
+
+    Args:
+        total: the number of things to split, 0 or more.
+        proportions: at least one and at most 256 numbers in [0, 1] that sum to 1, up to 1e-6, and are divided by their
+            sum.
+
+    Raises:
+        ValueError: the proportions are none of that.
+
+    Example:
+        >>> sizes(10, (0.8, 0.15, 0.05))
+        [8, 2, 0]
+    """
+    proportions = tuple(float(p) for p in proportions)
+    if not 1 <= len(proportions) <= MAX_COUNT:
+        raise ValueError(f"{len(proportions)} proportions were given; pass 1 to {MAX_COUNT}, one for each partition.")
+    if not all(p >= 0 for p in proportions) or not math.isclose(sum(proportions), 1, abs_tol=1e-6):
+        raise ValueError(
+            f"proportions {proportions} sum to {sum(proportions):g}; pass numbers that are not negative and sum to 1."
+        )
+    if abs(sum(proportions) - 1) > AS_WRITTEN or total * AS_WRITTEN > 0.1:
+        whole = sum(map(Fraction, proportions))
+        proportions = [Fraction(p) / whole for p in proportions]
+    exact = [p * total for p in proportions]
+    parts = [math.floor(share) for share in exact]
+    by_remainder = sorted(range(len(parts)), key=lambda j: parts[j] - exact[j])
+    for j in by_remainder[: total - sum(parts)]:
+        parts[j] += 1
+    return parts
+
+
+def checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    """A weight's shape as a tuple; raises unless each size is at least 1."""
+    try:
+        shape = tuple(map(operator.index, shape))
+    except TypeError:
+        raise TypeError(f"shape {shape!r} is no sequence of ints; pass a weight's shape.") from None
+    if not shape or any(n < 1 for n in shape):
+        raise ValueError(f"shape {shape} is empty; pass a weight's shape, each size at least 1.")
+    return shape
+
+
+def check_count(count: int) -> None:
+    """Raises ValueError unless there can be so many partitions."""
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_COUNT:
+        raise ValueError(f"count={count!r}; pass an int from 1 to {MAX_COUNT}.")
+
+
+def check_range(name: str, start: int, stop: int, size: int) -> None:
+    """Raises ValueError unless start:stop is a part of so many, and not empty."""
+    if not 0 <= start < stop <= size:
+        raise ValueError(f"{name}({start}, {stop}) of {size}; pass 0 <= start < stop <= {size}.")
+
+
+def check_seed(name: str, seed: int) -> None:
+    """Raises unless seed is an integer in [0, 2**63)."""
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"{name}={seed!r} is a {type(seed).__name__}; pass an int in [0, 2**63).")
+    if not 0 <= seed < SEED_LIMIT:
+        raise ValueError(f"{name}={seed} is out of range; pass an int in [0, 2**63).")
+
+
+def check_scale(name: str, scale: float) -> None:
+    """Raises unless defaults can be drawn in [-scale, scale], or with this deviation."""
+    if isinstance(scale, bool) or not isinstance(scale, Real):
+        raise TypeError(f"{name}={scale!r} is a {type(scale).__name__}; pass a number.")
+    low, high = SCALE_RANGE
+    if not low <= scale <= high:  # also false for NaN
+        raise ValueError(f"{name}={scale} is out of range; pass a number in [{low}, {high}], or use Zeros().")
+
+
+def check_live(partition, active: int, update: int | None) -> None:
+    """Raises ValueError unless 1 <= update <= active <= partition.count."""
+    count = partition.count
+    if type(active) is not int or not 1 <= active <= count:
+        raise ValueError(f"active={active!r}, but this partition has {count} parts; pass an int in 1..{count}.")
+    if update is not None and (type(update) is not int or not 1 <= update <= active):
+        raise ValueError(
+            f"update={update!r} with active={active}; pass an int in 1..{active}, or None for no weight gradient."
+        )
+
+
+def of_each(name: str, value: int | Sequence[int], dims: int, least: int) -> tuple[int, ...]:
+    """A number for each dimension, of one for all or as many; raises ValueError if one is too small."""
+    sizes = (value,) * dims if isinstance(value, int) else tuple(value)
+    if len(sizes) == 1:
+        sizes *= dims
+    if len(sizes) != dims or any(n < least for n in sizes):
+        what = "a pair of ints, each" if dims == 2 else "one"
+        raise ValueError(f"{name}={value!r}; pass an int or {what} at least {least}.")
+    return sizes
+
+
+def convolution_geometry(
+    image: Sequence[int], kernel: Sequence[int], stride, padding, dilation
+) -> tuple[tuple[int, ...], ...]:
+    """Stride, padding and dilation of each dimension, and by how much each is padded before, at its end alone.
+
+    Args:
+        image, kernel: their sizes in each dimension.
+        stride, padding, dilation: as conv2d takes them.
+    """
+    dims = len(kernel)
+    stride, dilation = of_each("stride", stride, dims, least=1), of_each("dilation", dilation, dims, least=1)
+    before = (0,) * dims
+    if padding == "valid":
+        padding = (0,) * dims
+    elif padding == "same":
+        if any(s != 1 for s in stride):
+            raise ValueError(f"padding='same' with stride={stride}; 'same' needs stride 1.")
+        total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+        padding, before = tuple(t // 2 for t in total), tuple(t % 2 for t in total)
+    elif isinstance(padding, str):
+        raise ValueError(f"padding={padding!r}; pass an int, an int for each dimension, 'valid' or 'same'.")
+    else:
+        padding = of_each("padding", padding, dims, least=0)
+    for size, extent, p, more, d in zip(image, kernel, padding, before, dilation, strict=True):
+        if size + more + 2 * p < d * (extent - 1) + 1:
+            raise InputError(
+                f"the padded input of size {size + more + 2 * p} is smaller than the kernel, {d * (extent - 1) + 1}"
+                f" with dilation {d}; pass a larger image or more padding."
+            )
+    return stride, padding, dilation, before
+
+
+def check_not_negative(**numbers: float) -> None:
+    """Raises ValueError, which names it, for the first number that is negative, infinite or NaN."""
+    for name, number in numbers.items():
+        if not 0 <= number < math.inf:
+            raise ValueError(f"{name}={number}; pass a finite number that is not negative.")
+
+
+def check_momentum(momentum: float, nesterov: bool) -> None:
+    """Raises ValueError unless SGD can run with these."""
+    check_not_negative(momentum=momentum)
+    if nesterov and momentum == 0:
+        raise ValueError("nesterov=True with momentum=0; pass a positive momentum.")
+
+
+def check_betas(betas: tuple[float, float]) -> None:
+    """Raises ValueError unless Adam can run with these."""
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise ValueError(f"betas={betas}; pass two numbers in [0, 1).")
+
+
+def check_step(step: int) -> None:
+    """Raises ValueError unless this is the number of a step."""
+    if isinstance(step, bool) or not isinstance(step, int) or step < 1:
+        raise ValueError(f"step={step!r}; pass the number of this partition's step, 1 for its first.")
