@@ -30,10 +30,12 @@ BIN := $(VENV)/bin
 # Without build isolation: an isolated build would fetch a second torch.
 INSTALL := PARTKERNELS_BUILD=cpu $(BIN)/python -m pip install --quiet --no-build-isolation --editable
 SOURCES := $(shell find csrc -type f) setup.py pyproject.toml
+# partkernels_numpy, by CMake.
+NUMPY := $(shell find csrc/cpu csrc/include csrc/numpy -type f) CMakeLists.txt numpy_api/pyproject.toml partkernels/arguments.py
 PACKAGE := CMakeLists.txt $(wildcard cmake/* examples/cpp/CMakeLists.txt tests/csrc/*.cmake)
 CPP := $(shell find csrc tests/csrc examples/cpp -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
-.PHONY: demo federated test bench paper gpu lint unit ctest aarch64 wheel clean always
+.PHONY: demo federated test bench paper gpu lint unit ctest aarch64 wheel numpy clean always
 
 demo: $(VENV)/demo
 	$(BIN)/python examples/digits.py --seeds $(SEEDS)
@@ -45,7 +47,7 @@ federated: $(VENV)/federated
 # Set-up comes first, one thing at a time. Then two at once, so that neither processor waits while something links,
 # installs or collects; each prints what it has to say when it is done.
 test: $(VENV)/test build/triton-3.6 $(if $(FULL),$(VENV)/ray)
-	$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint wheel ctest unit
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint wheel numpy ctest unit
 
 # Threads may spin here: nothing else should be running.
 bench: $(VENV)/bench
@@ -108,6 +110,19 @@ build/empty/torch: $(if $(FULL),always)
 	build/empty/bin/python -m pip install --quiet $(TORCH)
 	touch $@
 
+# partkernels_numpy's in one that has nothing but numpy, and with FULL=1 jax.
+numpy: $(VENV)/test build/without-torch/numpy
+	rm -rf build/numpy-wheel
+	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/numpy-wheel ./numpy_api
+	build/without-torch/bin/python -m pip install --quiet --force-reinstall --no-deps build/numpy-wheel/*.whl
+	build/without-torch/bin/python -W error tests/numpy_alone.py
+
+build/without-torch/numpy: $(if $(FULL),always)
+	rm -rf build/without-torch
+	$(PYTHON) -m venv build/without-torch
+	build/without-torch/bin/python -m pip install --quiet numpy $(if $(FULL),jax)
+	touch $@
+
 clean:
 	rm -rf $(VENV) build dist out partkernels/_c*.so partkernels/build_info.json *.egg-info
 
@@ -133,9 +148,10 @@ $(VENV)/paper: $(VENV)/torch $(SOURCES)
 	$(BIN)/python -m pip install --quiet --no-deps $(LAPLACE)
 	touch $@
 
-$(VENV)/test: $(VENV)/torch $(SOURCES)
+$(VENV)/test: $(VENV)/torch $(SOURCES) $(NUMPY)
 	$(INSTALL) '.[test]' $(TRITON)
 	$(BIN)/python -m pip install --quiet --no-deps $(LAPLACE)
+	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable ./numpy_api
 	touch $@
 
 # Flower's simulation, which tests marked `full` compare with.

@@ -13,7 +13,9 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = {"partkernels": ROOT, "partnets": ROOT / "python_api"}
+PACKAGES = {"partkernels": ROOT, "partkernels_numpy": ROOT / "numpy_api", "partnets": ROOT / "python_api"}
+
+COMPILED = {"partkernels_numpy._library"}  # which import nothing of a package
 
 
 def modules(package: str) -> dict[str, Path]:
@@ -34,7 +36,7 @@ def imported(path: Path, known: dict[str, Path]) -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             parts = {f"{node.module}.{alias.name}" for alias in node.names}
-            names |= {part if part in known else node.module for part in parts}
+            names |= {part if part in known else node.module for part in parts - COMPILED}
     return names & known.keys()
 
 

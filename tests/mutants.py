@@ -376,7 +376,7 @@ MUTANTS = [
         f"{KERNELS}/test_forks.py",
         (
             "cpp threads of a fork",
-            "return entries < kFewEntries ? kThisThread : kTorchThreads;",
+            "return entries < cpu::kFewEntries ? kThisThread : kTorchThreads;",
             "return kTorchThreads;",
             "small work waits for threads that a fork has not copied",
         ),

@@ -11,6 +11,7 @@ PAGES = {
     "README.md": (2, "history", "History"),
     "docs/hyperparameters.md": (4, "noise", "Noise"),
     "docs/kernels.md": (2, "nested", "NestedPartition"),
+    "docs/numpy.md": (1, "partition", "Partition"),
     "docs/nested.md": (1, "small", "Sequential"),
     "docs/tutorial.md": (9, "deployed", "GraphModule"),
     "docs/data.md": (5, "history", "History"),

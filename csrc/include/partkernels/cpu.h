@@ -19,6 +19,11 @@ namespace partkernels::cpu {
 using Body = std::function<void(int64_t begin, int64_t end)>;
 using ParallelFor = std::function<void(int64_t count, const Body& body)>;
 
+// Below so many entries, or multiplications, waking another thread costs more than it saves. A process that was forked
+// may lack the threads of a ParallelFor, and wait forever; PyTorch's own small operators, with this limit, go on there.
+constexpr int64_t kFewEntries = 1 << 15;
+constexpr int64_t kFewProducts = 1 << 17;
+
 template <class T>
 struct Images {
   T* data;

@@ -54,7 +54,7 @@ inline Tensor bias_grad(const Tensor& grad_y, int64_t update, int64_t count) {
   with_type(rows.scalar_type(), [&]<class T>(T) {
     std::fill_n(data<T>(grad), count * out, T{});
     const auto from = matrix<const T>(rows);
-    if (from.rows * out >= kFewEntries) {  // PyTorch's threads add them up faster
+    if (from.rows * out >= cpu::kFewEntries) {  // PyTorch's threads add them up faster
       constexpr int64_t kOverRows[] = {0};
       Tensor sum = torch::stable::select(grad, 0, update - 1);
       torch::stable::sum_out(sum, torch::stable::reshape(rows, Sizes{from.rows, out}), kOverRows);

@@ -12,20 +12,14 @@ inline const cpu::ParallelFor kTorchThreads = [](int64_t count, const cpu::Body&
 
 inline const cpu::ParallelFor kThisThread = [](int64_t count, const cpu::Body& body) { body(0, count); };
 
-// Of so few entries, or multiplications, waking another thread costs more than it saves. And a process that was forked
-// has no other threads: OpenMP would wait for them forever, while PyTorch's own small operators, whose limit for
-// entries this is, go on.
-constexpr int64_t kFewEntries = 1 << 15;
-constexpr int64_t kFewProducts = 1 << 17;
-
 // For a pass over so many entries of a weight.
 inline const cpu::ParallelFor& threads_for_entries(int64_t entries) {
-  return entries < kFewEntries ? kThisThread : kTorchThreads;
+  return entries < cpu::kFewEntries ? kThisThread : kTorchThreads;
 }
 
 // For so many multiplications.
 inline const cpu::ParallelFor& threads_for_products(int64_t products) {
-  return products < kFewProducts ? kThisThread : kTorchThreads;
+  return products < cpu::kFewProducts ? kThisThread : kTorchThreads;
 }
 
 template <class T>

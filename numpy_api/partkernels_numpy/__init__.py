@@ -1,0 +1,81 @@
+"""Kernels for partitioned neural networks (Mlodozeniec, Reisser and Louizos, ICLR 2023) on numpy's arrays.
+
+Each entry of a weight belongs to one of C partitions. Subnetwork k uses the entries of partitions 1..k and a default
+value elsewhere. The functions compute with a subnetwork's weight without ever materialising it, on several threads,
+while other threads of Python go on. Maps, defaults and results are those of partkernels; torch is not needed.
+"""
+
+import os
+from importlib.metadata import version
+
+from partkernels_numpy import _library
+from partkernels_numpy.arguments import InputError
+from partkernels_numpy.arrays import plain
+from partkernels_numpy.conv2d import conv2d, conv2d_grad_input, conv2d_grad_weight
+from partkernels_numpy.defaults import Normal, Stored, Uniform, Zeros
+from partkernels_numpy.linear import linear, linear_grad_input, linear_grad_weight
+from partkernels_numpy.optimizers import adam_step, sgd_step
+from partkernels_numpy.partition import Partition
+from partkernels_numpy.subnetwork_weight import subnetwork_weight, subnetwork_weight_grad
+
+__all__ = [
+    "InputError",
+    "Normal",
+    "Partition",
+    "Stored",
+    "Uniform",
+    "Zeros",
+    "__version__",
+    "adam_step",
+    "conv2d",
+    "conv2d_grad_input",
+    "conv2d_grad_weight",
+    "instruction_set",
+    "linear",
+    "linear_grad_input",
+    "linear_grad_weight",
+    "set_threads",
+    "sgd_step",
+    "subnetwork_weight",
+    "subnetwork_weight_grad",
+    "threads",
+]
+__version__ = version("partkernels-numpy")
+
+
+def instruction_set() -> str:
+    """The instruction set in use: the best that the processor has, or the one that PARTKERNELS_CPU_ISA names.
+
+    Raises:
+        RuntimeError: PARTKERNELS_CPU_ISA names what the processor lacks.
+
+    Example:
+        >>> instruction_set() in ("avx512_bf16", "avx512", "avx2", "neon_bf16", "portable")
+        True
+    """
+    return _library.instruction_set()
+
+
+def threads() -> int:
+    """How many threads share a call: OMP_NUM_THREADS, or as many as this process has processors."""
+    return _library.threads()
+
+
+def set_threads(threads: int) -> None:
+    """Sets how many threads share a call, at least 1. Results do not depend on it, in any bit.
+
+    Example:
+        >>> before = threads()
+        >>> set_threads(1)
+        >>> threads()
+        1
+        >>> set_threads(before)
+    """
+    threads = plain(threads)
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+        raise ValueError(f"threads={threads!r}; pass an int of at least 1.")
+    _library.set_threads(min(threads, 1 << 16))
+
+
+if os.environ.get("OMP_NUM_THREADS", "").isdecimal() and int(os.environ["OMP_NUM_THREADS"]) > 0:
+    set_threads(int(os.environ["OMP_NUM_THREADS"]))

@@ -1,0 +1,32 @@
+"""The bias of a subnetwork: one for all, or b_1 + ... + b_k."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from partkernels_numpy.arguments import InputError
+from partkernels_numpy.arrays import check_like
+from partkernels_numpy.partition import Partition
+
+
+def live_bias(bias: np.ndarray | None, weight: np.ndarray, partition: Partition, active: int) -> np.ndarray | None:
+    """Of a bias [out] itself, of [C, out] the sum of the rows that are live, contiguous (Appendix I.2).
+
+    Raises:
+        InputError: the bias does not fit the weight.
+    """
+    if bias is None:
+        return None
+    bias, out = check_like("bias", bias, "the weight", weight), weight.shape[0]
+    if bias.shape not in ((out,), (partition.count, out)):
+        raise InputError(
+            f"bias has shape {bias.shape}; this weight takes [{out}], or [{partition.count}, {out}] with a row for each"
+            " partition."
+        )
+    if bias.ndim == 1:
+        return np.ascontiguousarray(bias)
+    total = np.zeros(out)
+    for row in bias[:active]:
+        total += row
+    # By way of float32, as the kernels accumulate bfloat16.
+    return total.astype(np.float64 if weight.itemsize == 8 else np.float32).astype(weight.dtype, copy=False)

@@ -1,0 +1,158 @@
+"""Partition: which entries of a weight belong to which partition, and what replaces those that are not live."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from partkernels_numpy import _library
+from partkernels_numpy.arguments import (
+    bits_for,
+    check_count,
+    check_seed,
+    checked_shape,
+    matrix_shape,
+    row_bytes,
+    sizes,
+)
+from partkernels_numpy.arrays import checked, plain
+from partkernels_numpy.defaults import Defaults, Zeros
+from partkernels_numpy.packed_map import pack, unpack, unpack_weight
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """C disjoint partitions of a weight, as a packed map of 1, 2, 4 or 8 bits a weight, and its defaults.
+
+    Make one with Partition.random or Partition.from_ids; or with the `shape`, `count` and `map.numpy()` of one of
+    partkernels. Partitions are numbered 1..C, as in the paper (Section 3; Appendix C for the random scheme).
+
+    Attributes:
+        shape: of the weight, [rows, ...], of 1 to 4 dimensions.
+        count: C, 1 to 256.
+        map: uint8 [rows, row_bytes], contiguous, format 1. Not copied.
+        defaults: Zeros, Uniform, Normal or Stored.
+
+    Raises:
+        ValueError: the map's shape, dtype, padding or ids do not fit shape and count.
+
+    Example:
+        >>> p = Partition.random((4, 4), (0.5, 0.25, 0.25), seed=0)
+        >>> p.count, p.bits, p.sizes()
+        (3, 2, [8, 4, 4])
+    """
+
+    shape: tuple[int, ...]
+    count: int
+    map: np.ndarray = field(repr=False)
+    defaults: Defaults = field(default_factory=Zeros)
+
+    @classmethod
+    def random(
+        cls, shape: Sequence[int], proportions: Sequence[float], *, seed: int, defaults: Defaults | None = None
+    ) -> Partition:
+        """A fixed proportion of the weight for each partition, at random (Appendix C).
+
+        The map is a pure function of (shape, proportions, seed), and partkernels makes the same.
+
+        Args:
+            shape: of the weight, [rows, ...].
+            proportions: C numbers that sum to 1; sizes follow by largest remainder.
+            seed: an int in [0, 2**63).
+            defaults: of the entries that are not live; Zeros() if None.
+
+        Example:
+            >>> np.unique(Partition.random((2, 8), (0.75, 0.25), seed=3).ids()).tolist()
+            [1, 2]
+        """
+        shape = _checked_shape(shape)
+        seed = plain(seed)
+        check_seed("seed", seed)
+        rows, cols = matrix_shape(shape)
+        counts = sizes(rows * cols, proportions)
+        packed = np.zeros((rows, row_bytes(cols, bits_for(len(counts)))), np.uint8)
+        _library.random_map(packed, cols, counts, seed)
+        return cls(shape, len(counts), packed, defaults or Zeros())
+
+    @classmethod
+    def from_ids(cls, ids: np.ndarray, *, count: int | None = None, defaults: Defaults | None = None) -> Partition:
+        """The partition in which entry e belongs to partition ids[e].
+
+        Args:
+            ids: uint8, the weight's shape, values 1..C (a count of 256 cannot be written in uint8: 255 at most).
+            count: C; the largest id if None.
+            defaults: of the entries that are not live; Zeros() if None.
+
+        Example:
+            >>> Partition.from_ids(np.array([[1, 2], [2, 1]], np.uint8)).sizes()
+            [2, 2]
+        """
+        if not isinstance(ids, np.ndarray) or ids.dtype != np.uint8:
+            given = getattr(ids, "dtype", type(ids).__name__)
+            raise ValueError(f"ids are {given}; pass an array of numpy.uint8 with values 1..C.")
+        shape = _checked_shape(ids.shape)
+        low, high = int(ids.min()), int(ids.max())
+        count = high if count is None else plain(count)
+        check_count(count)
+        if low < 1 or high > count:
+            raise ValueError(f"ids run from {low} to {high}, but there are {count} partitions; pass ids in 1..{count}.")
+        return cls(shape, count, pack(ids - 1, bits_for(count)), defaults or Zeros())
+
+    def __post_init__(self):
+        object.__setattr__(self, "shape", _checked_shape(self.shape))
+        check_count(self.count)
+        rows, cols = matrix_shape(self.shape)
+        expected = rows, row_bytes(cols, self.bits)
+        fits = isinstance(self.map, np.ndarray) and self.map.dtype == np.uint8 and self.map.shape == expected
+        if not fits or not self.map.flags.c_contiguous:
+            raise ValueError(
+                f"the map of a weight of shape {self.shape} in {self.count} partitions is a contiguous array of"
+                f" numpy.uint8, of shape {expected}; make it with Partition.from_ids."
+            )
+        ids = unpack(self.map, self.bits)
+        if ids.max() >= self.count or ids[:, cols:].any():
+            raise ValueError(
+                f"the map holds an id above its count of {self.count}, or padding that is not 0; make it with"
+                " Partition.from_ids."
+            )
+        stored = self.defaults.stored
+        if stored is not None and checked("stored defaults", stored).shape != self.shape:
+            raise ValueError(
+                f"the stored defaults have shape {stored.shape}; pass Stored(array) of shape {self.shape}."
+            )
+
+    @property
+    def bits(self) -> int:
+        """Bits a weight: the smallest of 1, 2, 4, 8 with 2**bits >= count."""
+        return bits_for(self.count)
+
+    def ids(self) -> np.ndarray:
+        """The partition of each entry, 1..C: uint8, the weight's shape (int16 if C is 256)."""
+        ids = unpack_weight(self.map, self.shape, self.bits)
+        return (ids.astype(np.int16) if self.count > 255 else ids) + 1
+
+    def mask(self, partition: int) -> np.ndarray:
+        """True at the entries of this partition: bool, the weight's shape."""
+        return self.ids() == partition
+
+    def sizes(self) -> list[int]:
+        """The number of entries of each partition."""
+        return np.bincount(self.ids().ravel(), minlength=self.count + 1)[1:].tolist()
+
+    @cached_property
+    def native(self) -> _library.Partition:
+        """What the kernels are told of it."""
+        return _library.Partition(self.map, self.count, *self.defaults.arguments(), self.defaults.stored)
+
+    def __reduce__(self):
+        return Partition, (self.shape, self.count, self.map, self.defaults)
+
+
+def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    shape = checked_shape(shape)
+    if len(shape) > 4:
+        raise ValueError(f"shape {shape} has {len(shape)} dimensions; pass 1 to 4, as [rows, in, -1, width] does.")
+    return shape

@@ -1,0 +1,95 @@
+"""A subnetwork's weight, for what has no kernel of its own, and its gradient."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from partkernels_numpy import _library
+from partkernels_numpy.arguments import check_live
+from partkernels_numpy.arrays import checked, plain
+from partkernels_numpy.partition import Partition
+
+
+def check_weight(name: str, weight: np.ndarray, partition: Partition) -> np.ndarray:
+    """The weight, checked; raises unless the partition was made for one like it."""
+    if not isinstance(partition, Partition):
+        raise TypeError(f"partition is a {type(partition).__name__}; pass a partkernels_numpy.Partition.")
+    weight = checked(name, weight)
+    if weight.shape != partition.shape:
+        raise ValueError(
+            f"{name} has shape {weight.shape} and its partition {partition.shape}; make the partition with"
+            f" Partition.random({weight.shape}, ...)."
+        )
+    return weight
+
+
+def checked_live(partition: Partition, active: int) -> int:
+    """How many partitions are live; raises ValueError unless it is in 1..C."""
+    check_live(partition, plain(active), None)
+    return plain(active)
+
+
+def checked_update(partition: Partition, update: int) -> int:
+    """Which partition is updated; raises ValueError unless it is in 1..C."""
+    check_live(partition, partition.count, 0 if update is None else plain(update))
+    return plain(update)
+
+
+def check_defaults(weight: np.ndarray, partition: Partition) -> None:
+    """Raises TypeError unless stored defaults are of the weight's dtype."""
+    stored = partition.defaults.stored
+    if stored is not None and stored.dtype != weight.dtype:
+        raise TypeError(f"the stored defaults are {stored.dtype} and the weight is {weight.dtype}; cast one of them.")
+
+
+def subnetwork_weight(weight: np.ndarray, partition: Partition, active: int) -> np.ndarray:
+    """w_s^(active): the weight where partitions 1..active own it, and the default elsewhere (Section 3).
+
+    Args:
+        weight: any strides.
+        partition: of the weight.
+        active: k, 1..C.
+
+    Returns:
+        Of the weight's shape and dtype, contiguous.
+
+    Raises:
+        ValueError, TypeError: an argument is out of range or does not fit the weight.
+
+    Example:
+        >>> p = Partition.from_ids(np.array([[1, 2]], np.uint8))
+        >>> subnetwork_weight(np.array([[3.0, 4.0]]), p, active=1)
+        array([[3., 0.]])
+    """
+    weight = check_weight("the weight", weight, partition)
+    active = checked_live(partition, active)
+    check_defaults(weight, partition)
+    out = np.empty(weight.shape, weight.dtype)
+    _library.subnetwork_weight(weight, partition.native, active, out)
+    return out
+
+
+def subnetwork_weight_grad(grad: np.ndarray, partition: Partition, update: int) -> np.ndarray:
+    """The gradient at the entries of partition `update` and exactly 0 elsewhere (Eq. 3).
+
+    Args:
+        grad: of a subnetwork's weight; any strides.
+        partition: of the weight.
+        update: 1..C.
+
+    Returns:
+        Like grad, contiguous.
+
+    Raises:
+        ValueError, TypeError: an argument is out of range or does not fit the partition.
+
+    Example:
+        >>> p = Partition.from_ids(np.array([[1, 2]], np.uint8))
+        >>> subnetwork_weight_grad(np.array([[3.0, 4.0]]), p, update=2)
+        array([[0., 4.]])
+    """
+    grad = check_weight("grad", grad, partition)
+    update = checked_update(partition, update)
+    out = np.empty(grad.shape, grad.dtype)
+    _library.subnetwork_weight_grad(grad, partition.native, update, out)
+    return out

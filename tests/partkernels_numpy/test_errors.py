@@ -1,0 +1,178 @@
+"""What does not fit is refused before anything changes, and named with what was expected and the cure."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import partkernels_numpy as pkn
+
+P = pkn.Partition.random((4, 6), (0.5, 0.5), seed=0)
+Q = pkn.Partition.random((4, 2, 3, 3), (0.5, 0.5), seed=0)
+F = np.float32
+
+
+def ones(*shape, dtype=F):
+    return np.ones(shape, dtype)
+
+
+def linear(**changed):
+    given = {"x": ones(3, 6), "weight": ones(4, 6), "partition": P, "active": 1, **changed}
+    return pkn.linear(**given)
+
+
+def conv2d(**changed):
+    return pkn.conv2d(**{"x": ones(2, 2, 5, 5), "weight": ones(4, 2, 3, 3), "partition": Q, "active": 1, **changed})
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: linear(x=[[1.0] * 6]), TypeError, r"x is a list; pass a numpy.ndarray"),
+        (lambda: linear(x=np.ma.masked_array(ones(3, 6))), TypeError, "x is a MaskedArray"),
+        (lambda: linear(x=ones(3, 6, dtype="f2")), TypeError, "x is float16; pass float32, float64 or ml_dtypes"),
+        (lambda: linear(x=ones(3, 6, dtype=int)), TypeError, "x is int64; pass float32"),
+        (lambda: linear(x=ones(3, 6, dtype=complex)), TypeError, "x is complex128"),
+        (lambda: linear(x=ones(3, 6, dtype=">f4")), TypeError, "x is >f4; pass .* byte order"),
+        (lambda: linear(weight=ones(4, 6, dtype=">f4")), TypeError, "the weight is >f4"),
+        (lambda: linear(x=ones(3, 6, dtype=float)), pkn.InputError, "x is float64 and the weight float32; cast"),
+        (lambda: linear(x=ones(3, 5)), pkn.InputError, r"x has shape \(3, 5\); this weight takes \[..., 6\]"),
+        (lambda: linear(x=np.float32(1)), TypeError, "x is a float32; pass a numpy.ndarray"),
+        (lambda: linear(x=np.array(1, F)), pkn.InputError, r"x has shape \(\)"),
+        (lambda: linear(weight=ones(6, 4)), ValueError, r"shape \(6, 4\) and its partition \(4, 6\)"),
+        (lambda: linear(partition=P.map), TypeError, "partition is a ndarray; pass a partkernels_numpy.Partition"),
+        (lambda: linear(active=0), ValueError, r"active=0, but this partition has 2 parts; pass an int in 1..2"),
+        (lambda: linear(active=3), ValueError, "active=3"),
+        (lambda: linear(active=True), ValueError, "active=True"),
+        (lambda: linear(active=1.0), ValueError, "active=1.0"),
+        (lambda: linear(bias=ones(6)), pkn.InputError, r"bias has shape \(6,\); this weight takes \[4\], or \[2, 4\]"),
+        (lambda: linear(bias=ones(4, dtype=float)), pkn.InputError, "bias is float64 and the weight float32"),
+        (lambda: linear(weight=ones(4, 2, 3, 3), partition=Q), ValueError, r"linear takes \[out_features, in_features"),
+        (
+            lambda: pkn.linear_grad_input(ones(3, 6), ones(4, 6), P, 1),
+            pkn.InputError,
+            r"grad_output has shape \(3, 6\)",
+        ),
+        (lambda: pkn.linear_grad_weight(ones(2, 4), ones(3, 6), P, 1), pkn.InputError, "they differ before the last"),
+        (lambda: pkn.linear_grad_weight(ones(3, 4), ones(3, 6), P, 3), ValueError, "update=3 with active=2"),
+        (lambda: pkn.linear_grad_weight(ones(3, 4), ones(3, 6), Q, 1), ValueError, "linear takes"),
+        (lambda: conv2d(x=ones(2, 5, 5)), pkn.InputError, r"takes \[batch, 2, height, width\]"),
+        (lambda: conv2d(x=ones(2, 3, 5, 5)), pkn.InputError, "this weight with groups=1 takes"),
+        (lambda: conv2d(x=ones(2, 2, 2, 5)), pkn.InputError, "size 2 is smaller than the kernel, 3"),
+        (lambda: conv2d(groups=3), ValueError, "groups=3 does not divide the weight's 4"),
+        (lambda: conv2d(groups=0), ValueError, "groups=0"),
+        (lambda: conv2d(stride=0), ValueError, "stride=0; pass an int or a pair of ints, each at least 1"),
+        (lambda: conv2d(padding=-1), ValueError, "padding=-1"),
+        (lambda: conv2d(padding="full"), ValueError, "padding='full'"),
+        (lambda: conv2d(padding="same", stride=2), ValueError, "'same' needs stride 1"),
+        (lambda: conv2d(weight=ones(4, 6), partition=P), ValueError, r"conv2d takes \[out, in / groups, height, width"),
+        (
+            lambda: pkn.conv2d_grad_input(ones(2, 4, 4, 4), ones(4, 2, 3, 3), Q, 1, (2, 2, 5, 5)),
+            pkn.InputError,
+            r"grad_output has shape \(2, 4, 4, 4\); this convolution makes \(2, 4, 3, 3\)",
+        ),
+        (
+            lambda: pkn.conv2d_grad_weight(ones(2, 4, 4, 4), ones(2, 2, 5, 5), Q, 1),
+            pkn.InputError,
+            "this convolution makes",
+        ),
+        (lambda: pkn.Partition.random((), (1.0,), seed=0), ValueError, "is empty"),
+        (lambda: pkn.Partition.random((2, 0), (1.0,), seed=0), ValueError, "is empty"),
+        (lambda: pkn.Partition.random((1, 1, 1, 1, 1), (1.0,), seed=0), ValueError, "5 dimensions; pass 1 to 4"),
+        (lambda: pkn.Partition.random((2, 2), (0.5, 0.6), seed=0), ValueError, "sum to 1.1"),
+        (lambda: pkn.Partition.random((2, 2), (1.0,), seed=-1), ValueError, "seed=-1 is out of range"),
+        (lambda: pkn.Partition.random((2, 2), (1.0,), seed=1.0), TypeError, "seed=1.0 is a float"),
+        (lambda: pkn.Partition.from_ids(ones(2, 2)), ValueError, "ids are float32; pass an array of numpy.uint8"),
+        (lambda: pkn.Partition.from_ids([[1, 2]]), ValueError, "ids are list"),
+        (lambda: pkn.Partition.from_ids(np.zeros((2, 2), np.uint8), count=2), ValueError, "ids run from 0 to 0"),
+        (lambda: pkn.Partition((4, 6), 2, P.map[:, :8]), ValueError, r"of shape \(4, 16\)"),
+        (lambda: pkn.Partition((4, 6), 3, np.full((4, 16), 255, np.uint8)), ValueError, "id above its count of 3"),
+        (lambda: pkn.Partition((4, 6), 2, np.full((4, 16), 255, np.uint8)), ValueError, "padding that is not 0"),
+        (lambda: pkn.Uniform(0.0, 1), ValueError, "scale=0.0 is out of range"),
+        (lambda: pkn.Normal(float("nan"), 1), ValueError, "std=nan is out of range"),
+        (lambda: pkn.Stored([1.0]), TypeError, "the array of Stored is a list"),
+        (lambda: pkn.Stored(ones(2)).values((3,)), ValueError, "differs from that of the stored defaults"),
+        (
+            lambda: pkn.Partition.random((4, 6), (0.5, 0.5), seed=0, defaults=pkn.Stored(ones(6, 4))),
+            ValueError,
+            r"the stored defaults have shape \(6, 4\)",
+        ),
+        (
+            lambda: linear(partition=pkn.Partition((4, 6), 2, P.map, pkn.Stored(ones(4, 6, dtype=float)))),
+            TypeError,
+            "the stored defaults are float64 and the weight is float32",
+        ),
+        (lambda: pkn.Uniform(0.1, 1).values((2, 2), np.float16), TypeError, "dtype is float16"),
+    ],
+)
+def test_calls_are_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def sgd(parameter, *rest, partition=P, update=1, **numbers):
+    pkn.sgd_step(parameter, *(rest or (np.ones_like(parameter), None)), partition, update, **{"lr": 0.1, **numbers})
+
+
+def adam(parameter, *rest, partition=P, **numbers):
+    given = [*rest, *(np.ones_like(parameter) for _ in range(3 - len(rest)))]
+    pkn.adam_step(parameter, *given, partition, 1, **{"step": 1, "lr": 0.1, **numbers})
+
+
+def locked(array):
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "message"),
+    [
+        (lambda p: sgd(locked(p)), ValueError, r"parameter cannot be written.*pass parameter.copy\(\)"),
+        (lambda p: sgd(p, p, None), ValueError, "parameter and grad share memory"),
+        (lambda p: sgd(p, p[::-1], None), ValueError, "parameter and grad share memory"),
+        (lambda p: sgd(p, ones(4, 6), p, momentum=0.9), ValueError, "parameter and momentum_buffer share memory"),
+        (lambda p: sgd(p, ones(4, 6), None, momentum=0.9), ValueError, "without a momentum_buffer"),
+        (lambda p: sgd(p, ones(6, 4), None), ValueError, r"grad has shape \(6, 4\) and the parameter \(4, 6\)"),
+        (lambda p: sgd(p, ones(4, 6, dtype=float), None), pkn.InputError, "grad is float64 and the parameter float32"),
+        (lambda p: sgd(p, None, None), TypeError, "grad is a NoneType"),
+        (lambda p: sgd(p, update=None), ValueError, "update=0"),
+        (lambda p: sgd(p, update=3), ValueError, "update=3"),
+        (lambda p: sgd(p, lr=-1), ValueError, "lr=-1; pass a finite number that is not negative"),
+        (lambda p: sgd(p, lr=float("nan")), ValueError, "lr=nan"),
+        (lambda p: sgd(p, nesterov=True), ValueError, "nesterov=True with momentum=0"),
+        (lambda p: sgd(p, partition=Q), ValueError, "its partition"),
+        (lambda p: adam(p, step=0), ValueError, "step=0; pass the number of this partition's step"),
+        (lambda p: adam(p, betas=(0.9, 1.0)), ValueError, "betas="),
+        (lambda p: adam(p, eps=-1.0), ValueError, "eps=-1.0"),
+        (lambda p: adam(p, ones(4, 6), p), ValueError, "parameter and exp_avg share memory"),
+        (lambda p: adam(p, ones(4, 6), moment := ones(4, 6), moment), ValueError, "exp_avg and exp_avg_sq share"),
+        (lambda p: adam(p, ones(4, 6), locked(ones(4, 6))), ValueError, "exp_avg cannot be written"),
+        (
+            lambda p: adam(p, ones(4, 6), np.lib.stride_tricks.as_strided(ones(6), (4, 6), (0, 4))),
+            ValueError,
+            "several entries of exp_avg share memory",
+        ),
+    ],
+)
+def test_steps_are_refused_and_change_nothing(step, error, message):
+    parameter = ones(4, 6)
+    with pytest.raises(error, match=message):
+        step(parameter)
+    np.testing.assert_array_equal(parameter, ones(4, 6))
+
+
+def test_arrays_that_are_read_may_be_locked():
+    x, weight, grad = locked(ones(3, 6)), locked(ones(4, 6)), locked(ones(4, 6))
+    linear(x=x, weight=weight)
+    sgd(ones(4, 6), grad, None)
+
+
+def test_an_instruction_set_that_is_not_there(tmp_path):
+    import os
+    import subprocess
+    import sys
+
+    code = "import partkernels_numpy as pkn; pkn.instruction_set()"
+    environment = {**os.environ, "PARTKERNELS_CPU_ISA": "sse9"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert "RuntimeError: PARTKERNELS_CPU_ISA=sse9 cannot run on this processor" in done.stderr
