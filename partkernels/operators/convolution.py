@@ -14,7 +14,7 @@ from partkernels.backend.bias import learning_bias, row
 from partkernels.backend.reference.conv2d import empty_conv2d, empty_conv2d_grad_input, empty_conv2d_grad_weight
 from partkernels.operators import nested
 from partkernels.operators.checks import check_bias, check_inputs, check_narrow, check_weight
-from partkernels.operators.registration import OWNERS, PARTITION, autocast, define, differentiate
+from partkernels.operators.registration import OWNERS, PARTITION, autocast, define, differentiate, is_wanted
 from partkernels.operators.subnetwork_weight import select
 from partkernels.partition import NestedPartition, Partition
 
@@ -51,11 +51,11 @@ def _backward(ctx, grad):
     x, weight, map, stored = ctx.saved_tensors
     count, backend = ctx.rest[0], ctx.rest[-1]
     grad_x = grad_weight = grad_bias = None
-    if weight is not None:
+    if weight is not None and is_wanted(ctx, 0):
         grad_x = _grad_input(
             grad, weight, ctx.input_size, *ctx.geometry, ctx.active, ctx.update, map, stored, *ctx.rest
         )
-    if x is not None:
+    if x is not None and is_wanted(ctx, 1):
         grad_weight = _grad_weight(grad, x, ctx.kernel_size, *ctx.geometry, ctx.update, map, count, backend)
     if ctx.needs_input_grad[2]:
         grad_bias = grad.sum((0, 2, 3))

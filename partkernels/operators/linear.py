@@ -15,7 +15,7 @@ from partkernels.backend.reference.linear import (
 )
 from partkernels.operators import nested
 from partkernels.operators.checks import check_bias, check_inputs, check_narrow, check_weight
-from partkernels.operators.registration import OWNERS, PARTITION, autocast, define, differentiate
+from partkernels.operators.registration import OWNERS, PARTITION, autocast, define, differentiate, is_wanted
 from partkernels.operators.subnetwork_weight import select
 from partkernels.partition import NestedPartition, Partition
 
@@ -45,9 +45,9 @@ def _backward(ctx, grad):
     x, weight, map, stored = ctx.saved_tensors
     count, backend = ctx.rest[0], ctx.rest[-1]
     grad_x = grad_weight = grad_bias = None
-    if weight is not None:
+    if weight is not None and is_wanted(ctx, 0):
         grad_x = _grad_input(grad, weight, ctx.active, ctx.update, map, stored, *ctx.rest)
-    if x is not None:
+    if x is not None and is_wanted(ctx, 1):
         grad_weight = _grad_weight(grad, x, ctx.update, map, count, backend)
     if ctx.needs_input_grad[2]:
         if ctx.has_rows:

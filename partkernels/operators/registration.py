@@ -239,6 +239,19 @@ def differentiate(name: str, setup_context: Callable, backward: Callable) -> Non
     )
 
 
+def is_wanted(ctx, place: int) -> bool:
+    """Whether this backward pass needs the gradient of an operator's first tensor, or of its second: places 0 and 1.
+
+    ctx.needs_input_grad says what some pass might need; torch.autograd.grad(y, x) has no use for a weight's gradient,
+    which costs as much as x's.
+    """
+    try:
+        node = ctx.next_functions[place][0]
+        return node is not None and torch._C._will_engine_execute_node(node)
+    except (AttributeError, RuntimeError):
+        return True  # without an engine, as in torch.func; or a leaf that torch.autograd.grad is asked for
+
+
 def autocast(name: str) -> None:
     """Under torch.autocast, casts every floating-point argument to its dtype, as it does for torch's own operator."""
     _autocast.add(name)

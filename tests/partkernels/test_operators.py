@@ -26,6 +26,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import partkernels as pk
+from partkernels.operators import convolution as convolution_operators
+from partkernels.operators import linear as linear_operators
 from partkernels.operators.registration import calls
 from partkernels.testing import poisoned_memory
 
@@ -551,3 +553,41 @@ def test_what_an_operator_gives_can_be_changed_in_place(backend, shape, weight, 
         y = operator(x, w, partition, **options)
         y *= 2
         torch.testing.assert_close(torch.autograd.grad(y.square().sum(), x), expected)
+
+
+def passes(monkeypatch, run) -> set[str]:
+    """Which gradients a function computes: "input" and "weight"."""
+    ran = set()
+    for module in (linear_operators, convolution_operators):
+        for name in ("input", "weight"):
+            operator = getattr(module, f"_grad_{name}")
+
+            def counted(*args, name=name, operator=operator):
+                ran.add(name)
+                return operator(*args)
+
+            monkeypatch.setattr(module, f"_grad_{name}", counted)
+    run()
+    return ran
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize("ours", [pk.linear, pk.conv2d])
+@pytest.mark.parametrize(
+    ("run", "expected"),
+    [
+        (lambda y, x, w: torch.autograd.grad(y, x), {"input"}),
+        (lambda y, x, w: torch.autograd.grad(y, w), {"weight"}),
+        (lambda y, x, w: torch.autograd.grad(y, [w, x]), {"input", "weight"}),
+        (lambda y, x, w: y.backward(), {"input", "weight"}),
+        (lambda y, x, w: y.backward(inputs=[x]), {"input"}),
+        (lambda y, x, w: torch.autograd.grad(y, x, create_graph=True), {"input"}),
+    ],
+)
+def test_only_gradients_that_are_asked_for_are_computed(run, expected, ours, hidden, monkeypatch):
+    shape = (3, 4) if ours is pk.linear else (3, 4, 2, 2)
+    leaves = torch.randn(5, 4, *shape[2:], requires_grad=True), torch.randn(shape, requires_grad=True)
+    partition = pk.Partition.random(shape, (0.5, 0.5), seed=0)
+    x, w = (2 * leaf for leaf in leaves) if hidden else leaves
+    y = ours(x, w, partition, 2, update=1).sum()
+    assert passes(monkeypatch, lambda: run(y, *leaves)) == expected
