@@ -25,4 +25,11 @@ constexpr int kVectorBytes = 16;
 constexpr int kVectorRegisters = 16;
 #endif
 
+// Whether bfloat16 is multiplied in tiles of AMX; nothing but its products is compiled then.
+#if defined(PARTKERNELS_AMX)
+constexpr bool kHasTiles = true;
+#else
+constexpr bool kHasTiles = false;
+#endif
+
 }  // namespace partkernels::cpu::PARTKERNELS_ISA

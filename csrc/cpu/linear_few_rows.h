@@ -91,7 +91,7 @@ void linear_of_few_rows(const Matrix<const T>& x, const Subnetwork<T>& w, const 
   using V = Vector<Sum<Unit>>;
   constexpr int64_t kBlock = 64;  // outputs of a task
   // Of x, so much of the depth is packed at once, and the weight rebuilt: chains of 32 entries of float, or 16 pairs.
-  constexpr int64_t kPacked = 16384 / sizeof(T), kStrip = 32 * kVectorBytes / sizeof(Sum<Unit>);
+  constexpr int64_t kPacked = 16 * kDepth<Unit> * kUnitDepth<Unit>, kStrip = 32 * kVectorBytes / sizeof(Sum<Unit>);
   // Rows a power of two apart would share sets of the cache.
   constexpr int64_t kApart = kVectorBytes / sizeof(T), kPackedStride = kPacked + kApart, kStripStride = kStrip + kApart;
   static_assert(kFewRows * kPackedStride * sizeof(T) <= sizeof(Workspace<Unit>::right));

@@ -36,16 +36,16 @@ template <class Unit>
 using Sum = std::conditional_t<std::is_same_v<Unit, double>, double, float>;
 
 // A block of a product takes at most so many units of depth, 1 KiB of them: a panel and the left operands of a register
-// tile then fit the first-level cache together.
+// tile then fit the first-level cache together. AMX's register tiles are taller.
 template <class Unit>
-constexpr int64_t kDepth = 1024 / sizeof(Unit);
+constexpr int64_t kDepth = (kHasTiles ? 512 : 1024) / sizeof(Unit);
 
 // The right block lies in panels of two vectors' width, each a unit of depth after the other.
 template <class Unit>
 constexpr int64_t kPanel = 2 * kVectorBytes / sizeof(Unit);
 
 // Rows of a register tile: with two vectors each, their sums leave room for the operands.
-constexpr int64_t kTall = kVectorRegisters == 32 ? 12 : 6;
+constexpr int64_t kTall = kHasTiles ? 32 : kVectorRegisters == 32 ? 12 : 6;
 
 // Whether a block's products are added one after another. Results in bfloat16 are rounded far above what that errs.
 template <class Unit>
@@ -60,7 +60,7 @@ constexpr int64_t chain_of(int64_t depth) { return depth < 128 ? 16 : 32; }
 // other. Known to the compiler, since a register tile takes all of the registers that addresses would need.
 enum class Layout { row_major, depth_major };
 
-constexpr int64_t kRows = 96;
+constexpr int64_t kRows = kHasTiles ? 192 : 96;
 
 // How far apart two rows, and two units of depth, lie in it.
 template <class Unit, Layout layout>
@@ -172,6 +172,7 @@ void multiply_rows(int64_t rows, const Unit* left, const Unit* right, int64_t de
   }
 }
 
+#if !defined(PARTKERNELS_AMX)
 // product[i][j] (+)= the sum over k in [0, depth) units of left(i, k) right(k, j), for i in [0, rows) and whole panels
 // of j up to cols. Panel p of the right block starts at right + p * kPanel * kDepth.
 template <class Unit, Layout layout>
@@ -185,5 +186,9 @@ void multiply(const Unit* left, const Unit* right, int64_t rows, int64_t cols, i
     }
   }
 }
+
+// What a thread holds while it multiplies: nothing, but for AMX.
+struct Tiles {};
+#endif
 
 }  // namespace partkernels::cpu::PARTKERNELS_ISA

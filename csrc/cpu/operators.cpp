@@ -7,7 +7,9 @@
 #include <stdexcept>
 #include <string>
 
-#if defined(PARTKERNELS_ARM_TARGETS)
+#if defined(PARTKERNELS_X86_TARGETS)
+#include "amx.h"
+#elif defined(PARTKERNELS_ARM_TARGETS)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
 #endif
@@ -24,6 +26,8 @@ struct InstructionSet {
   const char* name;
   const Operators& (*operators)();
   std::span<const Feature> needs;
+  // Asked where the processor has all of that: why the set cannot be taken still, or an empty text.
+  const char* (*problem)() = nullptr;
 };
 
 #if defined(PARTKERNELS_X86_TARGETS)
@@ -31,10 +35,19 @@ struct InstructionSet {
 constexpr Feature kFeatures[] = {
     PARTKERNELS_FEATURE("avx2"),       PARTKERNELS_FEATURE("fma"),        PARTKERNELS_FEATURE("avx512f"),
     PARTKERNELS_FEATURE("avx512bw"),   PARTKERNELS_FEATURE("avx512dq"),   PARTKERNELS_FEATURE("avx512vl"),
-    PARTKERNELS_FEATURE("avx512vbmi"), PARTKERNELS_FEATURE("avx512bf16"),
+    PARTKERNELS_FEATURE("avx512vbmi"), PARTKERNELS_FEATURE("avx512bf16"), {"amx-tile", amx::has_tiles},
+    {"amx-bf16", amx::has_products},
 };
 #undef PARTKERNELS_FEATURE
 constexpr auto first_features(size_t n) { return std::span(kFeatures).first(n); }
+
+// It ran on no processor yet. So each is tried before it is taken.
+const char* problem_of_amx() {
+  static const char* const problem = !amx::is_permitted()               ? "amx-tile (the system does not permit it)"
+                                     : !avx512_amx_multiplies_rightly() ? "amx-bf16 (a trial product was wrong)"
+                                                                        : "";
+  return problem;
+}
 #elif defined(PARTKERNELS_ARM_TARGETS)
 constexpr Feature kFeatures[] = {{"bf16", [] { return (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0; }}};
 #endif
@@ -42,6 +55,7 @@ constexpr Feature kFeatures[] = {{"bf16", [] { return (getauxval(AT_HWCAP2) & HW
 // The best one first; what it needs, all below need in part.
 constexpr InstructionSet kInstructionSets[] = {
 #if defined(PARTKERNELS_X86_TARGETS)
+    {"avx512_amx", avx512_amx_operators, first_features(10), problem_of_amx},
     {"avx512_bf16", avx512_bf16_operators, first_features(8)},
     {"avx512", avx512_operators, first_features(6)},
     {"avx2", avx2_operators, first_features(2)},
@@ -57,16 +71,18 @@ std::string lacking(const InstructionSet& set) {
   for (const Feature& feature : set.needs) {
     if (!feature.is_here()) names += std::string(names.empty() ? "" : ", ") + feature.name;
   }
-  return names;
+  return names.empty() && set.problem ? set.problem() : names;
 }
 
 const InstructionSet& choose() {
   const char* const asked = std::getenv("PARTKERNELS_CPU_ISA");
+  const bool takes_any = asked == nullptr || *asked == '\0';
+  for (const InstructionSet& set : kInstructionSets) {  // of a set that is not wanted nothing is asked
+    if ((takes_any || set.name == std::string(asked)) && lacking(set).empty()) return set;
+  }
   std::string here;
   for (const InstructionSet& set : kInstructionSets) {
-    if (!lacking(set).empty()) continue;
-    if (asked == nullptr || *asked == '\0' || set.name == std::string(asked)) return set;
-    here += std::string(here.empty() ? "" : ", ") + set.name;
+    if (lacking(set).empty()) here += std::string(here.empty() ? "" : ", ") + set.name;
   }
   throw std::runtime_error("PARTKERNELS_CPU_ISA=" + std::string(asked) +
                            " cannot run on this processor; unset it, or"

@@ -54,6 +54,8 @@ const Operators& portable_operators();
 const Operators& avx2_operators();
 const Operators& avx512_operators();
 const Operators& avx512_bf16_operators();
+const Operators& avx512_amx_operators();
+bool avx512_amx_multiplies_rightly();
 #elif defined(PARTKERNELS_ARM_TARGETS)
 const Operators& neon_bf16_operators();
 #endif

@@ -36,8 +36,8 @@ struct Convolution {
   int64_t groups;
 };
 
-// The instruction set in use: avx512_bf16, avx512, avx2 or portable; on ARM neon_bf16 or portable. The best that the
-// processor has, unless the environment variable PARTKERNELS_CPU_ISA names another.
+// The instruction set in use: avx512_amx, avx512_bf16, avx512, avx2 or portable; on ARM neon_bf16 or portable. The best
+// that the processor has, unless the environment variable PARTKERNELS_CPU_ISA names another.
 const char* instruction_set();
 
 // An instruction set that this library has code for, and what the processor lacks for it: empty, or names with commas.

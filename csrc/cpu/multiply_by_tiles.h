@@ -1,0 +1,108 @@
+// The multiplication of two packed blocks of pairs by AMX, which multiplies tiles: 16 rows of 16 pairs or sums.
+//
+// Panels of the right block lie as the right operand must, rows of the left block as the left one.
+#pragma once
+
+#include "amx.h"
+#include "microkernel.h"
+#include "transpose.h"
+#include "weight_tile.h"
+
+namespace partkernels::cpu::PARTKERNELS_ISA {
+
+constexpr int64_t kTile = 16;
+static_assert(kTall == 2 * kTile && kPanel<Pair> == 2 * kTile && kDepth<Pair> % kTile == 0);
+
+// While this lives, the thread's tiles are whole ones. Other users of tiles, such as oneDNN, configure their own.
+class Tiles {
+ public:
+  Tiles() {
+    amx::Configuration whole;
+    whole.palette = 1;
+    for (int tile = 0; tile < 8; ++tile) {
+      whole.row_bytes[tile] = 64;
+      whole.rows[tile] = kTile;
+    }
+    amx::configure(whole);
+  }
+  ~Tiles() { amx::release(); }
+  Tiles(const Tiles&) = delete;
+  Tiles& operator=(const Tiles&) = delete;
+};
+
+// sum[r][panel] (+)= left[r] times one panel of the right block, for Tall tiles of rows r; depth is of whole tiles.
+// Tiles 0 to 3 are sums, 4 and 5 of the left block, 6 and 7 of the right one: four chains of products hide the time
+// that each takes.
+template <int Tall>
+void multiply_tiles(const Pair* left, const Pair* right, int64_t depth, bool accumulate, float* sum,
+                    int64_t sum_stride) {
+  constexpr int64_t kLeftBytes = kDepth<Pair> * sizeof(Pair), kRightBytes = kPanel<Pair> * sizeof(Pair);
+  const int64_t sum_bytes = sum_stride * sizeof(float);
+  float* const lower = sum + kTile * sum_stride;
+  if (accumulate) {
+    amx::load<0>(sum, sum_bytes);
+    amx::load<1>(sum + kTile, sum_bytes);
+    if constexpr (Tall == 2) {
+      amx::load<2>(lower, sum_bytes);
+      amx::load<3>(lower + kTile, sum_bytes);
+    }
+  } else {
+    amx::zero<0>();
+    amx::zero<1>();
+    amx::zero<2>();
+    amx::zero<3>();
+  }
+  for (int64_t k = 0; k < depth; k += kTile) {
+    amx::load<4>(left, kLeftBytes);
+    amx::load<6>(right, kRightBytes);
+    amx::add_product<0, 4, 6>();
+    amx::load<7>(right + kTile, kRightBytes);
+    amx::add_product<1, 4, 7>();
+    if constexpr (Tall == 2) {
+      amx::load<5>(left + kTile * kDepth<Pair>, kLeftBytes);
+      amx::add_product<2, 5, 6>();
+      amx::add_product<3, 5, 7>();
+    }
+    left += kTile;
+    right += kTile * kPanel<Pair>;
+  }
+  amx::store<0>(sum, sum_bytes);
+  amx::store<1>(sum + kTile, sum_bytes);
+  if constexpr (Tall == 2) {
+    amx::store<2>(lower, sum_bytes);
+    amx::store<3>(lower + kTile, sum_bytes);
+  }
+}
+
+// As microkernel.h has it, in whole tiles: of rows and columns that do not exist, sums become anything, for which the
+// product has room. Units of depth that do not exist become zeros in both blocks: memory that nothing was written to
+// may hold NaN, and that times zero is NaN.
+template <class Unit, Layout layout>
+void multiply(Unit* left, Unit* right, int64_t rows, int64_t cols, int64_t depth, bool accumulate, Sum<Unit>* product,
+              int64_t product_stride) {
+  const int64_t whole = blocks_of(depth, kTile) * kTile;
+  for (int64_t j = 0; j < cols; j += kPanel<Unit>) {
+    std::fill_n(right + j * kDepth<Unit> + depth * kPanel<Unit>, (whole - depth) * kPanel<Unit>, Unit{});
+  }
+  for (int64_t i = 0; i < rows; i += kTall) {
+    const int64_t some = std::min(kTall, rows - i);
+    Unit* part = left + i * kDepth<Unit>;
+    alignas(64) Unit transposed[kTall * kDepth<Unit>];
+    if constexpr (layout == Layout::depth_major) {
+      part = transposed;
+      for (int64_t r = 0; r < some; r += kTile) {
+        for (int64_t k = 0; k < whole; k += kTile) {
+          transpose16(reinterpret_cast<const uint32_t*>(left + k * kRows + i + r), kRows,
+                      reinterpret_cast<uint32_t*>(part + r * kDepth<Unit> + k), kDepth<Unit>);
+        }
+      }
+    }
+    for (int64_t r = 0; r < some; ++r) std::fill_n(part + r * kDepth<Unit> + depth, whole - depth, Unit{});
+    for (int64_t j = 0; j < cols; j += kPanel<Unit>) {
+      (some > kTile ? multiply_tiles<2> : multiply_tiles<1>)(part, right + j * kDepth<Unit>, whole, accumulate,
+                                                             product + i * product_stride + j, product_stride);
+    }
+  }
+}
+
+}  // namespace partkernels::cpu::PARTKERNELS_ISA
