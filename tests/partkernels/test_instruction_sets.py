@@ -11,7 +11,7 @@ import pytest
 import torch
 from against_dense import BACKENDS
 
-NAMES = ["portable", "avx2", "avx512", "avx512_bf16"]
+NAMES = ["portable", "avx2", "avx512", "avx512_bf16", "avx512_amx"]
 ARMS = ["neon_bf16", "portable"]
 # What depends on vectors: results, strides, defaults and maps; not schemas, saved tensors and error messages.
 TESTS = "dense_pytorch or deep_products or workspace or strides or kind_of_defaults or has_the_bits or stride_0"
