@@ -160,11 +160,74 @@ void multiply_tile(const Unit* left, const Unit* right, int64_t depth, bool accu
   }
 }
 
+#if defined(PARTKERNELS_NEON_BF16)
+// The same by bfmmla, which multiplies two rows by two columns, two pairs deep, and takes as long as bfdot for a half
+// of that. A last row that has no neighbour is multiplied with whatever lies behind it, in sums that nobody reads.
+template <Layout layout, int Rows>
+void multiply_tile_of_pairs(const Pair* left, const Pair* right, int64_t depth, bool accumulate, float* sum,
+                            int64_t sum_stride) {
+  constexpr int kTwos = (Rows + 1) / 2;
+  static_assert(kPanel<Pair> == 8);
+  const auto words = [](const Pair* from) { return reinterpret_cast<const uint32_t*>(from); };
+  const auto multiplicand = [](uint32x4_t pairs) { return vreinterpretq_bf16_u32(pairs); };
+  // Rows 2 * two and 2 * two + 1 at two units of depth, or at one and zeros.
+  const auto rows_of = [&]<bool kBoth>(int two, std::bool_constant<kBoth>) __attribute__((always_inline)) {
+    const Pair* const first = left + 2 * two * left_row_stride<Pair, layout>;
+    if constexpr (layout == Layout::depth_major) {
+      const uint32x2_t here = vld1_u32(words(first));
+      const uint32x2_t next = kBoth ? vld1_u32(words(first + kRows)) : vdup_n_u32(0);
+      return multiplicand(vcombine_u32(vzip1_u32(here, next), vzip2_u32(here, next)));
+    } else {
+      const Pair* const second = first + left_row_stride<Pair, layout>;
+      if constexpr (kBoth) return multiplicand(vcombine_u32(vld1_u32(words(first)), vld1_u32(words(second))));
+      const uint32x2_t none = vdup_n_u32(0);
+      return multiplicand(vcombine_u32(vld1_lane_u32(words(first), none, 0), vld1_lane_u32(words(second), none, 0)));
+    }
+  };
+  float32x4_t total[kTwos][4] = {};
+  const auto add_products = [&](auto both) __attribute__((always_inline)) {
+    bfloat16x8_t columns[4];
+    for (int half = 0; half < 2; ++half) {
+      const uint32x4_t here = vld1q_u32(words(right + 4 * half));
+      const uint32x4_t next = both ? vld1q_u32(words(right + kPanel<Pair> + 4 * half)) : vdupq_n_u32(0);
+      columns[2 * half] = multiplicand(vzip1q_u32(here, next));
+      columns[2 * half + 1] = multiplicand(vzip2q_u32(here, next));
+    }
+    for (int two = 0; two < kTwos; ++two) {
+      const bfloat16x8_t rows = rows_of(two, both);
+      for (int c = 0; c < 4; ++c) total[two][c] = vbfmmlaq_f32(total[two][c], rows, columns[c]);
+    }
+  };
+  for (int64_t k = 0; k + 2 <= depth; k += 2) {
+    add_products(std::true_type{});
+    left += 2 * left_depth_stride<layout>;
+    right += 2 * kPanel<Pair>;
+  }
+  if (depth % 2 == 1) add_products(std::false_type{});
+  for (int r = 0; r < Rows; ++r) {
+    for (int half = 0; half < 2; ++half) {
+      const float64x2_t first = vreinterpretq_f64_f32(total[r / 2][2 * half]);
+      const float64x2_t second = vreinterpretq_f64_f32(total[r / 2][2 * half + 1]);
+      const float32x4_t found =
+          vreinterpretq_f32_f64(r % 2 == 0 ? vzip1q_f64(first, second) : vzip2q_f64(first, second));
+      float* const to = sum + r * sum_stride + 4 * half;
+      vst1q_f32(to, accumulate ? vaddq_f32(vld1q_f32(to), found) : found);
+    }
+  }
+}
+#endif
+
 template <class Unit, Layout layout, int Rows = kTall>
 void multiply_rows(int64_t rows, const Unit* left, const Unit* right, int64_t depth, bool accumulate, Sum<Unit>* sum,
                    int64_t sum_stride) {
   if constexpr (Rows > 0) {
     if (rows == Rows) {
+#if defined(PARTKERNELS_NEON_BF16)
+      if constexpr (std::is_same_v<Unit, Pair>) {
+        multiply_tile_of_pairs<layout, Rows>(left, right, depth, accumulate, sum, sum_stride);
+        return;
+      }
+#endif
       multiply_tile<Unit, layout, Rows>(left, right, depth, accumulate, sum, sum_stride);
     } else {
       multiply_rows<Unit, layout, Rows - 1>(rows, left, right, depth, accumulate, sum, sum_stride);

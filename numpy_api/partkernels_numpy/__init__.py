@@ -50,7 +50,7 @@ def instruction_set() -> str:
         RuntimeError: PARTKERNELS_CPU_ISA names what the processor lacks.
 
     Example:
-        >>> instruction_set() in ("avx512_bf16", "avx512", "avx2", "neon_bf16", "portable")
+        >>> instruction_set() in ("avx512_amx", "avx512_bf16", "avx512", "avx2", "neon_bf16", "portable")
         True
     """
     return _library.instruction_set()
