@@ -299,6 +299,17 @@ MUTANTS = [
             "a convolution's step moves entries of other partitions",
         ),
         ("triton adam", "mean += _scalar(rest1, p) * (g - mean)", "mean += _scalar(rest1, p) * g", "Adam's mean"),
+        (
+            "triton steps",
+            "sharing[bits, in_order, step]",
+            "sharing[bits, in_order, steps[0]]",
+            "others' bias corrections",
+        ),
+    ),
+    *_of(
+        "partkernels/backend/triton/together.py",
+        f"{KERNELS}/test_triton.py",
+        ("triton together", "program_id(0) >= firsts", "program_id(0) > firsts", "a tensor's first entries stay"),
     ),
     *_of(
         "partkernels/backend/triton/entries.py",

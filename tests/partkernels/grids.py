@@ -41,7 +41,7 @@ CASES += [
     Case(operator, layer, bits=bits)
     for operator in (*COPIES, "sgd_steps", "adam_steps")
     for layer in LINEAR[1:] + CONVOLUTIONS[1:]
-    for bits in ((2, 0) if operator.endswith("step") else (2,))
+    for bits in ((2, 0) if operator.endswith("steps") else (2,))
 ]
 CASES += [Case("embedding", layer) for layer in LINEAR]
 

@@ -14,9 +14,10 @@ import importlib
 import json
 import pkgutil
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, combinations
+from itertools import chain, combinations, product
+from unittest.mock import patch
 
 import torch
 import triton
@@ -26,6 +27,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
+from partbench.compiled_kernels import without_gpu
 from partbench.compiled_kernels.without_gpu import META, Case, launches
 from partbench.peers.layer import Layer
 from partkernels.backend import triton as backend
@@ -45,10 +47,11 @@ CONSTANTS = {
 TILE = 64, 64, 4, 2
 # What changes from call to call: rows of x, ids, which partitions, and what is drawn.
 CHANGING = {"M", "steps", "count", "partition", "update", "first", "last", *launch.WORDS}
+STEPS = "sgd_steps", "adam_steps"
 # What copies entries of a weight.
 COPIES = "subnetwork_weight", "subnetwork_weight_grad", "embedding", "gather_entries", "scatter_entries"
-# Pointers that may be None, whatever the other arguments are.
-OPTIONAL = "bias", "momentum_buffer"
+# What may be None, whatever the other arguments are: pointers, and of several tensors tuples.
+OPTIONAL = "bias", "momentum_buffer", "momentum_buffers", "rows", "cols", "taps"
 
 
 def cases() -> Iterator[Case]:
@@ -59,7 +62,9 @@ def cases() -> Iterator[Case]:
         for layer in linear, convolution:
             yield from (Case(layer.operator + work, layer, tile=TILE) for work in ("", "_grad_input", "_grad_weight"))
         yield from (Case(name, linear) for name in COPIES)
-        yield from (Case(step, linear, bits=bits) for step in ("sgd_steps", "adam_steps") for bits in (2, 0))
+        yield from (
+            Case(step, linear, bits=bits, tensors=tensors) for step, bits, tensors in product(STEPS, (2, 0), (1, 3))
+        )
 
 
 def kernels() -> dict[str, JITFunction]:
@@ -113,7 +118,9 @@ def factors(kernel: JITFunction, examples: Sequence[dict]) -> dict[str, Sequence
             found[name] = CONSTANTS[name]
         elif isinstance(value, bool) and name != "ASM":
             found[name] = value, not value
-        elif name in OPTIONAL:
+        elif name in OPTIONAL and "firsts" in example:
+            found[name] = 0, None
+        elif name in OPTIONAL and not isinstance(value, int):
             found[name] = 0, 1, None
         elif isinstance(value, torch.Tensor):
             found[name] = 0, 1
@@ -128,7 +135,9 @@ def arguments(example: dict, row: dict) -> dict:
     made = dict(example)
     for name in row.keys() & example.keys():
         value, level = example[name], row[name]
-        if isinstance(value, torch.Tensor) or name in OPTIONAL:
+        if name in OPTIONAL and "firsts" in example:
+            made[name] = None if level is None else example["firsts"] if value is None else value
+        elif isinstance(value, torch.Tensor) or (name in OPTIONAL and not isinstance(value, int)):
             like = example["x"] if value is None else value
             made[name] = None if level is None else like.new_empty(2)[level:]
         elif value is not None and not isinstance(value, float) and not (name == "BITS" and value == 0):
@@ -189,11 +198,23 @@ def compiled_again() -> list[str]:
     ]
 
 
+def compiled_again_for_others() -> list[str]:
+    """Which kernels of several tensors are compiled again for others: of other sizes, elsewhere in memory, or more."""
+    keys = defaultdict(set)
+    for shape, tensors, address in (((64, 1024), 3, 1 << 40), ((3, 7), 16, (1 << 40) + 2)):
+        for step, dtype, bits in product(STEPS, DTYPES, (2, 0)):
+            layer = Layer((1, shape[1]), shape, dtype=dtype, device=META)
+            with patch.object(without_gpu, "ADDRESS", address):
+                for one in launches(Case(step, layer, bits=bits, tensors=tensors)):
+                    keys[one.name, dtype, bits].add(str(Specialiser(one.kernel, TARGETS[0]).key(one.arguments)))
+    return [f"{name}: {dtype}, {bits} bits" for (name, dtype, bits), found in keys.items() if len(found) > 1]
+
+
 if __name__ == "__main__":
     works = {
         "pairs": lambda: failures(covering, Specialiser.translate),
         "corners": lambda: failures(corners, Specialiser.translate),
         "compile": lambda: failures(corners, Specialiser.compile),
-        "again": compiled_again,
+        "again": lambda: compiled_again() + compiled_again_for_others(),
     }
     json.dump(works[sys.argv[1]](), sys.stdout)

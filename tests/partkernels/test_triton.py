@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 
 import numpy as np
@@ -18,7 +19,7 @@ import partkernels as pk
 from partkernels.arguments import row_bytes
 from partkernels.backend import dispatch, rebuilt
 from partkernels.backend.plan import use_plan
-from partkernels.backend.triton import launch, linear, measured, plans, tiles
+from partkernels.backend.triton import launch, linear, measured, optimizers, plans, tiles
 from partkernels.backend.triton import operators as triton_operators
 from partkernels.backend.triton.defaults import UNIFORM_PAIR
 from partkernels.backend.triton.packed_map import SPREAD, threshold
@@ -216,6 +217,64 @@ def test_a_step_over_more_entries_than_32_bits_count(last_program):
     memory[-70:] = 1
     triton_operators.sgd_steps([memory], [memory], [], [None], [1], 1, 0.5, 0.0, 0.0, False)
     assert (memory[-70:] == 0.5).all()
+
+
+@pytest.fixture
+def launched(monkeypatch) -> list[str]:
+    """The names of the optimisers' kernels that are launched."""
+    found = []
+
+    class Noting:
+        def __init__(self, name: str) -> None:
+            self.name, self.kernel = name, getattr(optimizers, name)
+
+        def __getitem__(self, grid):
+            found.append(self.name)
+            return self.kernel[grid]
+
+    for name in ("sgd_kernel", "sgd_together_kernel", "adam_kernel", "adam_together_kernel"):
+        monkeypatch.setattr(optimizers, name, Noting(name))
+    return found
+
+
+# More than a launch takes, of one program and of several.
+SHARING = [(), (1,), (1, 1), *((2 + i, 1 + 2 * i) for i in range(15)), (66, 520), (6, 5, 3), (2, 3, 1, 2), (2, 3, 4, 2)]
+SHARING += [(4, 3, 2, 2), (2, 3, 4, 2, 2)]
+
+
+@pairwise(work=["sgd_steps", "adam_steps"], dtype=[torch.bfloat16, torch.float64], has_map=[True, False])
+def test_tensors_that_share_a_launch_are_stepped_as_if_each_had_its_own(work, dtype, has_map, launched, monkeypatch):
+    generator = torch.Generator().manual_seed(3)
+    each, partitions, steps = [], [], []
+    for i, shape in enumerate(SHARING):
+        divides = has_map and len(shape) > 1
+        partition = pk.Partition.random(shape, (0.5, 0.3, 0.2), seed=i).to(DEVICE) if divides else None
+        values = torch.rand(4, math.prod(shape) + i, generator=generator).to(DEVICE, dtype)
+        # They are not aligned, those of some lie channels last, and of one the gradient lies otherwise.
+        tensors = [row[i:].view(shape) for row in values]
+        if shape[-2:] == (2, 2):
+            tensors = [tensor.movedim(1, -1).contiguous().movedim(-1, 1) for tensor in tensors]
+        if len(shape) == 5:
+            tensors[1] = tensors[1].mT.contiguous().mT
+        each.append(tensors)
+        partitions.append(partition)
+        steps.append(7 if i % 4 else 2)
+
+    def stepped() -> list[Tensor]:
+        parameters, grads, *moments = ([tensor.clone() for tensor in column] for column in zip(*each, strict=True))
+        if work == "sgd_steps":
+            numbers = {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1}
+            pk.sgd_steps(parameters, grads, moments[0], partitions, 2, **numbers)
+        else:
+            pk.adam_steps(parameters, grads, *moments, partitions, 2, steps=steps, lr=0.1, weight_decay=0.1)
+        return [*parameters, *moments[0], *moments[1]]
+
+    together = stepped()
+    assert len(launched) < len(SHARING) / 2 and len(set(launched)) == 2
+    launched.clear()
+    monkeypatch.setattr(optimizers, "_FEW", 0)
+    assert all(map(torch.equal, together, stepped()))
+    assert len(launched) == len(SHARING) and len(set(launched)) == 1
 
 
 def test_entries_of_a_row_that_takes_64_bits(last_program):

@@ -29,6 +29,7 @@ def _square(rows: int, size: int, dtype: torch.dtype = BFLOAT16) -> Layer:
 
 LARGE, LARGE_FLOAT = _square(4096, 4096), _square(4096, 4096, FLOAT32)
 CONVOLUTION = Layer((32, 128, 28, 28), (128, 128, 3, 3), padding=1, dtype=BFLOAT16, device=META)
+STEPS = "sgd_steps", "adam_steps"
 CASES = (
     *(Case("linear", LARGE, kind) for kind in ("zeros", "uniform", "normal", "stored")),
     *(Case("linear", LARGE, kind, bits) for bits in (1, 4, 8) for kind in ("zeros", "uniform")),
@@ -43,7 +44,8 @@ CASES = (
     *(Case("subnetwork_weight", LARGE, kind) for kind in ("zeros", "uniform")),
     Case("subnetwork_weight_grad", LARGE),
     Case("embedding", LARGE),
-    *(Case(step, _square(1, 4096, dtype)) for step in ("sgd_steps", "adam_steps") for dtype in (FLOAT32, BFLOAT16)),
+    *(Case(step, _square(1, 4096, dtype)) for step in STEPS for dtype in (FLOAT32, BFLOAT16)),
+    *(Case(step, _square(1, 1024), bits=bits, tensors=16) for step in STEPS for bits in (2, 0)),
     *(Case(f"{work}_entries", LARGE) for work in ("gather", "scatter")),
     Case("gather_entries", CONVOLUTION),
     # Fewer rows of x have tiles of their own.

@@ -17,8 +17,9 @@ from partkernels.partition import Partition
 META = torch.device("meta")
 # C of a map of so many bits.
 COUNTS = {0: 1, 1: 2, 2: 3, 4: 16, 8: 32}
-# What any number that a GPU counts is taken to be.
+# What any number that a GPU counts is taken to be, and where any tensor lies.
 COUNTED = 1000
+ADDRESS = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Case:
         bits: of the map; 0 if an optimiser's step has none.
         defaults: of what is not live.
         tile: down, across, warps and stages of a plans.Config, for sm_90 instead of its default.
+        tensors: how many such weights an optimiser steps.
     """
 
     operator: str
@@ -57,12 +59,15 @@ class Case:
     defaults: str = "uniform"
     bits: int = 2
     tile: tuple[int, int, int, int] | None = None
+    tensors: int = 1
 
     def __str__(self) -> str:
         has_x = self.operator.startswith(self.layer.operator)
         shape = self.layer.shape if has_x else "×".join(map(str, self.layer.weight))
         parts = [self.operator, shape, str(self.layer.dtype).removeprefix("torch."), f"{self.bits}-bit map"]
-        if not self.operator.endswith(("grad_weight", "weight_grad", "step", "entries")):
+        if self.tensors > 1:
+            parts[0] += f" of {self.tensors}"
+        if not self.operator.endswith(("grad_weight", "weight_grad", "steps", "entries")):
             parts.append(self.defaults)
         return ", ".join(parts)
 
@@ -82,6 +87,8 @@ def call(case: Case, plan: str = "fused") -> None:
         map = torch.empty(rows, row_bytes(cols, case.bits), dtype=torch.uint8, device=META)
     kinds = {"zeros": Zeros(), "uniform": Uniform(0.02, 0), "normal": Normal(0.02, 0), "stored": Stored(weight)}
     active, update, owners = min(2, count - 1), 2, (map, count)
+    n = case.tensors
+    weights, owned = [weight] * n, ([map] * n, [count] * n)
     partition = () if map is None else Partition(layer.weight, count, map, kinds[case.defaults]).flat()
     subnetwork = active, update, *partition
     geometry = *((n, n) for n in (layer.stride, layer.padding, layer.dilation)), layer.groups
@@ -97,8 +104,8 @@ def call(case: Case, plan: str = "fused") -> None:
         "embedding": (weight, torch.empty(layer.x[0], dtype=torch.int64, device=META), -1, *subnetwork),
         "gather_entries": (weight, update, *owners),
         "scatter_entries": (weight, weight.new_empty(COUNTED), update, *owners),
-        "sgd_steps": (*[[weight]] * 3, [map], [count], update, 0.1, 0.9, 0.01, False),
-        "adam_steps": (*[[weight]] * 4, [map], [count], update, [1], 0.1, 0.9, 0.999, 1e-8, 0.01, False),
+        "sgd_steps": (*[weights] * 3, *owned, update, 0.1, 0.9, 0.01, False),
+        "adam_steps": (*[weights] * 4, *owned, update, [1] * n, 0.1, 0.9, 0.999, 1e-8, 0.01, False),
     }
     with use_plan(plan if case.tile is None else Config(*case.tile)):
         getattr(backend, case.operator)(*arguments[case.operator])
@@ -132,11 +139,12 @@ def launches(case: Case, plan: str = "fused") -> list[Launch]:
         return launch
 
     # PyTorch's own cumsum of tensors without memory makes a square matrix, whose size may take more than 64 bits.
-    counting = {
+    pretended = {
         "cumsum": lambda counts, _: counts.new_empty(counts.shape, dtype=torch.int64),
         "item": lambda number: COUNTED if number.is_meta else item(number),
+        "data_ptr": lambda _: ADDRESS,
     }
-    with patch.object(KernelInterface, "__getitem__", record), patch.multiple(torch.Tensor, **counting):
+    with patch.object(KernelInterface, "__getitem__", record), patch.multiple(torch.Tensor, **pretended):
         call(case, plan)
     return found
 

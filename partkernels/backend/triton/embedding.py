@@ -23,7 +23,7 @@ def embedding_kernel(
     INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
     """out [count, cols] = the rows of w_k that ids name."""
-    first_at, first_column = tile_of_pass(count, cols, INDEX, DOWN, ACROSS)
+    first_at, first_column = tile_of_pass(tl.program_id(0), count, cols, INDEX, DOWN, ACROSS)
     at = first_at + tl.arange(0, DOWN)
     row = tl.load(ids + at, at < count, 0)[:, None]
     column = first_column + tl.arange(0, ACROSS)[None, :]

@@ -26,7 +26,7 @@ def _owned(
     BITS: tl.constexpr, INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
     """The program's rows, [DOWN, 1], and places in them, [1, ACROSS]; 1 where an entry is owned; and the pieces."""
-    first_row, first = tile_of_pass(rows, cols, INDEX, DOWN, ACROSS)
+    first_row, first = tile_of_pass(tl.program_id(0), rows, cols, INDEX, DOWN, ACROSS)
     row = first_row + tl.arange(0, DOWN)[:, None]
     place = first + tl.arange(0, ACROSS)[None, :]
     column = place % taps * (cols // taps) + place // taps  # of the map, in which the channels are innermost

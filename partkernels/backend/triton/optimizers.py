@@ -1,9 +1,14 @@
-"""Optimisers' steps over the entries of one partition: one pass, and only those entries are read and written."""
+"""Optimisers' steps over the entries of one partition: one pass, and only those entries are read and written.
+
+Large tensors have a launch each, and those that are copied first; all others share launches.
+"""
 
 from __future__ import annotations
 
 import math
 import struct
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 import torch
 import triton
@@ -11,24 +16,31 @@ import triton.language as tl
 from torch import Tensor
 
 from partkernels.arguments import bits_for
-from partkernels.backend.triton import launch
+from partkernels.backend.triton import launch, together
 from partkernels.backend.triton.arithmetic import round_to
 from partkernels.backend.triton.packed_map import ids
-from partkernels.backend.triton.passes import over, tile_of_pass
+from partkernels.backend.triton.passes import TILE, over, tile_of_pass, tiles_in
+from partkernels.backend.triton.together import own, own_pointer
 
-_TILE = {"DOWN": 4, "ACROSS": 256, "num_warps": 4}
+_TILE = TILE if launch.INTERPRETED else {"DOWN": 4, "ACROSS": 256, "num_warps": 4}
+# Of what has no map, which is one long row.
+_ROW = {"DOWN": 1, "ACROSS": 1024, "num_warps": 4}
+# Entries whose step takes a GPU as long as a launch takes Python: 30 us, for 28 bytes each at 4 TB/s. A tensor of more
+# gains nothing by sharing a launch.
+_FEW = 1 << 22
+_TYPES = {torch.float32: tl.float32, torch.float64: tl.float64, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 @triton.jit
 def _owned(
-    map, rows, cols, taps, map_stride, update,
+    program, map, rows, cols, taps, map_stride, update,
     BITS: tl.constexpr, INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """The program's entries of a weight's memory, [DOWN, ACROSS], and which of them the partition owns.
+    """A program's entries of a weight's memory, [DOWN, ACROSS], and which of them the partition owns.
 
     taps: 1 where the memory is in the order of the map's columns; else the channels come before so many taps.
     """
-    first_row, first = tile_of_pass(rows, cols, INDEX, DOWN, ACROSS)
+    first_row, first = tile_of_pass(program, rows, cols, INDEX, DOWN, ACROSS)
     row = first_row + tl.arange(0, DOWN)[:, None]
     lies = first + tl.arange(0, ACROSS)[None, :]
     owned = (row < rows) & (lies < cols)
@@ -36,6 +48,18 @@ def _owned(
         column = lies % taps * (cols // taps) + lies // taps
         owned &= ids(map, row, column, map_stride, BITS, owned) == update - 1
     return row * cols + lies, owned
+
+
+@triton.jit
+def _own_owned(
+    maps, rows, cols, taps, map_strides, firsts, update,
+    BITS: tl.constexpr, INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
+):  # fmt: skip
+    """The same of the program's own of several weights."""
+    program = tl.program_id(0) - own(firsts, firsts)
+    map = None if maps is None else own_pointer(maps, firsts, tl.uint8)
+    lies = own(rows, firsts), own(cols, firsts), own(taps, firsts), own(map_strides, firsts)
+    return _owned(program, map, *lies, update, BITS, INDEX, DOWN, ACROSS)
 
 
 @triton.jit
@@ -73,13 +97,10 @@ _SGD = ("lr", "momentum", "weight_decay")
 _ADAM = ("rate", "beta1", "beta2", "rest1", "rest2", "root_correction", "eps", "weight_decay", "shrink")
 
 
-@triton.jit(do_not_specialize=("update", *_SGD))
-def sgd_kernel(
-    parameter, grad, momentum_buffer, map, rows, cols, taps, map_stride, update,
-    lr, momentum, weight_decay, DECAY: tl.constexpr, NESTEROV: tl.constexpr,
-    BITS: tl.constexpr, INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
+@triton.jit
+def _sgd(
+    parameter, grad, momentum_buffer, i, owned, lr, momentum, weight_decay, DECAY: tl.constexpr, NESTEROV: tl.constexpr
 ):  # fmt: skip
-    i, owned = _owned(map, rows, cols, taps, map_stride, update, BITS, INDEX, DOWN, ACROSS)
     p = _load(parameter, i, owned)
     g = _load(grad, i, owned)
     if DECAY:
@@ -91,15 +112,12 @@ def sgd_kernel(
     _store(parameter, i, p - _scalar(lr, p) * g, owned)
 
 
-@triton.jit(do_not_specialize=("update", *_ADAM))
-def adam_kernel(
-    parameter, grad, exp_avg, exp_avg_sq, map, rows, cols, taps, map_stride, update,
-    rate, beta1, beta2, rest1, rest2,
-    root_correction, eps, weight_decay, shrink,
-    DECAY: tl.constexpr, BITS: tl.constexpr, INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
+@triton.jit
+def _adam(
+    parameter, grad, exp_avg, exp_avg_sq, i, owned,
+    rate, beta1, beta2, rest1, rest2, root_correction, eps, weight_decay, shrink, DECAY: tl.constexpr,
 ):  # fmt: skip
     """rate is lr over the mean's bias correction, root_correction 1 over the root of the square's, shrink AdamW's."""
-    i, owned = _owned(map, rows, cols, taps, map_stride, update, BITS, INDEX, DOWN, ACROSS)
     p = _load(parameter, i, owned)
     g = _load(grad, i, owned)
     if DECAY:
@@ -114,64 +132,87 @@ def adam_kernel(
     _store(exp_avg_sq, i, square, owned)
 
 
-def _numbers(like: Tensor, **numbers: float) -> dict[str, float | int]:
+@triton.jit(do_not_specialize=("update", *_SGD))
+def sgd_kernel(
+    parameter, grad, momentum_buffer, map, rows, cols, taps, map_stride, update,
+    lr, momentum, weight_decay, DECAY: tl.constexpr, NESTEROV: tl.constexpr,
+    BITS: tl.constexpr, INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
+):  # fmt: skip
+    i, owned = _owned(tl.program_id(0), map, rows, cols, taps, map_stride, update, BITS, INDEX, DOWN, ACROSS)
+    _sgd(parameter, grad, momentum_buffer, i, owned, lr, momentum, weight_decay, DECAY, NESTEROV)
+
+
+@triton.jit(do_not_specialize=("update", *_SGD))
+def sgd_together_kernel(
+    parameters, grads, momentum_buffers, maps, rows, cols, taps, map_strides, firsts, update,
+    lr, momentum, weight_decay, DECAY: tl.constexpr, NESTEROV: tl.constexpr,
+    TYPE: tl.constexpr, BITS: tl.constexpr, INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
+):  # fmt: skip
+    """sgd_kernel of several tensors, of which there are tuples (see together)."""
+    i, owned = _own_owned(maps, rows, cols, taps, map_strides, firsts, update, BITS, INDEX, DOWN, ACROSS)
+    parameter, grad = own_pointer(parameters, firsts, TYPE), own_pointer(grads, firsts, TYPE)
+    momentum_buffer = None if momentum_buffers is None else own_pointer(momentum_buffers, firsts, TYPE)
+    _sgd(parameter, grad, momentum_buffer, i, owned, lr, momentum, weight_decay, DECAY, NESTEROV)
+
+
+@triton.jit(do_not_specialize=("update", *_ADAM))
+def adam_kernel(
+    parameter, grad, exp_avg, exp_avg_sq, map, rows, cols, taps, map_stride, update,
+    rate, beta1, beta2, rest1, rest2, root_correction, eps, weight_decay, shrink, DECAY: tl.constexpr,
+    BITS: tl.constexpr, INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
+):  # fmt: skip
+    i, owned = _owned(tl.program_id(0), map, rows, cols, taps, map_stride, update, BITS, INDEX, DOWN, ACROSS)
+    numbers = rate, beta1, beta2, rest1, rest2, root_correction, eps, weight_decay, shrink
+    _adam(parameter, grad, exp_avg, exp_avg_sq, i, owned, *numbers, DECAY)
+
+
+@triton.jit(do_not_specialize=("update", *_ADAM))
+def adam_together_kernel(
+    parameters, grads, exp_avgs, exp_avg_sqs, maps, rows, cols, taps, map_strides, firsts, update,
+    rate, beta1, beta2, rest1, rest2, root_correction, eps, weight_decay, shrink, DECAY: tl.constexpr,
+    TYPE: tl.constexpr, BITS: tl.constexpr, INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
+):  # fmt: skip
+    """adam_kernel of several tensors at one step, of which there are tuples (see together)."""
+    i, owned = _own_owned(maps, rows, cols, taps, map_strides, firsts, update, BITS, INDEX, DOWN, ACROSS)
+    parameter, grad = own_pointer(parameters, firsts, TYPE), own_pointer(grads, firsts, TYPE)
+    exp_avg, exp_avg_sq = own_pointer(exp_avgs, firsts, TYPE), own_pointer(exp_avg_sqs, firsts, TYPE)
+    numbers = rate, beta1, beta2, rest1, rest2, root_correction, eps, weight_decay, shrink
+    _adam(parameter, grad, exp_avg, exp_avg_sq, i, owned, *numbers, DECAY)
+
+
+def _numbers(dtype: torch.dtype, **numbers: float) -> dict[str, float | int]:
     """As a kernel takes them: Triton makes a float32 of a Python float, so that a float64 goes as its bits."""
-    if like.dtype != torch.float64 and not launch.INTERPRETED:
+    if dtype != torch.float64 and not launch.INTERPRETED:
         return numbers
     return {name: struct.unpack("<q", struct.pack("<d", number))[0] for name, number in numbers.items()}
-
-
-def _step(kernel, tensors: list[Tensor | None], map: Tensor | None, count: int, update: int, **arguments) -> None:
-    """Runs a step over tensors of one shape: the parameter, its gradient, and moments."""
-    parameter = tensors[0]
-    size = parameter.numel()
-    if size == 0:
-        return
-    # Memory in which the channels come last is in the order of the map; any other is made contiguous.
-    channels_last = parameter.dim() > 2 and parameter.movedim(1, -1).is_contiguous()
-
-    def ordered(tensor: Tensor) -> Tensor:
-        return tensor.movedim(1, -1).contiguous() if channels_last else tensor.contiguous()
-
-    lie = [None if tensor is None else ordered(tensor) for tensor in tensors]
-    # Without a map all entries are alike: one long row.
-    rows = 1 if map is None else parameter.shape[0]
-    cols = size // rows
-    taps = 1 if map is None or channels_last or parameter.dim() < 3 else cols // parameter.shape[1]
-    owners = (None, 0, 0) if map is None else (map, map.stride(0), bits_for(count))
-    grid, tiles = over(rows, cols, _TILE)
-    with launch.on(parameter):
-        kernel[grid](*lie, owners[0], rows, cols, taps, owners[1], update, BITS=owners[2], **tiles, **arguments)
-    for tensor, used in zip(tensors, lie, strict=True):
-        if tensor is not tensors[1] and tensor is not None and tensor.data_ptr() != used.data_ptr():
-            tensor.copy_(used.movedim(-1, 1) if channels_last else used)
 
 
 def sgd_steps(
     parameters: list[Tensor], grads: list[Tensor], momentum_buffers: list[Tensor], maps: list[Tensor | None],
     counts: list[int], update: int, lr: float, momentum: float, weight_decay: float, nesterov: bool,
 ) -> None:  # fmt: skip
-    flags = {"DECAY": weight_decay != 0, "NESTEROV": nesterov}
-    buffers = momentum_buffers or [None] * len(parameters)
-    for *tensors, map, count in zip(parameters, grads, buffers, maps, counts, strict=True):
-        numbers = _numbers(tensors[0], lr=lr, momentum=momentum, weight_decay=weight_decay)
-        _step(sgd_kernel, tensors, map, count, update, **numbers, **flags)
+    numbers = _numbers(parameters[0].dtype, lr=lr, momentum=momentum, weight_decay=weight_decay)
+    arguments = {"DECAY": weight_decay != 0, "NESTEROV": nesterov, **numbers}
+    none = [None] * len(parameters)
+    tensors = zip(parameters, grads, momentum_buffers or none, strict=True)
+    _steps((sgd_kernel, sgd_together_kernel), tensors, maps, counts, update, none, {None: arguments})
 
 
 def adam_steps(
     parameters: list[Tensor], grads: list[Tensor], exp_avgs: list[Tensor], exp_avg_sqs: list[Tensor],
     maps: list[Tensor | None], counts: list[int], update: int, steps: list[int], *rest,
 ) -> None:  # fmt: skip
-    for *tensors, map, count, step in zip(parameters, grads, exp_avgs, exp_avg_sqs, maps, counts, steps, strict=True):
-        _adam_step(tensors, map, count, update, step, *rest)
+    arguments = {step: _adam_arguments(parameters[0].dtype, step, *rest) for step in set(steps)}
+    tensors = zip(parameters, grads, exp_avgs, exp_avg_sqs, strict=True)
+    _steps((adam_kernel, adam_together_kernel), tensors, maps, counts, update, steps, arguments)
 
 
-def _adam_step(
-    tensors: list[Tensor], map: Tensor | None, count: int, update: int,
+def _adam_arguments(
+    dtype: torch.dtype,
     step: int, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, decoupled: bool,
-) -> None:  # fmt: skip
+) -> dict:  # fmt: skip
     numbers = _numbers(
-        tensors[0],
+        dtype,
         rate=lr / (1 - beta1**step),
         beta1=beta1,
         beta2=beta2,
@@ -182,5 +223,70 @@ def _adam_step(
         weight_decay=weight_decay,
         shrink=1 - lr * weight_decay if decoupled else 1.0,
     )
-    decay = weight_decay != 0 and not decoupled
-    _step(adam_kernel, tensors, map, count, update, DECAY=decay, **numbers)
+    return {"DECAY": weight_decay != 0 and not decoupled, **numbers}
+
+
+def _steps(
+    kernels: tuple, each: Iterable[Sequence[Tensor | None]], maps: list[Tensor | None], counts: list[int],
+    update: int, steps: Sequence[int | None], arguments: dict[int | None, dict],
+) -> None:  # fmt: skip
+    """Runs a step over each parameter, its gradient, and moments.
+
+    Args:
+        kernels: of one parameter, and of several.
+        steps, arguments: the number of each parameter's step, and what a kernel is told at each.
+    """
+    sharing: dict[tuple, list[tuple]] = defaultdict(list)
+    for tensors, map, count, step in zip(each, maps, counts, steps, strict=True):
+        size = tensors[0].numel()
+        if size == 0:
+            continue
+        tensors, matrix = _as_matrices(tensors, map)
+        bits = 0 if map is None else bits_for(count)
+        if size <= _FEW and all(tensor is None or tensor.is_contiguous() for tensor in tensors):
+            in_order = matrix[-2] == 1
+            sharing[bits, in_order, step].append((*tensors, *matrix))
+            continue
+        used = [None if tensor is None else tensor.contiguous() for tensor in tensors]
+        _step_one(kernels[0], (*used, *matrix), bits, update, arguments[step])
+        for i, (tensor, one) in enumerate(zip(tensors, used, strict=True)):
+            if one is not tensor and i != 1:
+                tensor.copy_(one)
+    for (bits, _, step), members in sharing.items():
+        for i in range(0, len(members), together.MOST):
+            some = members[i : i + together.MOST]
+            if len(some) >= together.LEAST:
+                _step_several(kernels[1], some, bits, update, arguments[step])
+                continue
+            for one in some:
+                _step_one(kernels[0], one, bits, update, arguments[step])
+
+
+def _as_matrices(tensors: Sequence[Tensor | None], map: Tensor | None) -> tuple[Sequence[Tensor | None], tuple]:
+    """Views that must be contiguous to be stepped, and map, rows, cols, taps and map_stride of _owned."""
+    parameter = tensors[0]
+    # Memory in which the channels come last is in the order of the map; any other is made contiguous.
+    channels_last = parameter.dim() > 2 and parameter.movedim(1, -1).is_contiguous()
+    if channels_last:
+        tensors = [None if tensor is None else tensor.movedim(1, -1) for tensor in tensors]
+    if map is None:  # all entries are alike: one long row
+        return tensors, (None, 1, parameter.numel(), 1, 0)
+    rows = parameter.shape[0]
+    cols = parameter.numel() // rows
+    taps = 1 if channels_last or parameter.dim() < 3 else cols // parameter.shape[1]
+    return tensors, (map, rows, cols, taps, map.stride(0))
+
+
+def _step_one(kernel, one: tuple, bits: int, update: int, arguments: dict) -> None:
+    *_, rows, cols, _, _ = one
+    grid, tiles = over(rows, cols, _TILE if bits else _ROW)
+    with launch.on(one[0]):
+        kernel[grid](*one, update, BITS=bits, **tiles, **arguments)
+
+
+def _step_several(kernel, some: list[tuple], bits: int, update: int, arguments: dict) -> None:
+    parameter, tile = some[0][0], _TILE if bits else _ROW
+    tuples, programs = together.in_tuples(some, [tiles_in(rows, cols, tile) for *_, rows, cols, _, _ in some])
+    constants = {"TYPE": _TYPES[parameter.dtype], "BITS": bits, "INDEX": tl.int32, **tile}
+    with launch.on(parameter):
+        kernel[(programs,)](*tuples, update, **constants, **arguments)

@@ -12,10 +12,10 @@ TILE = {"DOWN": 64 if launch.INTERPRETED else 16, "ACROSS": 512 if launch.INTERP
 
 
 @triton.jit
-def tile_of_pass(rows, cols, INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr):
-    """The first row and column of the program's tile."""
+def tile_of_pass(program, rows, cols, INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr):
+    """The first row and column of a program's tile."""
     across = tl.cdiv(tl.cast(cols, INDEX), ACROSS)
-    return tl.program_id(0) // across * DOWN, tl.program_id(0) % across * ACROSS
+    return program // across * DOWN, program % across * ACROSS
 
 
 def over(rows: int, cols: int, tile: dict[str, int] = TILE) -> tuple[tuple[int], dict]:
@@ -23,5 +23,10 @@ def over(rows: int, cols: int, tile: dict[str, int] = TILE) -> tuple[tuple[int],
 
     All tiles are along a grid's first dimension: the others have 65,535 at most.
     """
-    tiles = triton.cdiv(rows, tile["DOWN"]) * triton.cdiv(cols, tile["ACROSS"])
-    return (tiles,), {"INDEX": launch.index_type(rows * cols), **tile}
+    return (tiles_in(rows, cols, tile),), {"INDEX": launch.index_type(rows * cols), **tile}
+
+
+def tiles_in(rows: int, cols: int, tile: dict[str, int]) -> int:
+    """How many a matrix has."""
+    # triton.cdiv, called from Python, takes 2 us.
+    return -(-rows // tile["DOWN"]) * -(-cols // tile["ACROSS"])

@@ -38,7 +38,7 @@ def rebuild_kernel(
     INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
     """out = w_k."""
-    tile_row, tile_column = tile_of_pass(rows, cols, INDEX, DOWN, ACROSS)
+    tile_row, tile_column = tile_of_pass(tl.program_id(0), rows, cols, INDEX, DOWN, ACROSS)
     row = tile_row + tl.arange(0, DOWN)[:, None]
     column = tile_column + tl.arange(0, ACROSS)[None, :]
     inside = (row < rows) & (column < cols)
@@ -64,7 +64,7 @@ def keep_kernel(
 
     In place as well: to write the zeros alone, entry by entry, took an H200 four times as long.
     """
-    tile_row, tile_column = tile_of_pass(rows, cols, INDEX, DOWN, ACROSS)
+    tile_row, tile_column = tile_of_pass(tl.program_id(0), rows, cols, INDEX, DOWN, ACROSS)
     row = tile_row + tl.arange(0, DOWN)[:, None]
     column = tile_column + tl.arange(0, ACROSS)[None, :]
     inside = (row < rows) & (column < cols)
