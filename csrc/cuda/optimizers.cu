@@ -3,7 +3,10 @@
 //
 // The threads of a warp have neighbouring words of 4 bytes (double: 8), so that what they write to a sector is one
 // write. With vectors of 16 bytes a thread, whose entries are written one by one, it would be up to eight.
+//
+// Small tensors share launches: what is known of each is among the kernel's arguments.
 #include <algorithm>
+#include <utility>
 
 #include "launch.h"
 #include "partkernels/packed_map.h"
@@ -51,6 +54,11 @@ struct AdamStep {
   }
 };
 
+// Where the first entry of a word is.
+struct Place {
+  int64_t row, channel, tap;
+};
+
 // The entries of a row are walked as they lie, if they lie one after another in the order of the map's columns or in
 // that of a contiguous convolution's weight: channel by channel, and the taps of a channel. In the first of these
 // orders a row is one of cols channels and one tap. Otherwise they are walked in the order of the map's columns.
@@ -60,7 +68,21 @@ struct Tensors {
   Weight<const T> grad;
   Owners owners;
   int partition;
+  Step step;
+  Place a_block;  // by which a thread's words lie apart
 };
+
+// Of a launch: each tensor's blocks begin where those before it end.
+template <class T, class Step, int kTensors>
+struct Several {
+  Tensors<T, Step> each[kTensors];
+  int first_block[kTensors];
+};
+// Of the 4 KB that a kernel's arguments may take.
+template <class T, class Step>
+constexpr int kMost = 4096 / sizeof(Several<T, Step, 1>);
+// A tensor of more entries takes a GPU longer than its launch takes: 7 us, for 28 bytes each at 4 TB/s.
+constexpr int64_t kFew = 1 << 20;
 
 // What a thread accesses at once: an entry, or two of 16 bits that lie side by side.
 template <class T, bool kScattered>
@@ -98,11 +120,6 @@ PARTKERNELS_DEVICE T entry_of(Own word, int k) {
     return T{static_cast<uint16_t>(word >> (16 * k))};
   }
 }
-
-// Where the first entry of a word is.
-struct Place {
-  int64_t row, channel, tap;
-};
 
 template <bool kScattered, class T>
 PARTKERNELS_DEVICE Place place_of(const Weight<T>& size, int64_t entry) {
@@ -151,12 +168,16 @@ PARTKERNELS_DEVICE void store(T* to, uint32_t owned, const Acc (&stepped)[kCount
   }
 }
 
-template <class T, class Step, bool kScattered>
-PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kThreads, 1) void step_entries(PARTKERNELS_ARGUMENT Tensors<T, Step> tensors,
-                                                                     PARTKERNELS_ARGUMENT Place a_block,
-                                                                     PARTKERNELS_ARGUMENT Step step) {
+template <class T, class Step, bool kScattered, int kTensors>
+PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kThreads,
+                                      1) void step_entries(PARTKERNELS_ARGUMENT Several<T, Step, kTensors> several) {
   constexpr int kCount = kEntries<T, kScattered>, kOwn = kWords<kScattered>, kWritten = Step::kWritten;
   using Own = Word<T, kScattered>;
+  int own = 0;
+  PARTKERNELS_UNROLL
+  for (int i = 1; i < kTensors; ++i) own += block_index() >= several.first_block[i];
+  const Tensors<T, Step>& tensors = several.each[own];
+  const int block = block_index() - several.first_block[own];
   const Weight<const T>& size = tensors.grad;
   const int64_t taps = size.height * size.width;
   const Owners& owners = tensors.owners;
@@ -164,10 +185,10 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kThreads, 1) void step_entries(PARTKERNELS
   // The bytes of the map that have the entries' partitions, and where in them.
   Place place[kOwn];
   uint32_t ids[kOwn][kCount] = {}, shift[kOwn][kCount] = {};
-  place[0] = place_of<kScattered>(size, (int64_t{block_index()} * kOwn * kThreads + thread_index()) * kCount);
+  place[0] = place_of<kScattered>(size, (int64_t{block} * kOwn * kThreads + thread_index()) * kCount);
   PARTKERNELS_UNROLL
   for (int w = 0; w < kOwn; ++w) {
-    if (w > 0) place[w] = further(size, place[w - 1], a_block);
+    if (w > 0) place[w] = further(size, place[w - 1], tensors.a_block);
     if (owners.map == nullptr || place[w].row >= size.rows) continue;
     Place entry = place[w];
     PARTKERNELS_UNROLL
@@ -212,7 +233,7 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kThreads, 1) void step_entries(PARTKERNELS
     for (int k = 0; k < kCount; ++k) {
       PARTKERNELS_UNROLL
       for (int i = 0; i < kWritten; ++i) stepped[k][i] = widen(entry_of<T>(written[w][i], k));
-      step(widen(entry_of<T>(grad[w], k)), stepped[k]);
+      tensors.step(widen(entry_of<T>(grad[w], k)), stepped[k]);
     }
     PARTKERNELS_UNROLL
     for (int i = 0; i < kWritten; ++i) {
@@ -229,53 +250,127 @@ bool takes_words(const Weight<T>& w) {
          (w.row_stride % kCount == 0 || w.rows == 1);
 }
 
+// Puts the rows of tensors together where they lie so; returns whether their entries are then scattered.
 template <class T, class Step>
-Status run(const Step& step, Tensors<T, Step> tensors, Stream stream) {
-  const Weight<const T>& size = tensors.grad;
-  if (size.rows == 0 || size.cols() == 0) return {};
+bool arrange(Tensors<T, Step>* tensors) {
   const auto all = [&](const auto& holds) {
-    return holds(tensors.grad) && std::all_of(tensors.written, tensors.written + Step::kWritten, holds);
+    return holds(tensors->grad) && std::all_of(tensors->written, tensors->written + Step::kWritten, holds);
   };
-  bool is_scattered = !all([&](const auto& w) { return takes_words(w) && w.row_stride == size.row_stride; });
+  const int64_t row_stride = tensors->grad.row_stride;
+  const bool is_scattered = !all([&](const auto& w) { return takes_words(w) && w.row_stride == row_stride; });
   if (all([](const auto& w) { return rows_are_contiguous(w); })) {
-    tensors.grad = as_linear(tensors.grad);
-    for (Weight<T>& w : tensors.written) w = as_linear(w);
-  } else if (!all([](const auto& w) { return taps_are_contiguous(w); })) {
-    is_scattered = true;
+    tensors->grad = as_linear(tensors->grad);
+    for (Weight<T>& w : tensors->written) w = as_linear(w);
+    return is_scattered;
   }
-  // Far fewer than 2^31 blocks: their entries are in memory.
-  const auto launch_on = [&](auto kernel, int entries, int words) {
-    const int64_t taps = size.height * size.width, width = int64_t{kThreads} * entries;
-    const Place a_block = {width / size.cols(), width % size.cols() / taps, width % taps};
-    const auto blocks = static_cast<int>(blocks_of(size.rows * size.cols(), width * words));
-    return launch(kernel, Launch{blocks, kThreads}, stream, tensors, a_block, step);
-  };
-  return is_scattered ? launch_on(step_entries<T, Step, true>, kEntries<T, true>, kWords<true>)
-                      : launch_on(step_entries<T, Step, false>, kEntries<T, false>, kWords<false>);
+  return is_scattered || !all([](const auto& w) { return taps_are_contiguous(w); });
+}
+
+// Gathers tensors for a launch.
+template <class T, class Step, bool kScattered>
+class Launches {
+ public:
+  explicit Launches(Stream stream) : stream_(stream) {}
+
+  Status add(Tensors<T, Step> tensors) {
+    const Weight<const T>& size = tensors.grad;
+    const int64_t taps = size.height * size.width, width = int64_t{kThreads} * kEntries<T, kScattered>;
+    tensors.a_block = {width / size.cols(), width % size.cols() / taps, width % taps};
+    // Far fewer than 2^31 blocks: their entries are in memory.
+    const int64_t entries = size.rows * size.cols();
+    const auto blocks = static_cast<int>(blocks_of(entries, width * kWords<kScattered>));
+    if (entries > kFew) return step_one(tensors, blocks);
+    several_.each[count_] = tensors;
+    several_.first_block[count_++] = blocks_;
+    blocks_ += blocks;
+    return count_ == kMost<T, Step> ? flush() : Status{};
+  }
+
+  Status flush() {
+    const int count = std::exchange(count_, 0), blocks = std::exchange(blocks_, 0);
+    if (count == 0) return {};
+    if (count == 1) return step_one(several_.each[0], blocks);
+    std::fill(several_.first_block + count, std::end(several_.first_block), blocks);
+    return launch(step_entries<T, Step, kScattered, kMost<T, Step>>, Launch{blocks, kThreads}, stream_, several_);
+  }
+
+ private:
+  Status step_one(const Tensors<T, Step>& tensors, int blocks) const {
+    const Several<T, Step, 1> one{{tensors}, {0}};
+    return launch(step_entries<T, Step, kScattered, 1>, Launch{blocks, kThreads}, stream_, one);
+  }
+
+  Several<T, Step, kMost<T, Step>> several_{};
+  int count_ = 0, blocks_ = 0;
+  Stream stream_;
+};
+
+template <class T, class Step, class Each, class MakeTensors>
+Status run(std::span<const Each> each, const MakeTensors& tensors_of, Stream stream) {
+  Launches<T, Step, false> in_rows(stream);
+  Launches<T, Step, true> scattered(stream);
+  for (const Each& one : each) {
+    if (one.grad.rows == 0 || one.grad.cols() == 0) continue;
+    Tensors<T, Step> tensors = tensors_of(one);
+    const Status status = arrange(&tensors) ? scattered.add(tensors) : in_rows.add(tensors);
+    if (!status) return status;
+  }
+  const Status status = in_rows.flush();
+  return status ? scattered.flush() : status;
 }
 
 }  // namespace
 
 template <class T>
+Status sgd_steps(std::span<const SgdTensors<T>> each, int update, const Sgd& sgd, Stream stream) {
+  using Acc = Accumulator<T>;
+  using Plain = SgdStep<Acc, false>;
+  using WithMomentum = SgdStep<Acc, true>;
+  const SgdFactors<Acc> by(sgd);
+  if (sgd.momentum == 0) {
+    const auto tensors = [&](const SgdTensors<T>& one) {
+      return Tensors<T, Plain>{{one.parameter}, one.grad, one.owners, update, {by}, {}};
+    };
+    return run<T, Plain>(each, tensors, stream);
+  }
+  const auto tensors = [&](const SgdTensors<T>& one) {
+    return Tensors<T, WithMomentum>{{one.parameter, one.momentum_buffer}, one.grad, one.owners, update, {by}, {}};
+  };
+  return run<T, WithMomentum>(each, tensors, stream);
+}
+
+template <class T>
+Status adam_steps(std::span<const AdamTensors<T>> each, int update, const Adam& adam, Stream stream) {
+  using Step = AdamStep<Accumulator<T>>;
+  const auto tensors = [&](const AdamTensors<T>& one) {
+    Adam own = adam;
+    own.step = one.step;
+    return Tensors<T, Step>{{one.parameter, one.exp_avg, one.exp_avg_sq}, one.grad, one.owners, update,
+                            {AdamFactors<Accumulator<T>>(own)},           {}};
+  };
+  return run<T, Step>(each, tensors, stream);
+}
+
+template <class T>
 Status sgd_step(Weight<T> parameter, Weight<const T> grad, Weight<T> momentum_buffer, const Owners& owners, int update,
                 const Sgd& sgd, Stream stream) {
-  using Acc = Accumulator<T>;
-  const SgdFactors<Acc> by(sgd);
-  if (sgd.momentum == 0) return run<T>(SgdStep<Acc, false>{by}, {{parameter}, grad, owners, update}, stream);
-  return run<T>(SgdStep<Acc, true>{by}, {{parameter, momentum_buffer}, grad, owners, update}, stream);
+  const SgdTensors<T> one{parameter, grad, momentum_buffer, owners};
+  return sgd_steps<T>({&one, 1}, update, sgd, stream);
 }
 
 template <class T>
 Status adam_step(Weight<T> parameter, Weight<const T> grad, Weight<T> exp_avg, Weight<T> exp_avg_sq,
                  const Owners& owners, int update, const Adam& adam, Stream stream) {
-  using Acc = Accumulator<T>;
-  return run<T>(AdamStep<Acc>{AdamFactors<Acc>(adam)}, {{parameter, exp_avg, exp_avg_sq}, grad, owners, update},
-                stream);
+  const AdamTensors<T> one{parameter, grad, exp_avg, exp_avg_sq, owners, adam.step};
+  return adam_steps<T>({&one, 1}, update, adam, stream);
 }
 
-#define PARTKERNELS_INSTANTIATE(T)                                                                         \
-  template Status sgd_step(Weight<T>, Weight<const T>, Weight<T>, const Owners&, int, const Sgd&, Stream); \
-  template Status adam_step(Weight<T>, Weight<const T>, Weight<T>, Weight<T>, const Owners&, int, const Adam&, Stream);
+#define PARTKERNELS_INSTANTIATE(T)                                                                             \
+  template Status sgd_step(Weight<T>, Weight<const T>, Weight<T>, const Owners&, int, const Sgd&, Stream);     \
+  template Status adam_step(Weight<T>, Weight<const T>, Weight<T>, Weight<T>, const Owners&, int, const Adam&, \
+                            Stream);                                                                           \
+  template Status sgd_steps(std::span<const SgdTensors<T>>, int, const Sgd&, Stream);                          \
+  template Status adam_steps(std::span<const AdamTensors<T>>, int, const Adam&, Stream);
 
 PARTKERNELS_INSTANTIATE(float)
 PARTKERNELS_INSTANTIATE(double)

@@ -43,7 +43,8 @@ class Stepped {
   bool is_row_;
 };
 
-// All that several parameters share in a step, and of each its own: checked before anything changes.
+// All that several parameters share in a step, and of each its own: checked before anything changes. They are of one
+// dtype and on one device.
 void check_steps(const Tensors& parameters, std::initializer_list<const Tensors*> others, const Maps& maps,
                  const Sizes& counts, int64_t update) {
   const size_t n = parameters.size();
@@ -52,6 +53,9 @@ void check_steps(const Tensors& parameters, std::initializer_list<const Tensors*
   STD_TORCH_CHECK(maps.size() == n && counts.size() == n, maps.size(), " maps and ", counts.size(), " counts of ", n,
                   " parameters");
   for (size_t i = 0; i < n; ++i) {
+    STD_TORCH_CHECK(
+        alike(parameters[i], parameters[0]) && parameters[i].get_device_index() == parameters[0].get_device_index(),
+        "parameters of several dtypes, or on several devices");
     for (const Tensors* each : others) check_state(parameters[i], {&(*each)[i]});
     if (maps[i]) check_live(update, update, counts[i]);
   }
@@ -61,18 +65,25 @@ void sgd_steps(Tensors parameters, Tensors grads, Tensors momentum_buffers, Maps
                double lr, double momentum, double weight_decay, bool nesterov) {
   const bool has_buffers = momentum != 0;
   check_steps(parameters, {&grads, has_buffers ? &momentum_buffers : &grads}, maps, counts, update);
+  if (parameters.empty()) return;
   const Sgd sgd{lr, momentum, weight_decay, nesterov};
+  std::vector<Stepped<3>> stepped;
   for (size_t i = 0; i < parameters.size(); ++i) {
-    const Device here(parameters[i]);
-    const Stepped<3> stepped(maps[i], counts[i],
-                             {&parameters[i], &grads[i], has_buffers ? &momentum_buffers[i] : &grads[i]});
-    Device::with_type(parameters[i].scalar_type(), [&]<class T>(T) {
-      here.pass(kernels::sgd_step<T>, parameters[i].numel(), stepped.template weight<T>(0),
-                stepped.template weight<const T>(1), has_buffers ? stepped.template weight<T>(2) : Weight<T>{},
-                stepped.owners(), static_cast<int>(update), sgd);
-    });
-    stepped.write_back(0);
-    if (has_buffers) stepped.write_back(2);
+    const Tensor& buffer = has_buffers ? momentum_buffers[i] : grads[i];
+    stepped.push_back({maps[i], counts[i], {&parameters[i], &grads[i], &buffer}});
+  }
+  const Device here(parameters[0]);
+  Device::with_type(parameters[0].scalar_type(), [&]<class T>(T) {
+    std::vector<SgdTensors<T>> each;
+    for (const auto& one : stepped) {
+      each.push_back({one.template weight<T>(0), one.template weight<const T>(1),
+                      has_buffers ? one.template weight<T>(2) : Weight<T>{}, one.owners()});
+    }
+    here.sgd_steps(each, static_cast<int>(update), sgd);
+  });
+  for (const auto& one : stepped) {
+    one.write_back(0);
+    if (has_buffers) one.write_back(2);
   }
 }
 
@@ -81,16 +92,23 @@ void adam_steps(Tensors parameters, Tensors grads, Tensors exp_avgs, Tensors exp
                 bool decoupled) {
   check_steps(parameters, {&grads, &exp_avgs, &exp_avg_sqs}, maps, counts, update);
   STD_TORCH_CHECK(steps.size() == parameters.size(), steps.size(), " numbers of steps of ", parameters.size());
+  if (parameters.empty()) return;
+  std::vector<Stepped<4>> stepped;
   for (size_t i = 0; i < parameters.size(); ++i) {
-    const Device here(parameters[i]);
-    const Stepped<4> stepped(maps[i], counts[i], {&parameters[i], &grads[i], &exp_avgs[i], &exp_avg_sqs[i]});
-    Device::with_type(parameters[i].scalar_type(), [&]<class T>(T) {
-      here.pass(kernels::adam_step<T>, parameters[i].numel(), stepped.template weight<T>(0),
-                stepped.template weight<const T>(1), stepped.template weight<T>(2), stepped.template weight<T>(3),
-                stepped.owners(), static_cast<int>(update),
-                Adam{lr, beta1, beta2, eps, weight_decay, decoupled, steps[i]});
-    });
-    for (const size_t written : {0, 2, 3}) stepped.write_back(written);
+    stepped.push_back({maps[i], counts[i], {&parameters[i], &grads[i], &exp_avgs[i], &exp_avg_sqs[i]}});
+  }
+  const Device here(parameters[0]);
+  Device::with_type(parameters[0].scalar_type(), [&]<class T>(T) {
+    std::vector<AdamTensors<T>> each;
+    for (size_t i = 0; i < stepped.size(); ++i) {
+      const auto& one = stepped[i];
+      each.push_back({one.template weight<T>(0), one.template weight<const T>(1), one.template weight<T>(2),
+                      one.template weight<T>(3), one.owners(), steps[i]});
+    }
+    here.adam_steps(each, static_cast<int>(update), Adam{lr, beta1, beta2, eps, weight_decay, decoupled, /*step=*/0});
+  });
+  for (const auto& one : stepped) {
+    for (const size_t written : {0, 2, 3}) one.write_back(written);
   }
 }
 

@@ -312,6 +312,55 @@ void an_adam_step_follows_its_formula(const Pair& pair, int count, bool has_map)
       });
 }
 
+// One more of each layout than a launch takes of the smallest steps, so that launches are full, or of one alone.
+template <class T>
+void parameters_of_one_call_are_stepped_as_in_a_call_each() {
+  constexpr int kCopies = 2, kUpdate = 1;
+  struct Parameter {
+    Tensor<T> parameter, grad, first, second;
+    Map map;
+    bool has_map;
+    int64_t step;
+  };
+  std::vector<Parameter> each;
+  for (int i = 0; i < kCopies; ++i) {
+    for (const Pair& pair : kPairs) {
+      Parameter one{Tensor<T>(pair.to), Tensor<T>(pair.from), Tensor<T>(pair.to),
+                    Tensor<T>(pair.to), Map(pair.to, 3),      static_cast<bool>(integer(0, 1)),
+                    integer(1, 9)};
+      for (Tensor<T>* tensor : {&one.parameter, &one.grad, &one.first, &one.second}) {
+        for (T& entry : tensor->memory) entry = narrow<T>(uniform(0.1, 1));
+      }
+      each.push_back(std::move(one));
+    }
+  }
+  for (const Sgd& sgd : {Sgd{0.1, 0.9, 0.2, true}, Sgd{0.1, 0, 0, false}}) {
+    const Adam adam{0.1, 0.9, 0.99, 1e-3, 0.1, false, 0};
+    std::vector<Parameter> alone = each;
+    std::vector<SgdTensors<T>> for_sgd;
+    std::vector<AdamTensors<T>> for_adam;
+    for (size_t i = 0; i < each.size(); ++i) {
+      Parameter &one = each[i], &other = alone[i];
+      const Owners owners = one.has_map ? one.map.owners : Owners{};
+      const Tensor<T>& grad = one.grad;
+      for_sgd.push_back({one.parameter.view(), grad.view(), one.first.view(), owners});
+      for_adam.push_back({one.parameter.view(), grad.view(), one.first.view(), one.second.view(), owners, one.step});
+      Adam own = adam;
+      own.step = one.step;
+      CHECK(cuda::sgd_step(other.parameter.view(), grad.view(), other.first.view(), owners, kUpdate, sgd, nullptr));
+      CHECK(cuda::adam_step(other.parameter.view(), grad.view(), other.first.view(), other.second.view(), owners,
+                            kUpdate, own, nullptr));
+    }
+    CHECK(cuda::sgd_steps<T>(for_sgd, kUpdate, sgd, nullptr));
+    CHECK(cuda::adam_steps<T>(for_adam, kUpdate, adam, nullptr));
+    for (size_t i = 0; i < each.size(); ++i) {
+      CHECK(are_same(each[i].parameter.memory, alone[i].parameter.memory));
+      CHECK(are_same(each[i].first.memory, alone[i].first.memory));
+      CHECK(are_same(each[i].second.memory, alone[i].second.memory));
+    }
+  }
+}
+
 // Without decay.
 template <class T>
 void an_infinite_parameter_stays_infinite() {
@@ -370,6 +419,7 @@ void check_passes() {
       }
     }
   }
+  parameters_of_one_call_are_stepped_as_in_a_call_each<T>();
   an_infinite_parameter_stays_infinite<T>();
   nothing_is_done_to_an_empty_weight<T>();
 }

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <type_traits>
 
 #include "partkernels/bfloat16.h"
@@ -84,5 +85,11 @@ Status sgd_step(Weight<T> parameter, Weight<const T> grad, Weight<T> momentum_bu
 template <class T>
 Status adam_step(Weight<T> parameter, Weight<const T> grad, Weight<T> exp_avg, Weight<T> exp_avg_sq,
                  const Owners& owners, int update, const Adam& adam, Stream stream);
+
+// The same of several parameters, in fewer launches. Each has a step of its own, for adam.step.
+template <class T>
+Status sgd_steps(std::span<const SgdTensors<T>> each, int update, const Sgd& sgd, Stream stream);
+template <class T>
+Status adam_steps(std::span<const AdamTensors<T>> each, int update, const Adam& adam, Stream stream);
 
 }  // namespace partkernels::cuda

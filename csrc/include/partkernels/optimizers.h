@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "partkernels/operands.h"
+
 namespace partkernels {
 
 // What torch.optim.SGD does in a step, without dampening.
@@ -18,6 +20,7 @@ struct SgdFactors {
   // Without decay an infinite parameter must not make its gradient NaN.
   bool decays, nesterov;
 
+  SgdFactors() = default;
   explicit SgdFactors(const Sgd& sgd)
       : lr(static_cast<Acc>(sgd.lr)),
         momentum(static_cast<Acc>(sgd.momentum)),
@@ -39,6 +42,7 @@ struct AdamFactors {
   Acc step_size, lerp, beta2, square, inverse_correction, eps, weight_decay, shrink;
   bool decays;
 
+  AdamFactors() = default;
   explicit AdamFactors(const Adam& adam) {
     const double correction1 = 1 - std::pow(adam.beta1, static_cast<double>(adam.step));
     const double correction2 = 1 - std::pow(adam.beta2, static_cast<double>(adam.step));
@@ -52,6 +56,24 @@ struct AdamFactors {
     decays = weight_decay != 0;
     shrink = static_cast<Acc>(adam.decoupled ? 1 - adam.lr * adam.weight_decay : 1);
   }
+};
+
+// A parameter, of which all entries are stepped if owners.map is null, and what its step meets: momentum_buffer is not
+// used without momentum, and Adam's step is the parameter's own.
+template <class T>
+struct SgdTensors {
+  Weight<T> parameter;
+  Weight<const T> grad;
+  Weight<T> momentum_buffer;
+  Owners owners;
+};
+template <class T>
+struct AdamTensors {
+  Weight<T> parameter;
+  Weight<const T> grad;
+  Weight<T> exp_avg, exp_avg_sq;
+  Owners owners;
+  int64_t step;
 };
 
 }  // namespace partkernels

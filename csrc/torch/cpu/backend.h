@@ -51,6 +51,23 @@ class Device {
   void pass(Kernel kernel, int64_t entries, const Arguments&... arguments) const {
     kernel(arguments..., threads_for_entries(entries));
   }
+
+  // One parameter after another: as many threads for each as its entries are worth. Adam's step is each one's own.
+  template <class T>
+  void sgd_steps(const std::vector<SgdTensors<T>>& each, int update, const Sgd& sgd) const {
+    for (const SgdTensors<T>& one : each) {
+      pass(kernels::sgd_step<T>, one.parameter.rows * one.parameter.cols(), one.parameter, one.grad,
+           one.momentum_buffer, one.owners, update, sgd);
+    }
+  }
+  template <class T>
+  void adam_steps(const std::vector<AdamTensors<T>>& each, int update, Adam adam) const {
+    for (const AdamTensors<T>& one : each) {
+      adam.step = one.step;
+      pass(kernels::adam_step<T>, one.parameter.rows * one.parameter.cols(), one.parameter, one.grad, one.exp_avg,
+           one.exp_avg_sq, one.owners, update, adam);
+    }
+  }
 };
 
 }  // namespace partkernels::binding
