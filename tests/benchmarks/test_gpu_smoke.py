@@ -25,7 +25,7 @@ SMALL = [number for number, case in enumerate(CASES) if case.layer.weight[0] < 6
 def test_there_is_a_case_for_every_operator_kind_and_dtype():
     works = {(case.layer.operator, case.work) for case in CASES}
     assert works >= {(operator, work) for operator in ("linear", "conv2d") for work in WORKS}
-    assert {case.work for case in CASES} == {*WORKS, *EXACT, "sgd", "adam", "nested"}
+    assert {case.work for case in CASES} == {*WORKS, *EXACT, "sgd", "adam", "sgd of 20", "adam of 20", "nested"}
     assert {case.defaults for case in CASES} == set(DEFAULTS)
     assert {case.layer.dtype for case in CASES} == {torch.float16, torch.bfloat16, torch.float32, torch.float64}
     assert len({str(case) for case in CASES}) == len(CASES)

@@ -23,8 +23,9 @@ class Case:
     """A call.
 
     Attributes:
-        work: one of operators.WORKS or of EXACT, an optimiser's step, "sgd" or "adam", or "nested": forward and both
-            gradients with nested partitions, which the reference has as a map.
+        work: one of operators.WORKS or of EXACT, an optimiser's step, "sgd" or "adam", or of 20 such weights in a call,
+            "sgd of 20" or "adam of 20", or "nested": forward and both gradients with nested partitions, which the
+            reference has as a map.
         layer: what it works on; of work without x, its weight.
         defaults: of what is not live.
         count: C.
@@ -103,12 +104,15 @@ class Case:
             pk.scatter_entries(among, partition, active, pk.gather_entries(weight, partition, active))
             return among
         # Entries of weights and of moments, one below the other.
-        parameter, first, second = weight.clone(), weight.flip(0), weight.square() + 0.1
-        if self.work == "sgd":
-            pk.sgd_step(parameter, weight, first, partition, active, lr=0.1, momentum=0.9, weight_decay=0.1)
+        optimizer, _, several = self.work.partition(" of ")
+        grads = [weight.roll(i, 0) for i in range(int(several or 1))]
+        parameters, firsts = [grad.clone() for grad in grads], [grad.flip(0) for grad in grads]
+        seconds, partitions = [grad.square() + 0.1 for grad in grads], [partition] * len(grads)
+        if optimizer == "sgd":
+            pk.sgd_steps(parameters, grads, firsts, partitions, active, lr=0.1, momentum=0.9, weight_decay=0.1)
         else:
-            pk.adam_step(parameter, weight, first, second, partition, active, step=3, lr=0.1)
-        return torch.cat([parameter, first, second])
+            pk.adam_steps(parameters, grads, firsts, seconds, partitions, active, steps=[3] * len(grads), lr=0.1)
+        return torch.cat([*parameters, *firsts, *seconds])
 
 
 def _linear(rows: int, outputs: int, inputs: int, dtype: torch.dtype = BFLOAT16) -> Layer:
@@ -133,4 +137,5 @@ CASES = (
     *(Case(work, ALIGNED, "normal") for work in EXACT),
     Case("entries", CONVOLUTION),
     *(Case(work, _linear(1, 300, 257, dtype)) for work in ("sgd", "adam") for dtype in (BFLOAT16, FLOAT32)),
+    *(Case(f"{work} of 20", _linear(1, 70, 57)) for work in ("sgd", "adam")),
 )
