@@ -9,7 +9,7 @@ import math
 import operator
 from collections.abc import Sequence
 from fractions import Fraction
-from numbers import Real
+from numbers import Integral, Real
 
 # Rows start at multiples of 16 bytes: one vector load on every GPU and CPU that we serve.
 ROW_ALIGNMENT = 16
@@ -57,7 +57,12 @@ def sizes(total: int, proportions: Sequence[float]) -> list[int]:
         >>> sizes(10, (0.8, 0.15, 0.05))
         [8, 2, 0]
     """
-    proportions = tuple(float(p) for p in proportions)
+    try:
+        proportions = tuple(float(p) for p in proportions)
+    except TypeError:
+        raise TypeError(
+            f"proportions {proportions!r} are no sequence of numbers; pass one for each partition."
+        ) from None
     if not 1 <= len(proportions) <= MAX_COUNT:
         raise ValueError(f"{len(proportions)} proportions were given; pass 1 to {MAX_COUNT}, one for each partition.")
     if not all(p >= 0 for p in proportions) or not math.isclose(sum(proportions), 1, abs_tol=1e-6):
@@ -111,15 +116,20 @@ def check_scale(name: str, scale: float) -> None:
     if isinstance(scale, bool) or not isinstance(scale, Real):
         raise TypeError(f"{name}={scale!r} is a {type(scale).__name__}; pass a number.")
     low, high = SCALE_RANGE
-    if not low <= scale <= high:  # also false for NaN
+    if not low <= float(scale) <= high:  # also false for NaN
         raise ValueError(f"{name}={scale} is out of range; pass a number in [{low}, {high}], or use Zeros().")
+
+
+def check_number(name: str, number: int, partition) -> None:
+    """Raises ValueError unless this is the number of a part, 1..partition.count."""
+    count = partition.count
+    if type(number) is not int or not 1 <= number <= count:
+        raise ValueError(f"{name}={number!r}, but this partition has {count} parts; pass an int in 1..{count}.")
 
 
 def check_live(partition, active: int, update: int | None) -> None:
     """Raises ValueError unless 1 <= update <= active <= partition.count."""
-    count = partition.count
-    if type(active) is not int or not 1 <= active <= count:
-        raise ValueError(f"active={active!r}, but this partition has {count} parts; pass an int in 1..{count}.")
+    check_number("active", active, partition)
     if update is not None and (type(update) is not int or not 1 <= update <= active):
         raise ValueError(
             f"update={update!r} with active={active}; pass an int in 1..{active}, or None for no weight gradient."
@@ -128,13 +138,15 @@ def check_live(partition, active: int, update: int | None) -> None:
 
 def of_each(name: str, value: int | Sequence[int], dims: int, least: int) -> tuple[int, ...]:
     """A number for each dimension, of one for all or as many; raises ValueError if one is too small."""
-    sizes = (value,) * dims if isinstance(value, int) else tuple(value)
+    sizes = (value,) if isinstance(value, Integral) else value
+    # Numbers of numpy's may have few bits, in which their sums are other numbers.
+    sizes = [int(n) if isinstance(n, Integral) else n for n in sizes] if isinstance(sizes, tuple | list) else []
     if len(sizes) == 1:
         sizes *= dims
-    if len(sizes) != dims or any(n < least for n in sizes):
+    if len(sizes) != dims or any(isinstance(n, float | str) or n < least for n in sizes):
         what = "a pair of ints, each" if dims == 2 else "one"
         raise ValueError(f"{name}={value!r}; pass an int or {what} at least {least}.")
-    return sizes
+    return tuple(sizes)
 
 
 def convolution_geometry(
@@ -172,7 +184,11 @@ def convolution_geometry(
 def check_not_negative(**numbers: float) -> None:
     """Raises ValueError, which names it, for the first number that is negative, infinite or NaN."""
     for name, number in numbers.items():
-        if not 0 <= number < math.inf:
+        try:
+            is_fine = 0 <= number < math.inf
+        except TypeError:
+            raise TypeError(f"{name}={number!r} is a {type(number).__name__}; pass a number.") from None
+        if not is_fine:
             raise ValueError(f"{name}={number}; pass a finite number that is not negative.")
 
 
@@ -185,11 +201,11 @@ def check_momentum(momentum: float, nesterov: bool) -> None:
 
 def check_betas(betas: tuple[float, float]) -> None:
     """Raises ValueError unless Adam can run with these."""
-    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+    if not isinstance(betas, Sequence) or len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         raise ValueError(f"betas={betas}; pass two numbers in [0, 1).")
 
 
 def check_step(step: int) -> None:
     """Raises ValueError unless this is the number of a step."""
-    if isinstance(step, bool) or not isinstance(step, int) or step < 1:
+    if isinstance(step, bool) or not isinstance(step, int) or not 1 <= step < SEED_LIMIT:
         raise ValueError(f"step={step!r}; pass the number of this partition's step, 1 for its first.")

@@ -111,6 +111,7 @@ class Uniform(_Drawn):
 
     def __post_init__(self):
         check_scale("scale", self.scale)
+        object.__setattr__(self, "scale", float(self.scale))  # one of numpy's would be divided in fewer bits
         super().__post_init__()
         # u is rounded to float32 and then to bfloat16, here and nowhere else: kernels never see the scale.
         step = torch.tensor(self.scale / 127.5, dtype=torch.float32, device="cpu").bfloat16()
@@ -142,6 +143,7 @@ class Normal(_Drawn):
 
     def __post_init__(self):
         check_scale("std", self.std)
+        object.__setattr__(self, "std", float(self.std))
         super().__post_init__()
         # 21845 is the variance of a sum of four bytes.
         step = torch.tensor(self.std / math.sqrt(21845), dtype=torch.float32, device="cpu")

@@ -13,6 +13,7 @@ from torch import Tensor
 from partkernels.arguments import (
     bits_for,
     check_count,
+    check_number,
     check_range,
     check_seed,
     checked_shape,
@@ -87,7 +88,7 @@ class Partition:
         rows, cols = matrix_shape(shape)
         counts = sizes(rows * cols, proportions)
         packed = dispatch.host().random_map(rows, cols, counts, seed)
-        return cls._unchecked(shape, len(counts), packed, defaults or Zeros())
+        return cls._unchecked(shape, len(counts), packed, Zeros() if defaults is None else defaults)
 
     @classmethod
     def from_ids(cls, ids: Tensor, *, count: int | None = None, defaults: Defaults | None = None) -> Partition:
@@ -111,7 +112,7 @@ class Partition:
         if low < 1 or high > count:
             raise ValueError(f"ids run from {low} to {high}, but there are {count} partitions; pass ids in 1..{count}.")
         packed = packed_map.pack(packed_map.to_matrix(ids - 1), bits_for(count))
-        return cls(shape, count, packed, defaults or Zeros())
+        return cls(shape, count, packed, Zeros() if defaults is None else defaults)
 
     @staticmethod
     def nested(shape: Sequence[int], rows: Units | Sequence, cols: Units | Sequence | None = None) -> NestedPartition:
@@ -170,6 +171,8 @@ class Partition:
                 )
 
     def _check_defaults(self) -> None:
+        if not isinstance(self.defaults, Defaults):
+            raise TypeError(f"defaults={self.defaults!r}; pass Zeros(), Uniform(...), Normal(...) or Stored(...).")
         if not all(isinstance(place, int) and 0 <= place < PLACE_LIMIT for place in (self.row, self.col)):
             raise ValueError(
                 f"row={self.row!r}, col={self.col!r}; pass those of a shard's first entry in the whole weight, ints in"
@@ -214,7 +217,8 @@ class Partition:
         return (ids.short() if self.count > 255 else ids) + 1
 
     def mask(self, partition: int) -> Tensor:
-        """True at the entries of this partition: bool, the weight's shape, contiguous."""
+        """True at the entries of this partition, 1..C: bool, the weight's shape, contiguous."""
+        check_number("partition", partition, self)
         return self._unpacked() == partition - 1
 
     def _unpacked(self) -> Tensor:

@@ -71,12 +71,13 @@ const T* bias_data(const OptionalArray& bias) {
 
 // What the kernels are told of a Partition of Python's.
 struct Partition {
-  Array map;  // uint8 [rows, row bytes], contiguous
+  Array map;          // uint8, contiguous; it keeps the memory, and its shape may be changed
+  int64_t row_bytes;  // of its rows
   int count;
   Defaults defaults;
   OptionalArray stored;
 
-  Owners owners() const { return {data<const uint8_t>(map), map.shape(1), bits_for(count)}; }
+  Owners owners() const { return {data<const uint8_t>(map), row_bytes, bits_for(count)}; }
 
   template <class T>
   Subnetwork<T> subnetwork(const Array& weight, int active) const {

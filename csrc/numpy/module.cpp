@@ -5,10 +5,20 @@ namespace partkernels::numpy {
 namespace {
 
 // Calls a kernel without Python's lock. All of its arguments are views: no object of Python's is touched.
+//
+// The lock is taken again by a statement: where Python has ended meanwhile, it ends the thread there, which a
+// destructor would make an abort of the process.
 template <class Kernel, class... Arguments>
 void run(Kernel kernel, const Arguments&... arguments) {
-  const py::gil_scoped_release released;
-  kernel(arguments...);
+  PyThreadState* const state = PyEval_SaveThread();
+  std::exception_ptr error;
+  try {
+    kernel(arguments...);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  PyEval_RestoreThread(state);
+  if (error) std::rethrow_exception(error);
 }
 
 void linear(const Array& x, const Array& weight, const OptionalArray& bias, const Partition& partition, int active,
@@ -118,7 +128,7 @@ Partition partition(const Array& map, int count, const std::string& kind, float 
                               : kind == "normal" ? DefaultKind::normal
                               : kind == "stored" ? DefaultKind::stored
                                                  : DefaultKind::zeros;
-  return {map, count, {kind_of, step, seed, stream}, stored};
+  return {map, map.shape(1), count, {kind_of, step, seed, stream}, stored};
 }
 
 PYBIND11_MODULE(_library, m) {

@@ -16,8 +16,6 @@ ThreadPool* pool = nullptr;
 
 }  // namespace
 
-ThreadPool::ThreadPool() : threads_(std::max(1, static_cast<int>(std::thread::hardware_concurrency()))) {}
-
 ThreadPool& ThreadPool::here() {
   static std::once_flag once;
   std::call_once(once, [] {

@@ -29,7 +29,6 @@ class ThreadPool {
     std::exception_ptr error;
   };
 
-  ThreadPool();
   void work();
   // Runs the next range of a loop; the lock is let go meanwhile.
   void run_range(Loop& loop, std::unique_lock<std::mutex>& lock);
@@ -37,7 +36,7 @@ class ThreadPool {
   std::mutex mutex_;
   std::condition_variable has_work_, has_finished_;
   std::deque<Loop*> loops_;  // of which some ranges have not begun
-  int threads_, workers_ = 0;
+  int threads_ = 1, workers_ = 0;
 };
 
 }  // namespace partkernels::numpy

@@ -31,6 +31,8 @@ def linear(x, weight, partition: pkn.Partition, active: int, update: int | None)
         weight: [out_features, in_features], x's dtype.
         partition, active, update: as in partkernels; known when a program is traced.
     """
+    if update is not None and update > active:
+        raise ValueError(f"update={update} with active={active}: subnetwork {active} does not have that partition.")
     shape = *x.shape[:-1], weight.shape[0]
     return _call(lambda x, w: pkn.linear(x, w, partition, active), shape, x.dtype, x, weight)
 

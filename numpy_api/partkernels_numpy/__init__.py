@@ -12,13 +12,14 @@ from partkernels_numpy import _library
 from partkernels_numpy.arguments import InputError
 from partkernels_numpy.arrays import plain
 from partkernels_numpy.conv2d import conv2d, conv2d_grad_input, conv2d_grad_weight
-from partkernels_numpy.defaults import Normal, Stored, Uniform, Zeros
+from partkernels_numpy.defaults import Defaults, Normal, Stored, Uniform, Zeros
 from partkernels_numpy.linear import linear, linear_grad_input, linear_grad_weight
 from partkernels_numpy.optimizers import adam_step, sgd_step
 from partkernels_numpy.partition import Partition
 from partkernels_numpy.subnetwork_weight import subnetwork_weight, subnetwork_weight_grad
 
 __all__ = [
+    "Defaults",
     "InputError",
     "Normal",
     "Partition",
@@ -41,6 +42,7 @@ __all__ = [
     "threads",
 ]
 __version__ = version("partkernels-numpy")
+MOST_THREADS = 1024
 
 
 def instruction_set() -> str:
@@ -57,7 +59,7 @@ def instruction_set() -> str:
 
 
 def threads() -> int:
-    """How many threads share a call: OMP_NUM_THREADS, or as many as this process has processors."""
+    """How many threads share a call: OMP_NUM_THREADS, or as many as processors that this process may run on."""
     return _library.threads()
 
 
@@ -72,10 +74,17 @@ def set_threads(threads: int) -> None:
         >>> set_threads(before)
     """
     threads = plain(threads)
-    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
-        raise ValueError(f"threads={threads!r}; pass an int of at least 1.")
-    _library.set_threads(min(threads, 1 << 16))
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS:
+        raise ValueError(f"threads={threads!r}; pass an int in 1..{MOST_THREADS}.")
+    _library.set_threads(threads)
 
 
-if os.environ.get("OMP_NUM_THREADS", "").isdecimal() and int(os.environ["OMP_NUM_THREADS"]) > 0:
-    set_threads(int(os.environ["OMP_NUM_THREADS"]))
+def _usual_threads() -> int:
+    """By OMP_NUM_THREADS, of which a list has one for each level of nested loops; or by processors."""
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if asked.isdecimal() and 1 <= int(asked) <= MOST_THREADS:
+        return int(asked)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+set_threads(_usual_threads())

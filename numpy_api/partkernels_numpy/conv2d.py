@@ -95,11 +95,12 @@ def conv2d_grad_input(
     active = checked_live(partition, active)
     check_defaults(weight, partition)
     grad_output = check_like("grad_output", grad_output, "the weight", weight)
-    geometry = _Geometry(tuple(input_shape), partition, stride, padding, dilation, groups)
+    geometry = _Geometry(tuple(map(plain, input_shape)), partition, stride, padding, dilation, groups)
     geometry.check_output(grad_output)
     grad_x = np.empty(geometry.input, weight.dtype)
     _library.conv2d_grad_input(grad_output, weight, geometry.numbers, groups, partition.native, active, grad_x)
-    return np.ascontiguousarray(grad_x[:, :, : input_shape[2], : input_shape[3]])
+    height, width = (int(n) for n in input_shape[2:])
+    return np.ascontiguousarray(grad_x[:, :, :height, :width])
 
 
 def conv2d_grad_weight(
@@ -159,13 +160,12 @@ class _Geometry:
         if len(weight) != 4:
             raise ValueError(f"the weight has shape {weight}; conv2d takes [out, in / groups, height, width].")
         if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1 or weight[0] % groups:
-            raise ValueError(f"groups={groups!r} does not divide the weight's {weight[0]} output channels.")
+            raise ValueError(f"groups={groups!r}; pass an int that divides the weight's {weight[0]} output channels.")
         if len(x) != 4 or x[1] != weight[1] * groups:
             raise InputError(
                 f"x has shape {x}; this weight with groups={groups} takes [batch, {weight[1] * groups}, height, width]."
             )
-        asked = map(plain, (stride, padding, dilation))
-        *numbers, self.more = convolution_geometry(x[2:], weight[2:], *asked)
+        *numbers, self.more = convolution_geometry(x[2:], weight[2:], stride, padding, dilation)
         self.numbers = numbers
         self.input = *x[:2], *(n + m for n, m in zip(x[2:], self.more, strict=True))
         left = [

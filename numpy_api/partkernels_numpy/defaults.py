@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from partkernels_numpy import _library
-from partkernels_numpy.arguments import check_scale, check_seed, checked_shape, matrix_shape, row_bytes
-from partkernels_numpy.arrays import checked, checked_dtype, plain
+from partkernels_numpy.arguments import check_scale, check_seed, matrix_shape, row_bytes
+from partkernels_numpy.arrays import checked, checked_dtype, plain, weight_shape
 
 
 class Defaults:
@@ -40,7 +40,7 @@ class Zeros(Defaults):
     """
 
     def values(self, shape, dtype=np.float32):
-        return np.zeros(checked_shape(shape), checked_dtype("dtype", dtype))
+        return np.zeros(weight_shape(shape), checked_dtype("dtype", dtype))
 
     def arguments(self):
         return "zeros", 0.0, 0, 0
@@ -55,7 +55,7 @@ class _Drawn(Defaults):
             check_seed(name, getattr(self, name))
 
     def values(self, shape, dtype=np.float32):
-        shape, dtype = checked_shape(shape), checked_dtype("dtype", dtype)
+        shape, dtype = weight_shape(shape), checked_dtype("dtype", dtype)
         rows, cols = matrix_shape(shape)
         # The weight of a subnetwork of which no entry is live: all are of partition 2.
         dead = _library.Partition(np.full((rows, row_bytes(cols, 1)), 0xFF, np.uint8), 2, *self.arguments(), None)
@@ -67,6 +67,8 @@ class _Drawn(Defaults):
 @dataclass(frozen=True)
 class Uniform(_Drawn):
     """256 evenly spaced levels in [-scale, scale], regenerated from a seed; no memory.
+
+    Each value is the nearest bfloat16 to +-(m + 1/2) * u, with m in 0..127 and u = bfloat16(scale / 127.5).
 
     Args:
         scale: the half-width, in the weight's units, in [1e-30, 1e30].
@@ -86,6 +88,7 @@ class Uniform(_Drawn):
 
     def __post_init__(self):
         check_scale("scale", self.scale)
+        object.__setattr__(self, "scale", float(self.scale))
         super().__post_init__()
 
     def arguments(self):
@@ -114,6 +117,7 @@ class Normal(_Drawn):
 
     def __post_init__(self):
         check_scale("std", self.std)
+        object.__setattr__(self, "std", float(self.std))
         super().__post_init__()
 
     def arguments(self):
@@ -122,10 +126,10 @@ class Normal(_Drawn):
 
 @dataclass(frozen=True, eq=False)
 class Stored(Defaults):
-    """Defaults that are kept: an array of the weight's shape, used as it is. For pretrained models.
+    """Defaults that are kept: an array of the weight's shape, used as it is. For pretrained models, a copy of theirs.
 
     Args:
-        array: of the weight's shape and dtype. Not copied.
+        array: of the weight's shape and dtype. Not copied, unless it is not aligned.
 
     Raises:
         TypeError: array is none that the kernels take.
@@ -146,7 +150,7 @@ class Stored(Defaults):
                 f"shape {tuple(shape)} differs from that of the stored defaults, {self.array.shape}; pass the shape of"
                 " the weight that they were stored for."
             )
-        return self.array if dtype is None else self.array.astype(checked_dtype("dtype", dtype), copy=False)
+        return self.array.astype(self.array.dtype if dtype is None else checked_dtype("dtype", dtype))
 
     def arguments(self):
         return "stored", 0.0, 0, 0

@@ -59,6 +59,7 @@ def sgd_step(
     buffers = {"momentum_buffer": momentum_buffer} if momentum else {}
     parameter, grad, *buffer = _checked(parameter, grad, buffers, partition, update)
     native, update = (None, 1) if partition is None else (partition.native, plain(update))
+    _check_flag("nesterov", nesterov)
     numbers = float(lr), float(momentum), float(weight_decay), bool(nesterov)
     _library.sgd_step(parameter, grad, *(buffer or (None,)), native, update, *numbers)
 
@@ -104,6 +105,7 @@ def adam_step(
     check_not_negative(lr=lr, eps=eps, weight_decay=weight_decay)
     check_betas(betas)
     check_step(plain(step))
+    _check_flag("decoupled", decoupled)
     moments = {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
     arrays = _checked(parameter, grad, moments, partition, update)
     native, update = (None, 1) if partition is None else (partition.native, plain(update))
@@ -130,10 +132,20 @@ def _checked(
     for name, array in arrays.items():
         if array.shape != parameter.shape:
             raise ValueError(f"{name} has shape {array.shape} and the parameter {parameter.shape}; pass one like it.")
-    check_written({name: each for name, each in arrays.items() if name != "grad"}, read={"grad": arrays["grad"]})
+    read = {"grad": arrays.pop("grad")}
+    if partition is not None and partition.defaults.stored is not None:
+        read["the array of Stored"] = partition.defaults.stored
+    check_written(arrays, read=read)
+    arrays = {"parameter": arrays.pop("parameter"), "grad": read["grad"], **arrays}
     if partition is None:
         if all(array.flags.c_contiguous for array in arrays.values()):
             return [array.reshape(1, -1) for array in arrays.values()]
         if parameter.ndim > 4:
             raise ValueError(f"the parameter has {parameter.ndim} dimensions; pass contiguous arrays, or at most 4.")
     return list(arrays.values())
+
+
+def _check_flag(name: str, flag: bool) -> None:
+    """Raises TypeError unless a flag is one: any text would be true."""
+    if not isinstance(flag, bool | np.bool_):
+        raise TypeError(f"{name}={flag!r}; pass True or False.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 
@@ -12,15 +11,18 @@ from partkernels_numpy import _library
 from partkernels_numpy.arguments import (
     bits_for,
     check_count,
+    check_number,
     check_seed,
-    checked_shape,
     matrix_shape,
     row_bytes,
     sizes,
 )
-from partkernels_numpy.arrays import checked, plain
+from partkernels_numpy.arrays import plain, weight_shape
 from partkernels_numpy.defaults import Defaults, Zeros
 from partkernels_numpy.packed_map import pack, unpack, unpack_weight
+
+# Map bytes read at once when a map is checked.
+CHUNK_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +31,8 @@ class Partition:
 
     Make one with Partition.random or Partition.from_ids; or with the `shape`, `count` and `map.numpy()` of one of
     partkernels. Partitions are numbered 1..C, as in the paper (Section 3; Appendix C for the random scheme).
+
+    Rows of the map are padded to 16 bytes: of a vector, each of whose entries is a row, it takes more than the weight.
 
     Attributes:
         shape: of the weight, [rows, ...], of 1 to 4 dimensions.
@@ -68,14 +72,14 @@ class Partition:
             >>> np.unique(Partition.random((2, 8), (0.75, 0.25), seed=3).ids()).tolist()
             [1, 2]
         """
-        shape = _checked_shape(shape)
+        shape = weight_shape(shape)
         seed = plain(seed)
         check_seed("seed", seed)
         rows, cols = matrix_shape(shape)
         counts = sizes(rows * cols, proportions)
         packed = np.zeros((rows, row_bytes(cols, bits_for(len(counts)))), np.uint8)
         _library.random_map(packed, cols, counts, seed)
-        return cls(shape, len(counts), packed, defaults or Zeros())
+        return cls._unchecked(shape, len(counts), packed, defaults)
 
     @classmethod
     def from_ids(cls, ids: np.ndarray, *, count: int | None = None, defaults: Defaults | None = None) -> Partition:
@@ -93,16 +97,35 @@ class Partition:
         if not isinstance(ids, np.ndarray) or ids.dtype != np.uint8:
             given = getattr(ids, "dtype", type(ids).__name__)
             raise ValueError(f"ids are {given}; pass an array of numpy.uint8 with values 1..C.")
-        shape = _checked_shape(ids.shape)
+        shape = weight_shape(ids.shape)
         low, high = int(ids.min()), int(ids.max())
         count = high if count is None else plain(count)
         check_count(count)
         if low < 1 or high > count:
             raise ValueError(f"ids run from {low} to {high}, but there are {count} partitions; pass ids in 1..{count}.")
-        return cls(shape, count, pack(ids - 1, bits_for(count)), defaults or Zeros())
+        return cls._unchecked(shape, count, pack(ids - 1, bits_for(count)), defaults)
+
+    @classmethod
+    def _unchecked(cls, shape: tuple[int, ...], count: int, packed: np.ndarray, defaults: Defaults | None) -> Partition:
+        """A partition with a map that is known to fit; checking one reads all of it."""
+        self = object.__new__(cls)
+        self._assign(shape, count, packed, Zeros() if defaults is None else defaults)
+        return self
+
+    def _assign(self, shape: tuple[int, ...], count: int, packed: np.ndarray, defaults: Defaults) -> None:
+        if not isinstance(defaults, Defaults):
+            raise TypeError(f"defaults={defaults!r}; pass Zeros(), Uniform(...), Normal(...) or Stored(...).")
+        stored = defaults.stored
+        if stored is not None and stored.shape != shape:
+            raise ValueError(f"the stored defaults have shape {stored.shape}; pass Stored(array) of shape {shape}.")
+        native = _library.Partition(packed, count, *defaults.arguments(), stored)
+        parts = {"shape": shape, "count": count, "map": packed, "defaults": defaults, "native": native}
+        for name, value in parts.items():
+            object.__setattr__(self, name, value)
 
     def __post_init__(self):
-        object.__setattr__(self, "shape", _checked_shape(self.shape))
+        object.__setattr__(self, "shape", weight_shape(self.shape))
+        object.__setattr__(self, "count", plain(self.count))
         check_count(self.count)
         rows, cols = matrix_shape(self.shape)
         expected = rows, row_bytes(cols, self.bits)
@@ -112,17 +135,15 @@ class Partition:
                 f"the map of a weight of shape {self.shape} in {self.count} partitions is a contiguous array of"
                 f" numpy.uint8, of shape {expected}; make it with Partition.from_ids."
             )
-        ids = unpack(self.map, self.bits)
-        if ids.max() >= self.count or ids[:, cols:].any():
-            raise ValueError(
-                f"the map holds an id above its count of {self.count}, or padding that is not 0; make it with"
-                " Partition.from_ids."
-            )
-        stored = self.defaults.stored
-        if stored is not None and checked("stored defaults", stored).shape != self.shape:
-            raise ValueError(
-                f"the stored defaults have shape {stored.shape}; pass Stored(array) of shape {self.shape}."
-            )
+        chunk = max(1, CHUNK_BYTES // expected[1])
+        for start in range(0, rows, chunk):
+            ids = unpack(self.map[start : start + chunk], self.bits)
+            if ids.max() >= self.count or ids[:, cols:].any():
+                raise ValueError(
+                    f"the map holds an id above its count of {self.count}, or padding that is not 0; make it with"
+                    " Partition.from_ids."
+                )
+        self._assign(self.shape, self.count, self.map, self.defaults)
 
     @property
     def bits(self) -> int:
@@ -135,24 +156,13 @@ class Partition:
         return (ids.astype(np.int16) if self.count > 255 else ids) + 1
 
     def mask(self, partition: int) -> np.ndarray:
-        """True at the entries of this partition: bool, the weight's shape."""
+        """True at the entries of this partition, 1..C: bool, the weight's shape."""
+        check_number("partition", plain(partition), self)
         return self.ids() == partition
 
     def sizes(self) -> list[int]:
         """The number of entries of each partition."""
         return np.bincount(self.ids().ravel(), minlength=self.count + 1)[1:].tolist()
 
-    @cached_property
-    def native(self) -> _library.Partition:
-        """What the kernels are told of it."""
-        return _library.Partition(self.map, self.count, *self.defaults.arguments(), self.defaults.stored)
-
     def __reduce__(self):
         return Partition, (self.shape, self.count, self.map, self.defaults)
-
-
-def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    shape = checked_shape(shape)
-    if len(shape) > 4:
-        raise ValueError(f"shape {shape} has {len(shape)} dimensions; pass 1 to 4, as [rows, in, -1, width] does.")
-    return shape

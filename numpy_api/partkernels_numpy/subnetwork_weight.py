@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from partkernels_numpy import _library
-from partkernels_numpy.arguments import check_live
+from partkernels_numpy.arguments import check_number
 from partkernels_numpy.arrays import checked, plain
 from partkernels_numpy.partition import Partition
 
@@ -25,13 +25,13 @@ def check_weight(name: str, weight: np.ndarray, partition: Partition) -> np.ndar
 
 def checked_live(partition: Partition, active: int) -> int:
     """How many partitions are live; raises ValueError unless it is in 1..C."""
-    check_live(partition, plain(active), None)
+    check_number("active", plain(active), partition)
     return plain(active)
 
 
 def checked_update(partition: Partition, update: int) -> int:
     """Which partition is updated; raises ValueError unless it is in 1..C."""
-    check_live(partition, partition.count, 0 if update is None else plain(update))
+    check_number("update", plain(update), partition)
     return plain(update)
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from partkernels.arguments import InputError
+from partkernels.operators.memory import share_memory
 from partkernels.partition import NestedPartition, Partition
 
 
@@ -24,10 +25,31 @@ def check_weight(weight: Tensor, partition: Partition, with_defaults: bool = Tru
             f" partition.to('{weight.device}')."
         )
     stored = partition.defaults.stored
-    if with_defaults and stored is not None and stored.dtype != weight.dtype:
+    if stored is None:
+        return
+    if weight.requires_grad:
+        check_apart(weight, stored)
+    if with_defaults and stored.dtype != weight.dtype:
         raise TypeError(
             f"the stored defaults are {stored.dtype} and the weight is {weight.dtype}; cast them with"
             f" partition.to(dtype={weight.dtype})."
+        )
+
+
+def check_apart(weight: Tensor, stored: Tensor) -> None:
+    """Raises ValueError if a weight that learns shares memory with its stored defaults.
+
+    What a later partition learns would be what earlier subnetworks have in its place.
+    """
+    if torch.compiler.is_compiling():
+        return
+    try:
+        is_near = torch._C._is_alias_of(weight, stored)
+    except (NotImplementedError, RuntimeError):  # some that wrap others have no memory of their own
+        return
+    if is_near and share_memory(weight, stored):
+        raise ValueError(
+            "the weight and its stored defaults share memory, so that these would learn; pass Stored(weight.clone())."
         )
 
 

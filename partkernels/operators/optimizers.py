@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from partkernels.arguments import check_betas, check_momentum, check_not_negative, check_step
+from partkernels.arguments import check_betas, check_momentum, check_not_negative, check_number, check_step
 from partkernels.backend import dispatch
-from partkernels.operators.checks import check_weight
+from partkernels.operators.checks import check_apart, check_weight
 from partkernels.operators.registration import define_in_place
 from partkernels.partition import NestedPartition, Partition
 
@@ -237,9 +237,9 @@ def _check_update(partition: Partition | None, parameter: Tensor, update: int | 
             raise TypeError(f"the parameter is {parameter.dtype}; pass a floating-point parameter.")
         return
     check_weight(parameter, partition)
-    if isinstance(update, bool) or not isinstance(update, int) or not 1 <= update <= partition.count:
-        count = partition.count
-        raise ValueError(f"update={update!r}, but this partition has {count} parts; pass an int in 1..{count}.")
+    if partition.defaults.stored is not None:
+        check_apart(parameter, partition.defaults.stored)
+    check_number("update", update, partition)
 
 
 def _check(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -591,3 +592,20 @@ def test_only_gradients_that_are_asked_for_are_computed(run, expected, ours, hid
     x, w = (2 * leaf for leaf in leaves) if hidden else leaves
     y = ours(x, w, partition, 2, update=1).sum()
     assert passes(monkeypatch, lambda: run(y, *leaves)) == expected
+
+
+def test_defaults_that_would_learn_with_their_weight_are_refused():
+    weight = torch.randn(3, 4, requires_grad=True)
+    shared = pk.Partition.random((3, 4), (0.5, 0.5), seed=0, defaults=pk.Stored(weight))
+    message = r"share memory, so that these would learn; pass Stored\(weight.clone\(\)\)"
+    with pytest.raises(ValueError, match=message):
+        pk.linear(torch.ones(1, 4), weight, shared, 1)
+    with pytest.raises(ValueError, match=message):
+        pk.sgd_step(weight.detach(), torch.ones(3, 4), None, shared, 2, lr=1.0)
+    pk.linear(torch.ones(1, 4), weight.detach(), shared, 1)  # of a weight that is frozen they are what they were
+
+
+def test_small_numbers_of_numpys_do_not_wrap():
+    partition = pk.Partition.random((2, 1, 3, 3), (0.5, 0.5), seed=0)
+    y = pk.conv2d(torch.ones(1, 1, 5, 5), torch.ones(2, 1, 3, 3), partition, 1, padding=(np.uint8(130),) * 2)
+    assert y.shape == (1, 2, 263, 263)

@@ -218,3 +218,23 @@ def map_of(shape, count):
 def test_bad_input_raises_and_names_the_cure(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+def test_a_partition_that_there_is_not_has_no_mask():
+    partition = pk.Partition.random((4, 4), (0.5, 0.5), seed=0)
+    for number in (0, 3, None):
+        with pytest.raises(ValueError, match=f"partition={number}, but this partition has 2 parts"):
+            partition.mask(number)
+
+
+@pytest.mark.parametrize("defaults", [False, 0.5, pk.Uniform])
+def test_what_are_no_defaults_are_refused(defaults):
+    with pytest.raises(TypeError, match="pass Zeros"):
+        pk.Partition.random((4, 4), (0.5, 0.5), seed=0, defaults=defaults)
+
+
+@pytest.mark.parametrize("kind", [pk.Uniform, pk.Normal])
+def test_a_scale_of_numpys_is_its_value(kind):
+    for scale in (np.float16(3e-6), np.float32(0.3)):
+        one, same = kind(scale, seed=0), kind(float(scale), seed=0)
+        assert one == same and torch.equal(one.values((30, 40)), same.values((30, 40)))

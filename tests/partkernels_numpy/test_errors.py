@@ -54,12 +54,16 @@ def conv2d(**changed):
             r"grad_output has shape \(3, 6\)",
         ),
         (lambda: pkn.linear_grad_weight(ones(2, 4), ones(3, 6), P, 1), pkn.InputError, "they differ before the last"),
-        (lambda: pkn.linear_grad_weight(ones(3, 4), ones(3, 6), P, 3), ValueError, "update=3 with active=2"),
+        (
+            lambda: pkn.linear_grad_weight(ones(3, 4), ones(3, 6), P, 3),
+            ValueError,
+            "update=3, but this partition has 2 parts",
+        ),
         (lambda: pkn.linear_grad_weight(ones(3, 4), ones(3, 6), Q, 1), ValueError, "linear takes"),
         (lambda: conv2d(x=ones(2, 5, 5)), pkn.InputError, r"takes \[batch, 2, height, width\]"),
         (lambda: conv2d(x=ones(2, 3, 5, 5)), pkn.InputError, "this weight with groups=1 takes"),
         (lambda: conv2d(x=ones(2, 2, 2, 5)), pkn.InputError, "size 2 is smaller than the kernel, 3"),
-        (lambda: conv2d(groups=3), ValueError, "groups=3 does not divide the weight's 4"),
+        (lambda: conv2d(groups=3), ValueError, "groups=3; pass an int that divides the weight's 4"),
         (lambda: conv2d(groups=0), ValueError, "groups=0"),
         (lambda: conv2d(stride=0), ValueError, "stride=0; pass an int or a pair of ints, each at least 1"),
         (lambda: conv2d(padding=-1), ValueError, "padding=-1"),
@@ -103,6 +107,18 @@ def conv2d(**changed):
             "the stored defaults are float64 and the weight is float32",
         ),
         (lambda: pkn.Uniform(0.1, 1).values((2, 2), np.float16), TypeError, "dtype is float16"),
+        (lambda: pkn.Uniform(0.1, 1).values((2, 2), None), TypeError, "dtype is None"),
+        (lambda: pkn.Normal(0.1, 1).values((3, 2, 2, 2, 5)), ValueError, "5 dimensions; pass 1 to 4"),
+        (lambda: pkn.Zeros().values((3, 2, 2, 2, 5)), ValueError, "5 dimensions; pass 1 to 4"),
+        (lambda: P.mask(3), ValueError, "partition=3, but this partition has 2 parts"),
+        (lambda: pkn.Partition.random((2, 2), (1.0,), seed=0, defaults=False), TypeError, "defaults=False; pass Zeros"),
+        (lambda: pkn.Partition.random((2, 2), (1.0,), seed=0, defaults=pkn.Uniform), TypeError, "defaults=<class"),
+        (lambda: pkn.Partition.random((2, 2), 0.5, seed=0), TypeError, "proportions 0.5 are no sequence of numbers"),
+        (lambda: conv2d(stride=2.0), ValueError, "stride=2.0; pass an int or a pair"),
+        (lambda: conv2d(stride=None), ValueError, "stride=None; pass an int or a pair"),
+        (lambda: conv2d(padding={1, 2}), ValueError, "padding={1, 2}; pass an int or a pair"),
+        (lambda: conv2d(groups=1.0), ValueError, "groups=1.0; pass an int that divides"),
+        (lambda: conv2d(dilation=(np.uint8(130),) * 2), pkn.InputError, "smaller than the kernel, 261"),
     ],
 )
 def test_calls_are_refused(call, error, message):
@@ -127,7 +143,7 @@ def locked(array):
 @pytest.mark.parametrize(
     ("step", "error", "message"),
     [
-        (lambda p: sgd(locked(p)), ValueError, r"parameter cannot be written.*pass parameter.copy\(\)"),
+        (lambda p: sgd(locked(p)), ValueError, r"parameter is read-only; pass parameter.copy\(\)"),
         (lambda p: sgd(p, p, None), ValueError, "parameter and grad share memory"),
         (lambda p: sgd(p, p[::-1], None), ValueError, "parameter and grad share memory"),
         (lambda p: sgd(p, ones(4, 6), p, momentum=0.9), ValueError, "parameter and momentum_buffer share memory"),
@@ -135,10 +151,27 @@ def locked(array):
         (lambda p: sgd(p, ones(6, 4), None), ValueError, r"grad has shape \(6, 4\) and the parameter \(4, 6\)"),
         (lambda p: sgd(p, ones(4, 6, dtype=float), None), pkn.InputError, "grad is float64 and the parameter float32"),
         (lambda p: sgd(p, None, None), TypeError, "grad is a NoneType"),
-        (lambda p: sgd(p, update=None), ValueError, "update=0"),
+        (lambda p: sgd(p, update=None), ValueError, "update=None, but this partition has 2 parts"),
         (lambda p: sgd(p, update=3), ValueError, "update=3"),
         (lambda p: sgd(p, lr=-1), ValueError, "lr=-1; pass a finite number that is not negative"),
         (lambda p: sgd(p, lr=float("nan")), ValueError, "lr=nan"),
+        (lambda p: sgd(p, lr=None), TypeError, "lr=None is a NoneType; pass a number"),
+        (lambda p: sgd(p, lr="0.1"), TypeError, "lr='0.1' is a str; pass a number"),
+        (lambda p: sgd(p, momentum=0.9, nesterov="False"), ValueError, "without a momentum_buffer"),
+        (lambda p: sgd(p, ones(4, 6), ones(4, 6), momentum=0.9, nesterov="no"), TypeError, "nesterov='no'; pass True"),
+        (lambda p: adam(p, decoupled="no"), TypeError, "decoupled='no'; pass True or False"),
+        (lambda p: adam(p, betas=0.9), ValueError, "betas=0.9; pass two numbers"),
+        (lambda p: adam(p, step=2**63), ValueError, "step=9223372036854775808; pass the number"),
+        (
+            lambda p: sgd(p, partition=pkn.Partition((4, 6), 2, P.map, pkn.Stored(p))),
+            ValueError,
+            "parameter and the array of Stored share memory",
+        ),
+        (
+            lambda p: sgd(np.lib.stride_tricks.sliding_window_view(p.ravel(), 2, writeable=True), partition=None),
+            ValueError,
+            "several entries of parameter share memory",
+        ),
         (lambda p: sgd(p, nesterov=True), ValueError, "nesterov=True with momentum=0"),
         (lambda p: sgd(p, partition=Q), ValueError, "its partition"),
         (lambda p: adam(p, step=0), ValueError, "step=0; pass the number of this partition's step"),
@@ -146,7 +179,7 @@ def locked(array):
         (lambda p: adam(p, eps=-1.0), ValueError, "eps=-1.0"),
         (lambda p: adam(p, ones(4, 6), p), ValueError, "parameter and exp_avg share memory"),
         (lambda p: adam(p, ones(4, 6), moment := ones(4, 6), moment), ValueError, "exp_avg and exp_avg_sq share"),
-        (lambda p: adam(p, ones(4, 6), locked(ones(4, 6))), ValueError, "exp_avg cannot be written"),
+        (lambda p: adam(p, ones(4, 6), locked(ones(4, 6))), ValueError, "exp_avg is read-only"),
         (
             lambda p: adam(p, ones(4, 6), np.lib.stride_tricks.as_strided(ones(6), (4, 6), (0, 4))),
             ValueError,
@@ -165,6 +198,45 @@ def test_arrays_that_are_read_may_be_locked():
     x, weight, grad = locked(ones(3, 6)), locked(ones(4, 6)), locked(ones(4, 6))
     linear(x=x, weight=weight)
     sgd(ones(4, 6), grad, None)
+
+
+@pytest.mark.parametrize("padding", [np.uint8(130), (np.uint8(130), np.int8(2)), np.int64(1)])
+def test_numbers_of_numpys_do_not_wrap(padding):
+    plain = tuple(map(int, np.broadcast_to(padding, 2)))
+    x, y = ones(1, 2, 5, 5), conv2d(x=ones(1, 2, 5, 5), padding=padding)
+    np.testing.assert_array_equal(y, conv2d(x=x, padding=plain))
+    shape = np.array([1, 2, 250, 3], np.uint8)
+    y = conv2d(x=ones(*shape), padding=10)
+    assert pkn.conv2d_grad_input(y, ones(4, 2, 3, 3), Q, np.int8(1), shape, padding=10).shape == tuple(shape)
+
+
+@pytest.mark.parametrize("kind", [pkn.Uniform, pkn.Normal])
+def test_a_scale_of_numpys_is_its_value(kind):
+    for scale in (np.float16(3e-6), np.float32(0.3), np.float64(0.7)):
+        same = kind(scale, seed=0), kind(float(scale), seed=0)
+        assert same[0] == same[1]
+        np.testing.assert_array_equal(*(defaults.values((30, 40)) for defaults in same))
+
+
+def test_an_empty_parameter_and_one_with_any_stride_along_one_entry_are_stepped():
+    empty = np.zeros((0, 3))
+    pkn.sgd_step(empty, empty.copy(), None, None, None, lr=1.0)
+    row = np.lib.stride_tricks.as_strided(np.zeros(4), (1, 4), (3, 8))
+    pkn.sgd_step(row, np.ones((1, 4)), None, None, None, lr=1.0)
+    assert (row == -1).all()
+
+
+def test_a_map_whose_shape_is_changed_later_is_read_as_it_was():
+    partition = pkn.Partition.random((64, 64), (0.5, 0.5), seed=0)
+    before = pkn.subnetwork_weight(ones(64, 64), partition, 1)
+    partition.map.shape = 1, -1
+    np.testing.assert_array_equal(pkn.subnetwork_weight(ones(64, 64), partition, 1), before)
+
+
+def test_values_of_stored_defaults_are_a_copy():
+    stored = pkn.Stored(ones(2, 2))
+    stored.values((2, 2))[:] = 7
+    np.testing.assert_array_equal(stored.array, ones(2, 2))
 
 
 def test_an_instruction_set_that_is_not_there(tmp_path):

@@ -102,12 +102,45 @@ def test_a_forked_process_has_threads_of_its_own():
         assert child.exitcode == 0
 
 
-@pytest.mark.parametrize("asked", ["3", "", "many", "0"])
-def test_as_many_threads_as_the_environment_asks_for(asked):
+@pytest.mark.parametrize(
+    ("asked", "threads"), [("3", 3), (" 3,2", 3), *((no, len(os.sched_getaffinity(0))) for no in ("", "many", "0"))]
+)
+def test_as_many_threads_as_the_environment_asks_for(asked, threads):
     code = "import partkernels_numpy as pkn; print(pkn.threads())"
     environment = {**os.environ, "OMP_NUM_THREADS": asked}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert int(done.stdout) == (3 if asked == "3" else len(os.sched_getaffinity(0)))
+    assert int(done.stdout) == threads
+
+
+def test_as_many_threads_as_processors_that_may_be_used():
+    code = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])"
+    code += "; import partkernels_numpy as pkn; print(pkn.threads())"
+    environment = {**os.environ, "OMP_NUM_THREADS": ""}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert int(done.stdout) == 1
+
+
+AT_EXIT = """
+import threading, time
+import numpy as np
+import partkernels_numpy as pkn
+
+partition = pkn.Partition.random((512, 512), (0.5, 0.5), seed=0)
+weight, x = np.ones((512, 512), np.float32), np.ones((256, 512), np.float32)
+
+def forever():
+    while True:
+        pkn.linear(x, weight, partition, 1)
+
+for _ in range(3):
+    threading.Thread(target=forever, daemon=True).start()
+time.sleep(0.2)
+"""
+
+
+def test_a_program_ends_while_others_of_its_threads_compute():
+    done = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_is_imported_needs_no_torch():
@@ -116,7 +149,7 @@ def test_what_is_imported_needs_no_torch():
     assert done.stdout.split() == ["False", "False"]
 
 
-@pytest.mark.parametrize("threads", [0, -1, 1.5, True, None])
+@pytest.mark.parametrize("threads", [0, -1, 1.5, True, None, 10**12])
 def test_a_number_of_threads_that_is_none(threads):
-    with pytest.raises(ValueError, match="pass an int of at least 1"):
+    with pytest.raises(ValueError, match=r"pass an int in 1\.\.1024"):
         pkn.set_threads(threads)
