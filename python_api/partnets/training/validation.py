@@ -153,7 +153,7 @@ def _best(trainer: TrainingState, state: dict | None, _) -> None:
     if trainer.best is None:
         return
     best = Best(**state)
-    _like(state, vars(Best(state=best.state, division=best.division)))
+    _like({"division": ""} | state, vars(Best(state=best.state, division=best.division)))  # older files have none
     if not isinstance(best.division, str):
         raise ValueError(f"division is {best.division!r}; it must be text.")
     if type(best.step) is not int or best.step < 0 or math.isnan(best.lml):
