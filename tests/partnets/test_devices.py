@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from elsewhere import DEVICE, Elsewhere, elsewhere, put
+from pairwise import is_full, pairwise
 from torch import Tensor, nn
 
 import partkernels as pk
@@ -68,8 +69,7 @@ def trained(model: nn.Module, scheme: str, x: Tensor, y: Tensor) -> list[Tensor]
     return [one.detach().cpu() for one in found]
 
 
-@pytest.mark.parametrize("scheme", ["weight", pytest.param("node", marks=pytest.mark.full), "nested"])
-@pytest.mark.parametrize("name", MODELS)
+@pairwise(strength=1, name=[*MODELS], scheme=["weight", "nested", *(["node"] if is_full() else [])])
 def test_everything_is_where_the_model_is_and_as_on_the_cpu(name, scheme):
     make, shape = MODELS[name]
     x, y = torch.randn(4, *shape), torch.tensor([0, 1, 2, 1])

@@ -116,6 +116,7 @@ def ran(tmp_path_factory):
 FORMATS = ["pt2", "traced.jit", "scripted.jit", "int8.jit", "pickle", "state", "onnx", "int8.onnx"]
 
 
+@pytest.mark.full  # the usual run has the code of docs/export.md
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_without_partnets_its_files_give_the_same(ran, suffix):
     if "onnx" in suffix and not ONNX:

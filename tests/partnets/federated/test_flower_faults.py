@@ -320,7 +320,7 @@ start(grid(call), 3, server(), checkpoint=sys.argv[2])
 """
 
 
-@pytest.mark.parametrize("call", [2, 7])
+@pytest.mark.parametrize("call", [pytest.param(2, marks=pytest.mark.full), 7])
 def test_a_killed_server_goes_on_with_the_same_bits(call, tmp_path):
     """Killed within round 1 or 2 of four clients each."""
     checkpoint = tmp_path / "server.pt"
