@@ -3,7 +3,7 @@
 numpy's side is the dense layer, which knows no partitions: what partkernels_numpy costs more is what partitions cost.
 Its convolution is that of many programs in numpy: sliding windows, and a product.
 
-usage: python -m pytest benchmarks/numpy_products.py -c /dev/null --confcutdir=benchmarks --benchmark-group-by=group
+usage: python -m pytest benchmarks/numpy_products.py -c /dev/null --confcutdir=benchmarks
 """
 
 from __future__ import annotations
