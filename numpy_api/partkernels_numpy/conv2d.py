@@ -10,8 +10,8 @@ from partkernels_numpy import _library
 from partkernels_numpy.arguments import InputError, convolution_geometry
 from partkernels_numpy.arrays import check_like, checked, plain
 from partkernels_numpy.bias import live_bias
+from partkernels_numpy.checks import check_defaults, check_weight, checked_number
 from partkernels_numpy.partition import Partition
-from partkernels_numpy.subnetwork_weight import check_defaults, check_weight, checked_live, checked_update
 
 
 def conv2d(
@@ -51,7 +51,7 @@ def conv2d(
         (1, 4, 8, 8)
     """
     weight = check_weight("the weight", weight, partition)
-    active = checked_live(partition, active)
+    active = checked_number("active", active, partition)
     check_defaults(weight, partition)
     shift = live_bias(bias, weight, partition, active)
     x = check_like("x", x, "the weight", weight)
@@ -92,7 +92,7 @@ def conv2d_grad_input(
         (1, 3, 8, 8)
     """
     weight = check_weight("the weight", weight, partition)
-    active = checked_live(partition, active)
+    active = checked_number("active", active, partition)
     check_defaults(weight, partition)
     grad_output = check_like("grad_output", grad_output, "the weight", weight)
     geometry = _Geometry(tuple(map(plain, input_shape)), partition, stride, padding, dilation, groups)
@@ -136,9 +136,7 @@ def conv2d_grad_weight(
         >>> conv2d_grad_weight(np.ones((1, 4, 6, 6)), np.ones((1, 3, 8, 8)), p, update=2).shape
         (4, 3, 3, 3)
     """
-    if not isinstance(partition, Partition):
-        raise TypeError(f"partition is a {type(partition).__name__}; pass a partkernels_numpy.Partition.")
-    update = checked_update(partition, update)
+    update = checked_number("update", update, partition)
     x = checked("x", x)
     grad_output = check_like("grad_output", grad_output, "x", x)
     geometry = _Geometry(x.shape, partition, stride, padding, dilation, groups)

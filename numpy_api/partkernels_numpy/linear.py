@@ -10,8 +10,8 @@ from partkernels_numpy import _library
 from partkernels_numpy.arguments import InputError
 from partkernels_numpy.arrays import check_like, checked
 from partkernels_numpy.bias import live_bias
+from partkernels_numpy.checks import check_defaults, check_weight, checked_number
 from partkernels_numpy.partition import Partition
-from partkernels_numpy.subnetwork_weight import check_defaults, check_weight, checked_live, checked_update
 
 
 def linear(
@@ -39,7 +39,7 @@ def linear(
         array([[3.]])
     """
     weight = _check_matrix(weight, partition)
-    active = checked_live(partition, active)
+    active = checked_number("active", active, partition)
     shift = live_bias(bias, weight, partition, active)
     rows = _rows("x", x, "the weight", weight, weight.shape[1])
     y = np.empty((len(rows), weight.shape[0]), weight.dtype)
@@ -66,7 +66,7 @@ def linear_grad_input(grad_output: np.ndarray, weight: np.ndarray, partition: Pa
         array([[6., 0.]])
     """
     weight = _check_matrix(weight, partition)
-    active = checked_live(partition, active)
+    active = checked_number("active", active, partition)
     rows = _rows("grad_output", grad_output, "the weight", weight, weight.shape[0])
     grad_x = np.empty((len(rows), weight.shape[1]), weight.dtype)
     _library.linear_grad_input(rows, weight, partition.native, active, grad_x)
@@ -96,8 +96,8 @@ def linear_grad_weight(grad_output: np.ndarray, x: np.ndarray, partition: Partit
         >>> linear_grad_weight(np.array([[2.0]]), np.array([[3.0, 4.0]]), p, update=2)
         array([[0., 8.]])
     """
+    update = checked_number("update", update, partition)
     _check_shape(partition)
-    update = checked_update(partition, update)
     out_features, in_features = partition.shape
     x = checked("x", x)
     ins = _rows("x", x, "x", x, in_features)
@@ -110,8 +110,6 @@ def linear_grad_weight(grad_output: np.ndarray, x: np.ndarray, partition: Partit
 
 
 def _check_shape(partition: Partition) -> None:
-    if not isinstance(partition, Partition):
-        raise TypeError(f"partition is a {type(partition).__name__}; pass a partkernels_numpy.Partition.")
     if len(partition.shape) != 2:
         raise ValueError(f"the weight has shape {partition.shape}; linear takes [out_features, in_features].")
 

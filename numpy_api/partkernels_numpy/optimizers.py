@@ -7,8 +7,8 @@ import numpy as np
 from partkernels_numpy import _library
 from partkernels_numpy.arguments import check_betas, check_momentum, check_not_negative, check_step
 from partkernels_numpy.arrays import check_like, check_written, checked, plain
+from partkernels_numpy.checks import check_weight, checked_number
 from partkernels_numpy.partition import Partition
-from partkernels_numpy.subnetwork_weight import check_weight, checked_update
 
 
 def sgd_step(
@@ -56,12 +56,12 @@ def sgd_step(
             f"momentum={momentum} without a momentum_buffer; pass numpy.zeros_like(parameter), and the same at each"
             " step."
         )
-    buffers = {"momentum_buffer": momentum_buffer} if momentum else {}
-    parameter, grad, *buffer = _checked(parameter, grad, buffers, partition, update)
-    native, update = (None, 1) if partition is None else (partition.native, plain(update))
     _check_flag("nesterov", nesterov)
+    buffers = {"momentum_buffer": momentum_buffer} if momentum else {}
+    update = _checked_update(partition, update)
+    parameter, grad, *buffer = _checked(parameter, grad, buffers, partition)
     numbers = float(lr), float(momentum), float(weight_decay), bool(nesterov)
-    _library.sgd_step(parameter, grad, *(buffer or (None,)), native, update, *numbers)
+    _library.sgd_step(parameter, grad, *(buffer or (None,)), partition and partition.native, update, *numbers)
 
 
 def adam_step(
@@ -107,23 +107,23 @@ def adam_step(
     check_step(plain(step))
     _check_flag("decoupled", decoupled)
     moments = {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
-    arrays = _checked(parameter, grad, moments, partition, update)
-    native, update = (None, 1) if partition is None else (partition.native, plain(update))
+    update = _checked_update(partition, update)
+    arrays = _checked(parameter, grad, moments, partition)
     numbers = map(float, (lr, *betas, eps, weight_decay))
-    _library.adam_step(*arrays, native, update, plain(step), *numbers, bool(decoupled))
+    _library.adam_step(*arrays, partition and partition.native, update, plain(step), *numbers, bool(decoupled))
+
+
+def _checked_update(partition: Partition | None, update: int | None) -> int:
+    """The partition that is stepped; of a parameter without any, 1."""
+    return 1 if partition is None else checked_number("update", update, partition)
 
 
 def _checked(
-    parameter: np.ndarray,
-    grad: np.ndarray,
-    states: dict[str, np.ndarray],
-    partition: Partition | None,
-    update: int | None,
+    parameter: np.ndarray, grad: np.ndarray, states: dict[str, np.ndarray], partition: Partition | None
 ) -> list[np.ndarray]:
     """Parameter, gradient and states as weights of at most 4 dimensions; raises unless they can be stepped."""
     if partition is not None:
         check_weight("the parameter", parameter, partition)
-        checked_update(partition, update)
     checked("the parameter", parameter)
     arrays = {"parameter": parameter, "grad": check_like("grad", grad, "the parameter", parameter)}
     for name, array in states.items():

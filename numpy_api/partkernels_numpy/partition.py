@@ -124,26 +124,26 @@ class Partition:
             object.__setattr__(self, name, value)
 
     def __post_init__(self):
-        object.__setattr__(self, "shape", weight_shape(self.shape))
-        object.__setattr__(self, "count", plain(self.count))
-        check_count(self.count)
-        rows, cols = matrix_shape(self.shape)
-        expected = rows, row_bytes(cols, self.bits)
+        shape, count = weight_shape(self.shape), plain(self.count)
+        check_count(count)
+        rows, cols = matrix_shape(shape)
+        bits = bits_for(count)
+        expected = rows, row_bytes(cols, bits)
         fits = isinstance(self.map, np.ndarray) and self.map.dtype == np.uint8 and self.map.shape == expected
         if not fits or not self.map.flags.c_contiguous:
             raise ValueError(
-                f"the map of a weight of shape {self.shape} in {self.count} partitions is a contiguous array of"
+                f"the map of a weight of shape {shape} in {count} partitions is a contiguous array of"
                 f" numpy.uint8, of shape {expected}; make it with Partition.from_ids."
             )
         chunk = max(1, CHUNK_BYTES // expected[1])
         for start in range(0, rows, chunk):
-            ids = unpack(self.map[start : start + chunk], self.bits)
-            if ids.max() >= self.count or ids[:, cols:].any():
+            ids = unpack(self.map[start : start + chunk], bits)
+            if ids.max() >= count or ids[:, cols:].any():
                 raise ValueError(
-                    f"the map holds an id above its count of {self.count}, or padding that is not 0; make it with"
+                    f"the map holds an id above its count of {count}, or padding that is not 0; make it with"
                     " Partition.from_ids."
                 )
-        self._assign(self.shape, self.count, self.map, self.defaults)
+        self._assign(shape, count, self.map, self.defaults)
 
     @property
     def bits(self) -> int:

@@ -5,41 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from partkernels_numpy import _library
-from partkernels_numpy.arguments import check_number
-from partkernels_numpy.arrays import checked, plain
+from partkernels_numpy.checks import check_defaults, check_weight, checked_number
 from partkernels_numpy.partition import Partition
-
-
-def check_weight(name: str, weight: np.ndarray, partition: Partition) -> np.ndarray:
-    """The weight, checked; raises unless the partition was made for one like it."""
-    if not isinstance(partition, Partition):
-        raise TypeError(f"partition is a {type(partition).__name__}; pass a partkernels_numpy.Partition.")
-    weight = checked(name, weight)
-    if weight.shape != partition.shape:
-        raise ValueError(
-            f"{name} has shape {weight.shape} and its partition {partition.shape}; make the partition with"
-            f" Partition.random({weight.shape}, ...)."
-        )
-    return weight
-
-
-def checked_live(partition: Partition, active: int) -> int:
-    """How many partitions are live; raises ValueError unless it is in 1..C."""
-    check_number("active", plain(active), partition)
-    return plain(active)
-
-
-def checked_update(partition: Partition, update: int) -> int:
-    """Which partition is updated; raises ValueError unless it is in 1..C."""
-    check_number("update", plain(update), partition)
-    return plain(update)
-
-
-def check_defaults(weight: np.ndarray, partition: Partition) -> None:
-    """Raises TypeError unless stored defaults are of the weight's dtype."""
-    stored = partition.defaults.stored
-    if stored is not None and stored.dtype != weight.dtype:
-        raise TypeError(f"the stored defaults are {stored.dtype} and the weight is {weight.dtype}; cast one of them.")
 
 
 def subnetwork_weight(weight: np.ndarray, partition: Partition, active: int) -> np.ndarray:
@@ -62,7 +29,7 @@ def subnetwork_weight(weight: np.ndarray, partition: Partition, active: int) -> 
         array([[3., 0.]])
     """
     weight = check_weight("the weight", weight, partition)
-    active = checked_live(partition, active)
+    active = checked_number("active", active, partition)
     check_defaults(weight, partition)
     out = np.empty(weight.shape, weight.dtype)
     _library.subnetwork_weight(weight, partition.native, active, out)
@@ -89,7 +56,7 @@ def subnetwork_weight_grad(grad: np.ndarray, partition: Partition, update: int) 
         array([[0., 4.]])
     """
     grad = check_weight("grad", grad, partition)
-    update = checked_update(partition, update)
+    update = checked_number("update", update, partition)
     out = np.empty(grad.shape, grad.dtype)
     _library.subnetwork_weight_grad(grad, partition.native, update, out)
     return out
