@@ -1,5 +1,5 @@
 // Convolutions by PyTorch's own: oneDNN's run at the processor's peak, and a weight is small beside the images that it
-// meets. A subnetwork's weight is rebuilt for them, at most a MiB of it at a time, in a workspace of the thread's.
+// meets. A subnetwork's weight is rebuilt for them, at most 16 MiB of it at a time, in a workspace of the thread's.
 //
 // All of it is C++ because a convolution leaves nothing in the caches: Python between its parts cost 100 us and more.
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
@@ -26,7 +26,9 @@ struct Geometry {
   int64_t groups;
 };
 
-constexpr int64_t kWorkspace = 1 << 20;  // bytes
+// Bytes: nearly every layer's weight whole. Each slice of a weight takes a copy of the images and of its part of the
+// output into oneDNN's format: on an Intel Xeon two slices took 1.2 to 1.5 times as long as one.
+constexpr int64_t kWorkspace = 16 << 20;
 std::atomic<int64_t> most_bytes = kWorkspace;
 // What oneDNN's convolutions like numbers of channels to be multiples of; also a tile of the rebuilding kernel.
 constexpr int64_t kChannels = 64;
@@ -135,13 +137,22 @@ std::vector<Range> slices_of(const Tensor& weight, int64_t dim, int64_t groups) 
 
 Range all(const Tensor& weight, int64_t dim) { return {0, weight.size(dim)}; }
 
-// Kept from call to call: the first touch of fresh memory costs more than rebuilding a weight in it.
-void* workspace() {
+// Kept from call to call: the first touch of fresh memory costs more than rebuilding a weight in it. As large as the
+// largest weight, or slice, that the thread has met.
+void* workspace(int64_t bytes) {
   struct Free {
     void operator()(void* memory) const { std::free(memory); }
   };
-  thread_local const std::unique_ptr<void, Free> memory(std::aligned_alloc(64, kWorkspace));
-  STD_TORCH_CHECK(memory != nullptr, "no memory for a workspace of ", kWorkspace, " bytes");
+  thread_local std::unique_ptr<void, Free> memory;
+  thread_local int64_t size = 0;
+  if (size < bytes) {
+    constexpr int64_t kPage = 4096;
+    memory.reset();
+    size = 0;
+    memory.reset(std::aligned_alloc(kPage, (bytes + kPage - 1) / kPage * kPage));
+    STD_TORCH_CHECK(memory != nullptr, "no memory for a workspace of ", bytes, " bytes");
+    size = bytes;
+  }
   return memory.get();
 }
 
@@ -149,7 +160,8 @@ void* workspace() {
 Tensor rebuild(const Tensor& weight, Range rows, Range ins, bool channels_last, int64_t active,
                const Partition& partition) {
   const Sizes sizes{rows.size, ins.size, weight.size(2), weight.size(3)};
-  Tensor out = borrowed(workspace(), sizes, dense_strides(sizes, channels_last), weight);
+  const int64_t bytes = rows.size * ins.size * sizes[2] * sizes[3] * static_cast<int64_t>(weight.element_size());
+  Tensor out = borrowed(workspace(bytes), sizes, dense_strides(sizes, channels_last), weight);
   with_type(weight.scalar_type(), [&]<class T>(T) {
     cpu::subnetwork_weight(partition.subnetwork<T>(weight, active), rows.begin, ins.begin, weight_of<T>(out),
                            threads_for_entries(out.numel()));
