@@ -13,15 +13,29 @@ struct alignas(64) Drawn {
   bfloat16 row[kTileRows][kTileCols];
 };
 
+// Of each lane its number, and, where a tile's rows take kUniformGroups lanes each, its row and its number in that.
+struct LaneNumbers {
+  uint32_t lane[kLanes], row[kLanes], in_row[kLanes];
+  constexpr LaneNumbers() : lane(), row(), in_row() {
+    static_assert(kLanes == kTileRows * kUniformGroups);
+    for (uint32_t i = 0; i < kLanes; ++i) {
+      lane[i] = i;
+      row[i] = i / kUniformGroups;
+      in_row[i] = i % kUniformGroups;
+    }
+  }
+};
+constexpr LaneNumbers kNumbers;
+
 #if defined(PARTKERNELS_AVX512_BF16)
-// Where Drawer::uniform_values finds its bytes in two words of 8 lanes: lane 4 s + q has call q of row s of a pair.
+// Where Drawer::uniform_values finds its bytes in 8 lanes of two words: lane 4 s + q has call q of row s of a pair.
 struct PairOrder {
   alignas(64) uint8_t byte[64];
   constexpr PairOrder() : byte() {
     for (int to = 0; to < 64; ++to) {
       const int row = to / 8 % 2, col = to / 16 * 8 + to % 8;  // col in 0 .. 31
-      const int word = col / 16, in_word = 2 * (col / 8 % 2) + col % 2;
-      byte[to] = static_cast<uint8_t>(64 * word + 8 * (4 * row + col / 2 % 4) + in_word);
+      const int in_word = 2 * (col / 8 % 2) + col % 2;
+      byte[to] = static_cast<uint8_t>(8 * (4 * row + col / 2 % 4) + (col < 16 ? 4 : 0) + in_word);
     }
   }
 };
@@ -44,12 +58,11 @@ class Drawer {
     static_assert(kTileCols == kUniformColumns && kTileCols == kLanes * kNormalColumns);
     col += defaults_.col;
     const bool is_uniform = defaults_.kind == DefaultKind::uniform;
-    uint32_t groups[kLanes];
-    for (uint32_t lane = 0; lane < kLanes; ++lane) {
-      groups[lane] = is_uniform ? static_cast<uint32_t>(col / kUniformColumns * kUniformGroups) + lane % kUniformGroups
-                                : static_cast<uint32_t>(col / kNormalColumns) + lane;
-    }
-    return column_part(load_lanes(groups), low_word(defaults_.stream), high_word(defaults_.stream), defaults_.seed);
+    const Lanes groups = is_uniform
+                             ? plus(same_lanes(static_cast<uint32_t>(col / kUniformColumns * kUniformGroups)),
+                                    load_lanes(kNumbers.in_row))
+                             : plus(same_lanes(static_cast<uint32_t>(col / kNormalColumns)), load_lanes(kNumbers.lane));
+    return column_part(groups, low_word(defaults_.stream), high_word(defaults_.stream), defaults_.seed);
   }
 
   struct Rows {
@@ -59,12 +72,17 @@ class Drawer {
   Rows rows(const Tile& tile) const {
     const auto row_at = [&](int64_t r) { return static_cast<uint32_t>(defaults_.row + tile.row_at(r)); };
     Rows result;
-    uint32_t lanes[kLanes];
     if (defaults_.kind == DefaultKind::uniform) {
       // Four calls make a row's part of a tile, so a vector makes the four rows.
-      static_assert(kLanes == kTileRows * kUniformGroups);
-      for (uint32_t lane = 0; lane < kLanes; ++lane) lanes[lane] = row_at(lane / kUniformGroups);
-      result.part[0] = row_part(load_lanes(lanes), low_word(defaults_.stream), defaults_.seed);
+      Lanes lanes;
+      if (tile.ids == nullptr && tile.rows == kTileRows) {
+        lanes = plus(same_lanes(row_at(0)), load_lanes(kNumbers.row));
+      } else {
+        uint32_t each[kLanes];
+        for (uint32_t lane = 0; lane < kLanes; ++lane) each[lane] = row_at(kNumbers.row[lane]);
+        lanes = load_lanes(each);
+      }
+      result.part[0] = row_part(lanes, low_word(defaults_.stream), defaults_.seed);
       return result;
     }
     for (int64_t r = 0; r < kTileRows; ++r) {
@@ -74,12 +92,11 @@ class Drawer {
   }
 
   void operator()(const ColumnPart& columns, const Rows& rows, Drawn* drawn) const {
-    Lanes words[4];
     if (defaults_.kind == DefaultKind::uniform) {
-      philox_lanes(columns, rows.part[0], defaults_.seed, words);
-      uniform_values(words, drawn);
+      uniform_values(columns, rows.part[0], drawn);
       return;
     }
+    Lanes words[4];
     for (int64_t r = 0; r < kTileRows; ++r) {
       philox_lanes(columns, rows.part[r], defaults_.seed, words);
       normal_values(words, drawn->row[r]);
@@ -104,7 +121,9 @@ class Drawer {
 
 #if defined(PARTKERNELS_AVX512_BF16)
   // Half p of the lanes of word a holds the bytes of columns 16 a .. 16 a + 15 of rows 2 p and 2 p + 1.
-  void uniform_values(const Lanes words[4], Drawn* drawn) const {
+  void uniform_values(const ColumnPart& columns, const RowPart& rows, Drawn* drawn) const {
+    Lanes pairs[2];
+    philox_pairs(columns, rows, defaults_.seed, pairs);
     const __m512i order = _mm512_load_si512(kPairOrder.byte);
     const __m512i low0 = _mm512_load_si512(low_), low1 = _mm512_load_si512(low_ + 64);
     const __m512i high0 = _mm512_load_si512(high_), high1 = _mm512_load_si512(high_ + 64);
@@ -112,7 +131,7 @@ class Drawer {
     for (int p = 0; p < 2; ++p) {
       for (int part = 0; part < 2; ++part) {  // columns 32 part .. 32 part + 31
         // In each 128 bits, 8 columns of the one row, and then of the other.
-        const __m512i bytes = _mm512_permutex2var_epi8(words[2 * part].half[p], order, words[2 * part + 1].half[p]);
+        const __m512i bytes = _mm512_permutexvar_epi8(order, pairs[part].half[p]);
         // The index looks at the lower 7 bits, which are the magnitude.
         const __m512i low = _mm512_permutex2var_epi8(low0, bytes, low1);
         const __m512i high = _mm512_permutex2var_epi8(high0, bytes, high1);
@@ -124,7 +143,9 @@ class Drawer {
   }
 
 #else
-  void uniform_values(const Lanes words[4], Drawn* drawn) const {
+  void uniform_values(const ColumnPart& columns, const RowPart& rows, Drawn* drawn) const {
+    Lanes words[4];
+    philox_lanes(columns, rows, defaults_.seed, words);
     uint32_t word[4][kLanes];
     for (int w = 0; w < 4; ++w) store_lanes(words[w], word[w]);
     uint8_t bytes[kTileRows][kTileCols];

@@ -6,45 +6,25 @@
 #include "masked_store.h"
 #include "pack.h"
 #include "rebuild.h"
+#include "store_rows.h"
+#if defined(PARTKERNELS_AMX)
+#include "linear_by_tiles.h"
+#include "linear_few_rows_by_tiles.h"
+#endif
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
-
-// to[i] = from[i] + shift[i], for i in [0, n).
-template <class T>
-void add_and_narrow(const Accumulator<T>* from, const Accumulator<T>* shift, int64_t n, T* to) {
-  int64_t i = 0;
-#if defined(PARTKERNELS_AVX512)
-  if constexpr (kStores16<T>) {
-    for (; i + 16 <= n; i += 16) {
-      store16(_mm512_add_ps(_mm512_loadu_ps(from + i), _mm512_loadu_ps(shift + i)), 0xFFFF, to + i);
-    }
-  }
-#endif
-  for (; i < n; ++i) to[i] = narrow<T>(from[i] + shift[i]);
-}
-
-// y[row + r][col + c] = product[r * kCols + c] + bias[col + c].
-template <class T>
-void store_rows(const Matrix<T>& y, int64_t row, int64_t rows, int64_t col, int64_t cols, const Accumulator<T>* product,
-                const T* bias) {
-  Accumulator<T> shift[kCols] = {};
-  if (bias) {
-    for (int64_t c = 0; c < cols; ++c) shift[c] = widen(bias[col + c]);
-  }
-  for (int64_t r = 0; r < rows; ++r, product += kCols) {
-    T* const to = y.data + (row + r) * y.row_stride + col * y.col_stride;
-    if (y.col_stride == 1) {
-      add_and_narrow(product, shift, cols, to);
-    } else {
-      for (int64_t c = 0; c < cols; ++c) to[c * y.col_stride] = narrow<T>(product[c] + shift[c]);
-    }
-  }
-}
 
 // y = x w^T: rows of w are rebuilt a few at a time and transposed into panels.
 template <class T>
 void linear(Matrix<const T> x, const Subnetwork<T>& w, const T* bias, Matrix<T> y, const ParallelFor& parallel_for) {
   using Unit = typename UnitOf<T>::type;
+#if defined(PARTKERNELS_AMX)
+  // A weight that is all live is read where it lies, and for a row or two as fast as memory gives it only row by row.
+  if (x.rows > (w.active == w.count ? 2 : 0) && x.cols > 0) {
+    (x.rows <= kFewRowsOfTiles ? linear_of_few_rows_by_tiles : linear_by_tiles)(x, w, bias, y, parallel_for);
+    return;
+  }
+#endif
   if constexpr (std::is_same_v<Unit, T> || std::is_same_v<Unit, Pair>) {
     if (0 < x.rows && x.rows <= kFewRows) {
       linear_of_few_rows(x, w, bias, y, parallel_for);
@@ -64,7 +44,7 @@ void linear(Matrix<const T> x, const Subnetwork<T>& w, const T* bias, Matrix<T> 
             block);
       },
       [&](int64_t i, int64_t m, int64_t j, int64_t n, const Sum<Unit>* product) {
-        store_rows(y, i, m, j, n, product, bias);
+        store_rows(y, i, m, j, n, product, kCols, bias);
       },
       parallel_for);
 }
@@ -89,7 +69,7 @@ void linear_grad_input(Matrix<const T> grad_y, const Subnetwork<T>& w, Matrix<T>
         }
       },
       [&](int64_t i, int64_t m, int64_t j, int64_t n, const Sum<Unit>* product) {
-        store_rows<T>(grad_x, i, m, j, n, product, nullptr);
+        store_rows<T>(grad_x, i, m, j, n, product, kCols, nullptr);
       },
       parallel_for);
 }

@@ -11,6 +11,7 @@
 namespace partkernels::cpu::PARTKERNELS_ISA {
 
 constexpr int64_t kTile = 16;
+constexpr int64_t kTileEntries = kTile * kUnitDepth<Pair>;  // of a row of a left one
 static_assert(kTall == 2 * kTile && kPanel<Pair> == 2 * kTile && kDepth<Pair> % kTile == 0);
 
 // While this lives, the thread's tiles are whole ones. Other users of tiles, such as oneDNN, configure their own.

@@ -31,6 +31,10 @@ inline void store_lanes(const Lanes& from, uint32_t* to) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 8), _mm512_cvtepi64_epi32(from.half[1]));
 }
 
+inline Lanes plus(const Lanes& a, const Lanes& b) {
+  return {{_mm512_add_epi32(a.half[0], b.half[0]), _mm512_add_epi32(a.half[1], b.half[1])}};
+}
+
 // The words of the products of each lane and a constant.
 inline void multiply_wide(const Lanes& a, uint32_t b, Lanes* high, Lanes* low) {
   for (int h = 0; h < 2; ++h) {
@@ -74,6 +78,12 @@ inline void multiply_wide(const Lanes& a, uint32_t b, Lanes* high, Lanes* low) {
   }
 }
 
+inline Lanes plus(const Lanes& a, const Lanes& b) {
+  Lanes lanes;
+  for (int i = 0; i < kLanes; ++i) lanes.lane[i] = a.lane[i] + b.lane[i];
+  return lanes;
+}
+
 inline Lanes xor3(const Lanes& a, const Lanes& b, uint32_t c) {
   Lanes lanes;
   for (int i = 0; i < kLanes; ++i) lanes.lane[i] = a.lane[i] ^ b.lane[i] ^ c;
@@ -110,12 +120,12 @@ inline RowPart row_part(Lanes c1, uint32_t c2, uint64_t seed) {
   return part;
 }
 
-// The four words of Philox4x32-7 for each lane.
-inline void philox_lanes(const ColumnPart& column, const RowPart& row, uint64_t seed, Lanes words[4]) {
-  uint32_t k0 = low_word(seed) + 2 * kPhiloxKeyStep0;
-  uint32_t k1 = high_word(seed) + 2 * kPhiloxKeyStep1;
-  Lanes c0 = column.c0, c1 = column.c1, c2 = xor3(column.c2, row.c2, 0), c3 = row.c3;
-  for (int round = 2; round < kPhiloxRounds; ++round) {
+// A counter between two rounds, and the keys of the next one.
+struct PhiloxRound {
+  Lanes c0, c1, c2, c3;
+  uint32_t k0, k1;
+
+  void next() {
     Lanes high0, low0, high1, low1;
     multiply_wide(c0, kPhiloxMultiplier0, &high0, &low0);
     multiply_wide(c2, kPhiloxMultiplier1, &high1, &low1);
@@ -126,10 +136,47 @@ inline void philox_lanes(const ColumnPart& column, const RowPart& row, uint64_t 
     k0 += kPhiloxKeyStep0;
     k1 += kPhiloxKeyStep1;
   }
-  words[0] = c0;
-  words[1] = c1;
-  words[2] = c2;
-  words[3] = c3;
+};
+
+// After so many rounds, of which the first two are done.
+inline PhiloxRound philox_rounds(const ColumnPart& column, const RowPart& row, uint64_t seed, int rounds) {
+  PhiloxRound state{column.c0,
+                    column.c1,
+                    xor3(column.c2, row.c2, 0),
+                    row.c3,
+                    low_word(seed) + 2 * kPhiloxKeyStep0,
+                    high_word(seed) + 2 * kPhiloxKeyStep1};
+  for (int round = 2; round < rounds; ++round) state.next();
+  return state;
 }
+
+// The four words of Philox4x32-7 for each lane.
+inline void philox_lanes(const ColumnPart& column, const RowPart& row, uint64_t seed, Lanes words[4]) {
+  const PhiloxRound last = philox_rounds(column, row, seed, kPhiloxRounds);
+  words[0] = last.c0;
+  words[1] = last.c1;
+  words[2] = last.c2;
+  words[3] = last.c3;
+}
+
+#if defined(PARTKERNELS_AVX512)
+// The same as pairs: words 0 and 1, and 2 and 3, in the upper and lower halves of 64 bits. The last round's products
+// have them there, but for what they are xor-ed with.
+inline void philox_pairs(const ColumnPart& column, const RowPart& row, uint64_t seed, Lanes pairs[2]) {
+  const PhiloxRound last = philox_rounds(column, row, seed, kPhiloxRounds - 1);
+  const auto pair = [](const Lanes& factor, uint32_t multiplier, const Lanes& other, uint32_t key) {
+    Lanes result;
+    for (int h = 0; h < 2; ++h) {
+      const __m512i product = _mm512_mul_epu32(factor.half[h], _mm512_set1_epi32(static_cast<int>(multiplier)));
+      const __m512i upper = _mm512_slli_epi64(other.half[h], 32);
+      result.half[h] =
+          _mm512_ternarylogic_epi64(product, upper, _mm512_set1_epi64(static_cast<int64_t>(uint64_t{key} << 32)), 0x96);
+    }
+    return result;
+  };
+  pairs[0] = pair(last.c2, kPhiloxMultiplier1, last.c1, last.k0);
+  pairs[1] = pair(last.c0, kPhiloxMultiplier0, last.c3, last.k1);
+}
+#endif
 
 }  // namespace partkernels::cpu::PARTKERNELS_ISA

@@ -122,14 +122,17 @@ struct Map {
 };
 
 template <class T>
-void linear_is_exact(int64_t batch, int64_t in, int64_t out, int64_t apart) {
+void linear_is_exact(int64_t batch, int64_t in, int64_t out, int64_t apart, int active = 2) {
   Numbers<T> x(batch * in, apart), w(out * in, apart), stored(out * in, 1), bias(out, 1), grad_y(batch * out, apart);
   x.fill(1), w.fill(2), stored.fill(3), bias.fill(4), grad_y.fill(5);
   Numbers<T> y(batch * out, apart), grad_x(batch * in, apart), grad_w(out * in, apart);
   const Map map(out, in);
-  const Subnetwork<T> subnetwork{
-      w.template weight<const T>(out, in, 1, 1),     map.owners, kPartitions, 2, Defaults{DefaultKind::stored, 0, 0, 0},
-      stored.template weight<const T>(out, in, 1, 1)};
+  const Subnetwork<T> subnetwork{w.template weight<const T>(out, in, 1, 1),
+                                 map.owners,
+                                 kPartitions,
+                                 active,
+                                 Defaults{DefaultKind::stored, 0, 0, 0},
+                                 stored.template weight<const T>(out, in, 1, 1)};
   const auto x_matrix = x.template matrix<const T>(batch, in);
   const auto grad_matrix = grad_y.template matrix<const T>(batch, out);
   cpu::linear<T>(x_matrix, subnetwork, bias.data(), y.matrix(batch, out), on_three_threads);
@@ -146,7 +149,7 @@ void linear_is_exact(int64_t batch, int64_t in, int64_t out, int64_t apart) {
   for (int64_t o = 0; o < out; ++o) {
     for (int64_t i = 0; i < in; ++i) {
       const int64_t entry = o * in + i;
-      const int value = integer(entry, owner(entry) < 2 ? 2 : 3);
+      const int value = integer(entry, owner(entry) < active ? 2 : 3);
       int sum = 0;
       for (int64_t b = 0; b < batch; ++b) {
         y_sum[b * out + o] += value * x_integer[b * in + i];
@@ -229,6 +232,12 @@ void all_are_exact() {
   linear_is_exact<T>(97, 513, 257, 1);
   linear_is_exact<T>(737, 258, 33, 1);
   linear_is_exact<T>(737, 33, 258, 2);
+  // Deeper than x is packed at once, and weights that are read where they lie.
+  linear_is_exact<T>(3, 22600, 18, 1);
+  linear_is_exact<T>(18, 11300, 17, 2);
+  linear_is_exact<T>(35, 2081, 67, 1);
+  linear_is_exact<T>(259, 2080, 36, 1, kPartitions);
+  for (const int64_t batch : {1, 17, 33, 65}) linear_is_exact<T>(batch, 1056, 50, 1, kPartitions);
 
   constexpr Convolved kConvolutions[] = {
       {1, 1, 1, 1, 1, 1, 1, 0, 1, 1},      // one product

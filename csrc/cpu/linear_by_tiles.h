@@ -1,0 +1,160 @@
+// linear in bfloat16 by AMX, for many rows of x: they are packed once, in tiles, and stay in the second-level cache;
+// panels of the weight are rebuilt one after another, and each meets all of them.
+#pragma once
+
+#include "pack.h"
+#include "rebuild.h"
+#include "store_rows.h"
+
+namespace partkernels::cpu::PARTKERNELS_ISA {
+
+// A panel: kPanelCols outputs by kStrip of the depth, as pairs; two tiles of a step of depth lie side by side.
+constexpr int64_t kPanelCols = 2 * kTile;
+constexpr int64_t kTwo = 2 * kTile;  // rows of two tiles
+constexpr int64_t kStrip = 512;
+// x is packed for so many rows, or half of them and twice the depth; both sums and x then fit the second-level cache.
+constexpr int64_t kMostRows = 512;
+constexpr int64_t kPackedEntries = kMostRows * 1024;
+// Outputs of a task, and of one whose sums must be kept until x is packed again.
+constexpr int64_t kTaskCols = 256;
+
+struct alignas(64) TilesWorkspace {
+  bfloat16 x[kPackedEntries];
+  Pair panel[kStrip / 2 * kPanelCols];
+  float sums[kMostRows * kTaskCols];
+};
+
+inline TilesWorkspace& tiles_workspace() {
+  thread_local const std::unique_ptr<TilesWorkspace> own(new TilesWorkspace);
+  return *own;
+}
+
+// Rebuilds a panel, `depth` by `rows` outputs. What is beyond the depth is zero; what is beyond the rows is anything.
+inline void make_panel(const Rebuilder<bfloat16>& rebuild, int64_t out, int64_t rows, int64_t k, int64_t depth,
+                       Offset next, Pair* panel) {
+  // Rows a power of two apart would share sets of the cache.
+  constexpr int64_t kStride = kStrip + kTileEntries;
+  const int64_t whole = blocks_of(depth, kTileEntries) * kTileEntries;
+  for (int64_t first = 0; first < rows; first += kTile) {
+    const int64_t some = std::min(kTile, rows - first);
+    alignas(64) bfloat16 rebuilt[kTile][kStride];
+    Rows<bfloat16> made{rebuilt[0], kStride};
+    if (some == kTile) {
+      made = rebuild.rows_of(out + first, some, k, depth, rebuilt[0], kStride, next);
+    } else {
+      rebuild(out + first, some, k, depth, rebuilt[0], kStride, next);
+    }
+    if (depth < whole) {
+      for (int64_t r = 0; r < some; ++r) std::fill(rebuilt[r] + depth, rebuilt[r] + whole, bfloat16{0});
+    }
+    for (int64_t c = 0; c < whole; c += kTileEntries) {
+      transpose16(reinterpret_cast<const uint32_t*>(made.data + c), made.stride / 2,
+                  reinterpret_cast<uint32_t*>(panel + c / 2 * kPanelCols + first), kPanelCols);
+    }
+  }
+}
+
+// sums[32][32] (+)= 32 rows of packed x times a panel.
+inline void multiply_panel(const bfloat16* x, const Pair* panel, int64_t steps, bool accumulate, float* sums) {
+  constexpr int64_t kRowBytes = kTile * sizeof(Pair), kPanelBytes = kPanelCols * sizeof(Pair);
+  constexpr int64_t kSumBytes = kPanelCols * sizeof(float), kEntries = kTile * kTileEntries;
+  float* const lower = sums + kTile * kPanelCols;
+  if (accumulate) {
+    amx::load<0>(sums, kSumBytes);
+    amx::load<1>(sums + kTile, kSumBytes);
+    amx::load<2>(lower, kSumBytes);
+    amx::load<3>(lower + kTile, kSumBytes);
+  } else {
+    amx::zero<0>();
+    amx::zero<1>();
+    amx::zero<2>();
+    amx::zero<3>();
+  }
+  for (int64_t step = 0; step < steps; ++step) {
+    amx::load<4>(x, kRowBytes);
+    amx::load<6>(panel, kPanelBytes);
+    amx::add_product<0, 4, 6>();
+    amx::load<7>(panel + kTile, kPanelBytes);
+    amx::add_product<1, 4, 7>();
+    amx::load<5>(x + kEntries, kRowBytes);
+    amx::add_product<2, 5, 6>();
+    amx::add_product<3, 5, 7>();
+    x += 2 * kEntries;
+    panel += kTile * kPanelCols;
+  }
+  amx::store<0>(sums, kSumBytes);
+  amx::store<1>(sums + kTile, kSumBytes);
+  amx::store<2>(lower, kSumBytes);
+  amx::store<3>(lower + kTile, kSumBytes);
+}
+
+// packed[two tiles of rows][step of depth]: x[row : row + rows, k : k + d], zeros up to whole tiles.
+inline void pack_tiles(const Matrix<const bfloat16>& x, int64_t row, int64_t rows, int64_t k, int64_t d,
+                       bfloat16* packed) {
+  for (int64_t r = 0; r < blocks_of(rows, kTwo) * kTwo; ++r) {
+    const int64_t steps = blocks_of(d, kTileEntries);
+    bfloat16* to = packed + (r / kTwo * steps * kTwo + r % kTwo) * kTileEntries;
+    const bfloat16* from = x.data + (row + std::min(r, rows - 1)) * x.row_stride + k * x.col_stride;
+    for (int64_t c = 0; c < d; c += kTileEntries, to += kTwo * kTileEntries, from += kTileEntries * x.col_stride) {
+      if (r < rows && x.col_stride == 1 && d - c >= kTileEntries) {
+        std::memcpy(to, from, kTileEntries * sizeof(bfloat16));
+        continue;
+      }
+      const int64_t some = r < rows ? std::min(kTileEntries, d - c) : 0;
+      copy(from, x.col_stride, some, to);
+      std::fill(to + some, to + kTileEntries, bfloat16{0});
+    }
+  }
+}
+
+inline void linear_by_tiles(const Matrix<const bfloat16>& x, const Subnetwork<bfloat16>& w, const bfloat16* bias,
+                            const Matrix<bfloat16>& y, const ParallelFor& parallel_for) {
+  const Rebuilder<bfloat16> rebuild(w);
+  const int64_t depth = x.cols, outs = w.weight.rows;
+  const int64_t most_rows = depth <= kPackedEntries / kMostRows ? kMostRows : kMostRows / 2;
+  const int64_t most_depth = kPackedEntries / most_rows;
+  const bool is_packed_once = depth <= most_depth;
+  const Cut batch(x.rows, kTwo, most_rows, 1);
+  const Cut across(outs, kPanelCols, is_packed_once ? kTaskCols : kTaskCols * kMostRows / most_rows,
+                   batch.count % 4 == 0 ? 1 : 4);
+
+  parallel_for(batch.count * across.count, [&](int64_t begin, int64_t end) {
+    TilesWorkspace& space = tiles_workspace();
+    const Tiles tiles;
+    int64_t packed_first = -1, packed_start = -1;
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t task_end = std::min(outs, (task % across.count + 1) * across.size);
+      const int64_t task_begin = task % across.count * across.size;
+      const int64_t first = task / across.count * batch.size, rows = std::min(batch.size, x.rows - first);
+      const int64_t pairs = blocks_of(rows, kTwo);
+      for (int64_t start = 0; start < depth; start += most_depth) {
+        const int64_t stop = std::min(depth, start + most_depth), steps = blocks_of(stop - start, kTileEntries);
+        if (packed_first != first || packed_start != start) {
+          pack_tiles(x, first, rows, start, stop - start, space.x);
+          packed_first = first;
+          packed_start = start;
+        }
+        for (int64_t out = task_begin; out < task_end; out += kPanelCols) {
+          const int64_t cols = std::min(kPanelCols, task_end - out);
+          float* const sums = space.sums + (is_packed_once ? 0 : (out - task_begin) * most_rows);
+          for (int64_t k = start; k < stop; k += kStrip) {
+            const int64_t d = std::min(kStrip, stop - k);
+            const Offset next = k + kStrip < stop ? Offset{0, kStrip} : Offset{kPanelCols, start - k};
+            make_panel(rebuild, out, cols, k, d, next, space.panel);
+            for (int64_t pair = 0; pair < pairs; ++pair) {
+              float* const product = sums + pair * kTwo * kPanelCols;
+              multiply_panel(space.x + (pair * steps + (k - start) / kTileEntries) * kTwo * kTileEntries, space.panel,
+                             blocks_of(d, kTileEntries), k > 0, product);
+              if (k + d == depth) {
+                store_rows(y, first + pair * kTwo, std::min(kTwo, rows - pair * kTwo), out, cols, product, kPanelCols,
+                           bias);
+              }
+            }
+          }
+        }
+      }
+    }
+  });
+}
+
+}  // namespace partkernels::cpu::PARTKERNELS_ISA
