@@ -124,12 +124,11 @@ class Rebuilder {
     for_each_drawn_tile(
         {row, rows, 0, w_.weight.cols()}, [&](const Tile& tile, const ColumnPart& columns, const RowsPart& part) {
           const TileMask live = live_(tile);
-          Drawn drawn;
+          Drawn drawn = {};
           if (draws_) draw_(columns, part, &drawn);
-          for (int64_t r = 0; r < tile.rows; ++r) {
-            for_each_entry_of(~live.row[r], out, out_row + (tile.row - row) + r, tile.col, tile.cols,
-                              [&](int64_t j, T* entry) { *entry = draws_ ? narrow<T>(widen(drawn.row[r][j])) : T{}; });
-          }
+          for_each_entry_of([&](int64_t r) { return ~live.row[r]; }, out,
+                            Tile{tile.row - row + out_row, tile.rows, tile.col, tile.cols},
+                            [&](int64_t r, int64_t j, T* entry) { *entry = narrow<T>(widen(drawn.row[r][j])); });
         });
   }
 

@@ -81,12 +81,12 @@ void subnetwork_weight_grad(Weight<const T> grad, Owners owners, int first, int 
   const bool in_place = grad.data == out.data;
   for_each_tile(out.rows, out.cols(), parallel_for, [&](const Tile& tile) {
     const TileMask mask = decode(tile);
+    if (in_place) {
+      for_each_entry_of([&](int64_t r) { return ~mask.row[r]; }, out, tile,
+                        [](int64_t, int64_t, T* entry) { *entry = T{}; });
+      return;
+    }
     for (int64_t r = 0; r < tile.rows; ++r) {
-      if (in_place) {
-        for_each_entry_of(~mask.row[r], out, tile.row + r, tile.col, tile.cols,
-                          [](int64_t, T* entry) { *entry = T{}; });
-        continue;
-      }
       T values[kTileCols];
       for_each_entry(grad, tile.row + r, tile.col, tile.cols,
                      [&](int64_t j, const T* entry) { values[j] = mask.row[r] >> j & 1 ? *entry : T{}; });
