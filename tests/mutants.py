@@ -367,8 +367,8 @@ MUTANTS = [
         ("cpp draw row", "defaults_.row + tile.row_at(r)", "tile.row_at(r)", "a shard's drawn defaults"),
         (
             "cpp draw stream",
-            "row_part(load_lanes(lanes), low_word(defaults_.stream)",
-            "row_part(load_lanes(lanes), 0",
+            "row_part(lanes, low_word(defaults_.stream)",
+            "row_part(lanes, 0",
             "streams of uniform defaults",
         ),
     ),

@@ -41,7 +41,7 @@ constexpr Feature kFeatures[] = {
 #undef PARTKERNELS_FEATURE
 constexpr auto first_features(size_t n) { return std::span(kFeatures).first(n); }
 
-// It ran on no processor yet. So each is tried before it is taken.
+// Asked for once. A product is tried before it is taken: a system that gives tiles may still be wrong about them.
 const char* problem_of_amx() {
   static const char* const problem = !amx::is_permitted()               ? "amx-tile (the system does not permit it)"
                                      : !avx512_amx_multiplies_rightly() ? "amx-bf16 (a trial product was wrong)"

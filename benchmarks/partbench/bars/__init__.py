@@ -30,10 +30,18 @@ def table(runs: Sequence[Results]) -> str:
         rows.append([work, most, *(cell for bars in found for cell in _cells(bars.get(work)))])
     order = list(dict.fromkeys(work for bars in found for work in bars))
     rows.sort(key=lambda row: order.index(row[0]))
-    how = [f"Run {n}: `{run.command}`, commit {run.commit[:9]}, {run.date}." for n, run in enumerate(runs, 1)]
-    peaks = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in runs[0].rooflines.items())
-    threads = "" if runs[0].machine.get("gpu") else f", {runs[0].settings['threads']} threads"
-    return "\n".join([f"{runs[0].device}{threads}; in G/s, {peaks}.", *how, "", markdown(head, rows)])
+    lines = []
+    for number, run in enumerate(runs, 1):
+        if number == 1 or run.device != runs[number - 2].device:
+            lines.append(f"{_machine(run)}.")
+        lines.append(f"Run {number}: `{run.command}`, commit {run.commit[:9]}, {run.date}.")
+    return "\n".join([*lines, "", markdown(head, rows)])
+
+
+def _machine(run: Results) -> str:
+    peaks = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in run.rooflines.items())
+    threads = "" if run.machine.get("gpu") else f", {run.settings['threads']} threads"
+    return f"{run.device}{threads}; in G/s, {peaks}"
 
 
 def _cells(bar: Bar | None) -> list[str]:
