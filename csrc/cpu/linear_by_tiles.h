@@ -1,17 +1,16 @@
-// linear in bfloat16 by AMX, for many rows of x: they are packed once, in tiles, and stay in the second-level cache;
-// panels of the weight are rebuilt one after another, and each meets all of them.
+// linear in bfloat16 by AMX, for many rows of x, and a depth that is not 0: they are packed once, in tiles, and stay in
+// the second-level cache; panels of the weight are rebuilt one after another, and each meets all of them.
 #pragma once
 
 #include "pack.h"
-#include "rebuild.h"
 #include "store_rows.h"
+#include "tile_rows.h"
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
 
 // A panel: kPanelCols outputs by kStrip of the depth, as pairs; two tiles of a step of depth lie side by side.
 constexpr int64_t kPanelCols = 2 * kTile;
 constexpr int64_t kTwo = 2 * kTile;  // rows of two tiles
-constexpr int64_t kStrip = 512;
 // x is packed for so many rows, or half of them and twice the depth; both sums and x then fit the second-level cache.
 constexpr int64_t kMostRows = 512;
 constexpr int64_t kPackedEntries = kMostRows * 1024;
@@ -32,22 +31,11 @@ inline TilesWorkspace& tiles_workspace() {
 // Rebuilds a panel, `depth` by `rows` outputs. What is beyond the depth is zero; what is beyond the rows is anything.
 inline void make_panel(const Rebuilder<bfloat16>& rebuild, int64_t out, int64_t rows, int64_t k, int64_t depth,
                        Offset next, Pair* panel) {
-  // Rows a power of two apart would share sets of the cache.
-  constexpr int64_t kStride = kStrip + kTileEntries;
-  const int64_t whole = blocks_of(depth, kTileEntries) * kTileEntries;
   for (int64_t first = 0; first < rows; first += kTile) {
+    alignas(64) TileRows rebuilt;
     const int64_t some = std::min(kTile, rows - first);
-    alignas(64) bfloat16 rebuilt[kTile][kStride];
-    Rows<bfloat16> made{rebuilt[0], kStride};
-    if (some == kTile) {
-      made = rebuild.rows_of(out + first, some, k, depth, rebuilt[0], kStride, next);
-    } else {
-      rebuild(out + first, some, k, depth, rebuilt[0], kStride, next);
-    }
-    if (depth < whole) {
-      for (int64_t r = 0; r < some; ++r) std::fill(rebuilt[r] + depth, rebuilt[r] + whole, bfloat16{0});
-    }
-    for (int64_t c = 0; c < whole; c += kTileEntries) {
+    const Rows<bfloat16> made = tile_rows(rebuild, out + first, some, k, depth, next, rebuilt);
+    for (int64_t c = 0; c < depth; c += kTileEntries) {
       transpose16(reinterpret_cast<const uint32_t*>(made.data + c), made.stride / 2,
                   reinterpret_cast<uint32_t*>(panel + c / 2 * kPanelCols + first), kPanelCols);
     }

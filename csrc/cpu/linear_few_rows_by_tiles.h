@@ -4,8 +4,8 @@
 #pragma once
 
 #include "pack.h"
-#include "rebuild.h"
 #include "store_rows.h"
+#include "tile_rows.h"
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
 
@@ -46,17 +46,14 @@ void add_steps(const bfloat16* w, int64_t w_stride, const Pair* x, int64_t steps
   }
 }
 
-// y = x w^T + bias for at most kTile * Columns rows of x.
+// y = x w^T + bias for at most kTile * Columns rows of x; the depth is not 0.
 template <int Columns>
 void linear_of_tiles(const Matrix<const bfloat16>& x, const Subnetwork<bfloat16>& w, const bfloat16* bias,
                      const Matrix<bfloat16>& y, const ParallelFor& parallel_for) {
-  constexpr int64_t kBlock = 64;   // outputs of a task
-  constexpr int64_t kStrip = 512;  // of the depth, as much as is rebuilt at once
-  // Rows a power of two apart would share sets of the cache.
-  constexpr int64_t kStripStride = kStrip + kTileEntries;
+  constexpr int64_t kBlock = 64;  // outputs of a task
   // Of x, so much of the depth is packed at once.
   constexpr int64_t kPacked = kBatch<Pair> * kCols / (Columns * kTileUnits) * kTileEntries / kStrip * kStrip;
-  static_assert(kTile * kStripStride * sizeof(bfloat16) <= sizeof(Workspace<Pair>::right));
+  static_assert(sizeof(TileRows) <= sizeof(Workspace<Pair>::right));
   static_assert(kFewRowsOfTiles * kCols * sizeof(float) <= sizeof(Workspace<Pair>::left));
   const Rebuilder<bfloat16> rebuild(w);
   const int64_t depth = x.cols;
@@ -78,7 +75,7 @@ void linear_of_tiles(const Matrix<const bfloat16>& x, const Subnetwork<bfloat16>
 
   // product[m][r] (+)= what the depth [start, stop), which is packed, gives to kTile outputs from `out` on.
   const auto multiply_rows_of_weight = [&](int64_t out, int64_t rows, int64_t start, int64_t stop, const Pair* packed,
-                                           bfloat16* rebuilt, float* product) {
+                                           TileRows& rebuilt, float* product) {
     amx::zero<0>();
     amx::zero<1>();
     amx::zero<2>();
@@ -86,18 +83,7 @@ void linear_of_tiles(const Matrix<const bfloat16>& x, const Subnetwork<bfloat16>
     for (int64_t k = start; k < stop; k += kStrip) {
       const int64_t d = std::min(kStrip, stop - k), steps = blocks_of(d, kTileEntries);
       const Offset next = k + kStrip < stop ? Offset{0, kStrip} : Offset{kTile, start - k};
-      // Only whole tiles of the weight itself can be read where they are.
-      Rows<bfloat16> made{rebuilt, kStripStride};
-      if (rows == kTile) {
-        made = rebuild.rows_of(out, rows, k, d, rebuilt, kStripStride, next);
-      } else {
-        rebuild(out, rows, k, d, rebuilt, kStripStride, next);
-      }
-      if (d % kTileEntries != 0) {  // then it was rebuilt; what was in memory may be NaN, and that times zero is NaN
-        for (int64_t r = 0; r < rows; ++r) {
-          std::fill_n(rebuilt + r * kStripStride + d, steps * kTileEntries - d, bfloat16{0});
-        }
-      }
+      const Rows<bfloat16> made = tile_rows(rebuild, out, rows, k, d, next, rebuilt);
       add_steps<Columns>(made.data, made.stride, packed + (k - start) / kTileEntries * Columns * kTileUnits, steps);
     }
     alignas(64) float sums[4][kTile * kTile];
@@ -122,12 +108,11 @@ void linear_of_tiles(const Matrix<const bfloat16>& x, const Subnetwork<bfloat16>
     Workspace<Pair>& space = workspace<Pair>();
     Pair* const packed = reinterpret_cast<Pair*>(space.product);
     float* const product = reinterpret_cast<float*>(space.left);
-    bfloat16* const rebuilt = reinterpret_cast<bfloat16*>(space.right);
+    TileRows& rebuilt = reinterpret_cast<TileRows&>(space.right);
     const Tiles tiles;
     int64_t packed_from = -1;
     for (int64_t first = begin * kBlock; first < std::min(w.weight.rows, end * kBlock); first += kBlock) {
       const int64_t last = std::min(w.weight.rows, first + kBlock);
-      if (depth == 0) std::memset(product, 0, sizeof(space.left));
       for (int64_t start = 0; start < depth; start += kPacked) {
         const int64_t stop = std::min(depth, start + kPacked);
         if (packed_from != start) pack(start, stop, packed);
