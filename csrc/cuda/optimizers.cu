@@ -21,7 +21,8 @@ constexpr int kThreads = 128;
 template <class T>
 using Accumulator = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// Takes an entry's gradient and replaces the parameter and its state.
+// Takes an entry's gradient and replaces the parameter and its state. What is rounded is said, and not left to the
+// compiler: it did otherwise in the kernel of several tensors than in that of one.
 template <class Acc, bool kHasMomentum>
 struct SgdStep {
   static constexpr int kWritten = kHasMomentum ? 2 : 1;
@@ -29,13 +30,13 @@ struct SgdStep {
 
   PARTKERNELS_DEVICE void operator()(Acc grad, Acc (&written)[kWritten]) const {
     Acc& p = written[0];
-    if (by.decays) grad += by.weight_decay * p;
+    if (by.decays) grad = multiply_add(by.weight_decay, p, grad);
     if constexpr (kHasMomentum) {
       Acc& buffer = written[1];
-      buffer = by.momentum * buffer + grad;
-      grad = by.nesterov ? grad + by.momentum * buffer : buffer;
+      buffer = multiply_add(by.momentum, buffer, grad);
+      grad = by.nesterov ? multiply_add(by.momentum, buffer, grad) : buffer;
     }
-    p -= by.lr * grad;
+    p = multiply_add(-by.lr, grad, p);
   }
 };
 
@@ -46,11 +47,11 @@ struct AdamStep {
 
   PARTKERNELS_DEVICE void operator()(Acc grad, Acc (&written)[kWritten]) const {
     auto& [p, exp_avg, exp_avg_sq] = written;
-    if (by.decays) grad += by.weight_decay * p;
-    exp_avg += by.lerp * (grad - exp_avg);
-    exp_avg_sq = by.beta2 * exp_avg_sq + by.square * grad * grad;
-    const Acc denominator = square_root(exp_avg_sq) * by.inverse_correction + by.eps;
-    p = by.shrink * p - divide(by.step_size * exp_avg, denominator);
+    if (by.decays) grad = multiply_add(by.weight_decay, p, grad);
+    exp_avg = multiply_add(by.lerp, grad - exp_avg, exp_avg);
+    exp_avg_sq = multiply_add(by.beta2, exp_avg_sq, by.square * grad * grad);
+    const Acc denominator = multiply_add(square_root(exp_avg_sq), by.inverse_correction, by.eps);
+    p = multiply_add(by.shrink, p, -divide(by.step_size * exp_avg, denominator));
   }
 };
 

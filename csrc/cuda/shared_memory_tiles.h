@@ -105,6 +105,8 @@ PARTKERNELS_DEVICE void rebuild_tile(char* tile, const char* stored, const uint8
       PARTKERNELS_UNROLL
       for (int half = 0; half < 2; ++half) store_matrices(shared_address(tile) + at(half), words[half]);
     } else {
+      // A thread writes over what others of its warp have read. Matrices are stored by all of them at once.
+      synchronize_warp();
       PARTKERNELS_UNROLL
       for (int j = 0; j < kPairs; ++j) {
         *reinterpret_cast<uint32_t*>(tile + In::offset(r, 8 * group + j) + 4 * q) = words[j / 4][j % 4];

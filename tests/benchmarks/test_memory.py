@@ -67,6 +67,14 @@ def test_entropy_is_the_logarithm_of_the_number_of_assignments():
     assert bits / n == pytest.approx(entropy(THREE), rel=0.01)
 
 
+def test_a_scheme_that_divides_nothing_of_a_model_is_said_and_the_others_are_measured(monkeypatch):
+    monkeypatch.setitem(NAMED, "small", linear(16))
+    records = memory.measure([Job("small", batch=2)], [BACKEND], processes=False)
+    missing = {record.peer: record.missing for record in records if record.missing}
+    assert list(missing) == ["partkernels nested"] and "no partitioned layer" in missing["partkernels nested"]
+    assert {f"partkernels {BACKEND}", "dense", "floor"} <= {record.peer for record in records if record.samples}
+
+
 def test_the_allocators_peak_of_a_linear_layer_is_that_of_its_tensors(monkeypatch):
     features, batch = 256, 8
     monkeypatch.setitem(NAMED, "small", linear(features))

@@ -180,6 +180,10 @@ template <class T>
 T square_root(T value) {
   return std::sqrt(value);
 }
+template <class T>
+T multiply_add(T a, T b, T c) {
+  return std::fma(a, b, c);
+}
 
 // --- asynchronous copies by threads ---
 

@@ -78,7 +78,8 @@ def call(case: Case, plan: str = "fused") -> None:
     from partkernels.backend.triton.plans import Config
 
     layer, count = case.layer, COUNTS[case.bits]
-    memory = torch.channels_last if layer.operator == "conv2d" else torch.contiguous_format
+    # Of what works on a weight alone, as PyTorch's layers make it.
+    memory = torch.channels_last if case.operator.startswith("conv2d") else torch.contiguous_format
     shapes = layer.x, layer.weight, layer.y
     x, weight, grad = (torch.empty(shape, dtype=layer.dtype, device=META, memory_format=memory) for shape in shapes)
     rows, cols = matrix_shape(layer.weight)

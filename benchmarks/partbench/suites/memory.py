@@ -85,7 +85,7 @@ def measure(
             try:
                 if not obstacle:
                     figures[name] = _measured(own, processes)
-            except RuntimeError as error:
+            except (RuntimeError, ValueError) as error:  # a process that fails; a model that the scheme does not divide
                 obstacle = f"failed: {error}"
             if obstacle:
                 found.append(Record("memory", case(job, ""), name, "B", missing=obstacle))

@@ -21,6 +21,7 @@ from partkernels.backend.reference.conv2d import (
 )
 from partkernels.backend.triton import launch, plans
 from partkernels.backend.triton.arithmetic import add_product
+from partkernels.backend.triton.launch import strides_of
 from partkernels.backend.triton.packed_map import tile_ids
 from partkernels.backend.triton.plans import Config, Product
 from partkernels.backend.triton.rebuild import GROUP, rebuild
@@ -219,10 +220,6 @@ def grad_weight_kernel(
     store_tile(total, None, out, within, column, outputs, cols, output.to(INDEX) * o0, column_at, share)
 
 
-def _strides(tensor: Tensor, name: str) -> dict[str, int]:
-    return {f"{name}{i}": stride for i, stride in enumerate(tensor.stride())}
-
-
 def _index(pixels: int, *tensors: Tensor) -> tl.dtype:
     return launch.index_type(
         pixels, *(sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) for t in tensors)
@@ -290,8 +287,8 @@ def conv2d(
         default = weight if stored is None else stored
         return compute(
             out, forward_kernel, product, config, groups, x=x, weight=weight, stored=default, bias=bias, pixels=pixels,
-            **sizes, **_strides(x, "x"), **_strides(weight, "w"), **_strides(default, "s"), **_strides(out, "o"),
-            share=out.numel(), EVEN=channels % GROUP.value == 0, INDEX=_index(pixels, x, weight, default, out, map),
+            **sizes, **strides_of(x=x, w=weight, s=default, o=out), share=out.numel(),
+            EVEN=channels % GROUP.value == 0, INDEX=_index(pixels, x, weight, default, out, map),
             **launch.subnetwork(active, *partition),
         )  # fmt: skip
 
@@ -329,8 +326,8 @@ def conv2d_grad_input(
         default = weight if stored is None else stored
         return compute(
             out, grad_input_kernel, product, config, groups, grad=grad_output, weight=weight, stored=default,
-            pixels=pixels, **sizes, **_strides(grad_output, "g"), **_strides(weight, "w"), **_strides(default, "s"),
-            **_strides(out, "o"), share=out.numel(), INDEX=_index(pixels, grad_output, weight, default, out, map),
+            pixels=pixels, **sizes, **strides_of(g=grad_output, w=weight, s=default, o=out), share=out.numel(),
+            INDEX=_index(pixels, grad_output, weight, default, out, map),
             **launch.subnetwork(active, *partition),
         )  # fmt: skip
 
@@ -355,7 +352,7 @@ def conv2d_grad_weight(
     def fused(config: Config) -> Tensor:
         return compute(
             out, grad_weight_kernel, product, config, groups, grad=grad_output, x=x, pixels=pixels, **sizes,
-            **_strides(grad_output, "g"), **_strides(x, "x"), **_strides(out, "o"), share=out.numel(),
+            **strides_of(g=grad_output, x=x, o=out), share=out.numel(),
             map=map, map_stride=map.stride(0), update=update, BITS=bits_for(count),
             INDEX=_index(pixels, grad_output, x, out),
         )  # fmt: skip

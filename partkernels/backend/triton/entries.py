@@ -14,7 +14,7 @@ from partkernels.arguments import bits_for
 from partkernels.backend.reference.entries import check_values
 from partkernels.backend.triton import launch
 from partkernels.backend.triton.packed_map import ids
-from partkernels.backend.triton.passes import TILE, over, tile_of_pass
+from partkernels.backend.triton.passes import TILE, copy_back, over, tile_of_pass, with_taps
 
 # Triton 3.6 spills registers of the usual tile, of 16 rows of 128.
 _TILE = TILE if launch.INTERPRETED else {"DOWN": 8, "ACROSS": 256, "num_warps": 4}
@@ -63,12 +63,6 @@ def move_kernel(
         tl.store(entry, tl.load(value, owned != 0), owned != 0)
 
 
-def _with_taps(tensor: Tensor) -> Tensor:
-    """A weight as [rows, channels, taps]: a copy only where its taps do not lie at one stride."""
-    rows, channels = (*tensor.shape[:2], 1)[:2]
-    return tensor.reshape(rows, channels, tensor.shape[2:].numel())
-
-
 def _counted(weight: Tensor, partition: int, map: Tensor, count: int) -> tuple[Tensor, tuple[int], dict]:
     """Where each piece begins in the vector, and where the last one ends; the grid, and what both kernels take."""
     rows, channels, taps = weight.shape
@@ -84,7 +78,7 @@ def _counted(weight: Tensor, partition: int, map: Tensor, count: int) -> tuple[T
 
 
 def gather_entries(tensor: Tensor, partition: int, map: Tensor, count: int) -> Tensor:
-    weight = _with_taps(tensor)
+    weight = with_taps(tensor)
     starts, grid, arguments = _counted(weight, partition, map, count)
     values = tensor.new_empty(starts[-1].item())
     with launch.on(weight):
@@ -93,10 +87,9 @@ def gather_entries(tensor: Tensor, partition: int, map: Tensor, count: int) -> T
 
 
 def scatter_entries(tensor: Tensor, values: Tensor, partition: int, map: Tensor, count: int) -> None:
-    weight = _with_taps(tensor)
+    weight = with_taps(tensor)
     starts, grid, arguments = _counted(weight, partition, map, count)
     check_values(values, starts[-1].item())
     with launch.on(weight):
         move_kernel[grid](weight, values.contiguous(), starts, *weight.stride(), GATHER=False, **arguments)
-    if weight.data_ptr() != tensor.data_ptr():
-        tensor.copy_(weight.view(tensor.shape))
+    copy_back(tensor, weight)

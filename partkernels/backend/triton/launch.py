@@ -62,6 +62,11 @@ def index_type(*spans: int) -> tl.dtype:
     return tl.int64 if max(spans) + _BEYOND >= 1 << 31 else tl.int32
 
 
+def strides_of(**tensors: Tensor) -> dict[str, int]:
+    """Strides as a kernel's arguments: of x x0, x1, ..."""
+    return {f"{name}{i}": stride for name, tensor in tensors.items() for i, stride in enumerate(tensor.stride())}
+
+
 def rows_of(x: Tensor) -> tuple[Tensor, int, dict[str, int]]:
     """x [..., cols] as rows: x itself, how many rows, and where they lie.
 

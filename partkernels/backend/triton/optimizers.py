@@ -22,7 +22,10 @@ from partkernels.backend.triton.packed_map import ids
 from partkernels.backend.triton.passes import TILE, over, tile_of_pass, tiles_in
 from partkernels.backend.triton.together import own, own_pointer
 
-_TILE = TILE if launch.INTERPRETED else {"DOWN": 4, "ACROSS": 256, "num_warps": 4}
+# 4 entries a thread, and the threads of a warp side by side: where pointers are known to be aligned, a thread has 4
+# neighbours, which it writes one by one. On an H200, 4096×4096 in float32, that takes Adam's step 113 to 129 us where 8
+# entries took 131 to 143, and SGD's, over a tenth of the entries, 72 where alignment was known and 8 entries took 110.
+_TILE = TILE if launch.INTERPRETED else {"DOWN": 4, "ACROSS": 128, "num_warps": 4}
 # Of what has no map, which is one long row.
 _ROW = {"DOWN": 1, "ACROSS": 1024, "num_warps": 4}
 # Entries whose step takes a GPU as long as a launch takes Python: 30 us, for 28 bytes each at 4 TB/s. A tensor of more
@@ -93,6 +96,7 @@ def _quotient(a, b):
     return a / b if a.dtype == tl.float64 else tl.div_rn(a, b)
 
 
+_TENSORS = ("parameter", "grad", "momentum_buffer", "exp_avg", "exp_avg_sq")
 _SGD = ("lr", "momentum", "weight_decay")
 _ADAM = ("rate", "beta1", "beta2", "rest1", "rest2", "root_correction", "eps", "weight_decay", "shrink")
 
@@ -132,7 +136,7 @@ def _adam(
     _store(exp_avg_sq, i, square, owned)
 
 
-@triton.jit(do_not_specialize=("update", *_SGD))
+@triton.jit(do_not_specialize=("update", *_SGD), do_not_specialize_on_alignment=_TENSORS)
 def sgd_kernel(
     parameter, grad, momentum_buffer, map, rows, cols, taps, map_stride, update,
     lr, momentum, weight_decay, DECAY: tl.constexpr, NESTEROV: tl.constexpr,
@@ -155,7 +159,7 @@ def sgd_together_kernel(
     _sgd(parameter, grad, momentum_buffer, i, owned, lr, momentum, weight_decay, DECAY, NESTEROV)
 
 
-@triton.jit(do_not_specialize=("update", *_ADAM))
+@triton.jit(do_not_specialize=("update", *_ADAM), do_not_specialize_on_alignment=_TENSORS)
 def adam_kernel(
     parameter, grad, exp_avg, exp_avg_sq, map, rows, cols, taps, map_stride, update,
     rate, beta1, beta2, rest1, rest2, root_correction, eps, weight_decay, shrink, DECAY: tl.constexpr,

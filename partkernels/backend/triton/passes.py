@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from partkernels.backend.triton import launch
 
@@ -30,3 +31,15 @@ def tiles_in(rows: int, cols: int, tile: dict[str, int]) -> int:
     """How many a matrix has."""
     # triton.cdiv, called from Python, takes 2 us.
     return -(-rows // tile["DOWN"]) * -(-cols // tile["ACROSS"])
+
+
+def with_taps(tensor: Tensor) -> Tensor:
+    """A weight as [rows, channels, taps]: a copy only where its taps do not lie at one stride."""
+    rows, channels = (*tensor.shape[:2], 1)[:2]
+    return tensor.reshape(rows, channels, tensor.shape[2:].numel())
+
+
+def copy_back(tensor: Tensor, seen: Tensor) -> None:
+    """Where with_taps had to copy, what was written into the copy since comes into the tensor."""
+    if seen.data_ptr() != tensor.data_ptr():
+        tensor.copy_(seen.view(tensor.shape))

@@ -7,119 +7,132 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from partkernels.arguments import bits_for, matrix_shape
+from partkernels.arguments import bits_for
 from partkernels.backend.reference.subnetwork_weight import empty_subnetwork_weight, empty_subnetwork_weight_grad
 from partkernels.backend.triton import launch
 from partkernels.backend.triton.packed_map import tile_ids
-from partkernels.backend.triton.passes import over, tile_of_pass
+from partkernels.backend.triton.passes import copy_back, over, tile_of_pass, with_taps
 from partkernels.backend.triton.rebuild import GROUP, rebuild
+
+# A convolution's weight is a matrix of as many rows as it has taps in all, where its channels are whole groups:
+# neighbouring threads have a channel's taps, which lie together, and meet a third of the sectors of 32 bytes.
+_BY_TAPS = {"DOWN": 32, "ACROSS": GROUP.value, "num_warps": 4}
 
 
 @triton.jit
-def _offsets(row, column, channels, height, width, strides, TAPS: tl.constexpr):
-    """Where entries of a weight [rows, channels, depth, height, width] lie; columns have the channels innermost."""
-    if not TAPS:
-        return row.to(tl.int64) * strides[0] + column.to(tl.int64) * strides[1]
+def _entries(
+    rows, channels, TAPS: tl.constexpr, BY_TAPS: tl.constexpr,
+    INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
+):  # fmt: skip
+    """A program's entries of a weight [rows, channels, TAPS], whose columns have the channels innermost.
+
+    Returns:
+        row: [DOWN, 1].
+        first: the map's first column of all rows, or BY_TAPS of each, [DOWN, 1].
+        row, channel, tap: of every entry, [DOWN, ACROSS] or what broadcasts to it; BY_TAPS turned by _turned.
+        inside: which there are, likewise.
+    """
+    program = tl.program_id(0)
+    if BY_TAPS:
+        top, left = tile_of_pass(program, tl.cast(rows, INDEX) * TAPS, channels, INDEX, DOWN, ACROSS)
+        i = top + tl.arange(0, DOWN)
+        row, tap = i // TAPS, i % TAPS
+        channel = (left + tl.arange(0, ACROSS))[:, None]
+        inside = (row[None, :] < rows) & (channel < channels)
+        return row[:, None], (tap * channels + left)[:, None], row[None, :], channel, tap[None, :], inside
     else:
-        tap = column // channels
-        offset = row.to(tl.int64) * strides[0] + (column - tap * channels).to(tl.int64) * strides[1]
-        offset += (tap // width // height).to(tl.int64) * strides[2]
-        return offset + (tap // width % height).to(tl.int64) * strides[3] + (tap % width).to(tl.int64) * strides[4]
+        top, left = tile_of_pass(program, rows, tl.cast(channels, INDEX) * TAPS, INDEX, DOWN, ACROSS)
+        row = top + tl.arange(0, DOWN)[:, None]
+        column = left + tl.arange(0, ACROSS)[None, :]
+        tap = column // channels if TAPS > 1 else tl.zeros_like(column)
+        return row, left, row, column - tap * channels, tap, (row < rows) & (column < channels * TAPS)
+
+
+@triton.jit
+def _turned(tile, BY_TAPS: tl.constexpr):
+    return tl.trans(tile) if BY_TAPS else tile
+
+
+@triton.jit
+def _offsets(row, channel, tap, row_stride, channel_stride, tap_stride, TAPS: tl.constexpr):
+    offset = row.to(tl.int64) * row_stride + channel.to(tl.int64) * channel_stride
+    return offset + tap.to(tl.int64) * tap_stride if TAPS > 1 else offset
 
 
 @triton.jit(do_not_specialize=launch.WORDS)
 def rebuild_kernel(
-    weight, stored, out, map, rows, cols, channels, height, width,
-    w0, w1, w2, w3, w4, s0, s1, s2, s3, s4, o0, o1, o2, o3, o4, map_stride, row_bytes,
+    weight, stored, out, map, rows, channels, w0, w1, w2, s0, s1, s2, o0, o1, o2, map_stride, row_bytes,
     low: tl.uint32, addend: tl.uint32, below: tl.uint32, step: tl.uint32,
     seed_low: tl.uint32, seed_high: tl.uint32, stream_low: tl.uint32, stream_high: tl.uint32,
     first_row: tl.uint32, first_group: tl.uint32,
-    TAPS: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr,
+    TAPS: tl.constexpr, BY_TAPS: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr,
     INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
     """out = w_k."""
-    tile_row, tile_column = tile_of_pass(tl.program_id(0), rows, cols, INDEX, DOWN, ACROSS)
-    row = tile_row + tl.arange(0, DOWN)[:, None]
-    column = tile_column + tl.arange(0, ACROSS)[None, :]
-    inside = (row < rows) & (column < cols)
-    tile = tl.load(weight + _offsets(row, column, channels, height, width, (w0, w1, w2, w3, w4), TAPS), inside)
+    row, first, i, channel, tap, inside = _entries(rows, channels, TAPS, BY_TAPS, INDEX, DOWN, ACROSS)
+    tile = _turned(tl.load(weight + _offsets(i, channel, tap, w0, w1, w2, TAPS), inside), BY_TAPS)
     default = tile
     if KIND == "stored":
-        default = tl.load(stored + _offsets(row, column, channels, height, width, (s0, s1, s2, s3, s4), TAPS), inside)
+        default = _turned(tl.load(stored + _offsets(i, channel, tap, s0, s1, s2, TAPS), inside), BY_TAPS)
     map_rows = map + tl.minimum(row, rows - 1).to(tl.int64)[:, :, None] * map_stride
+    group = first // GROUP
     tile = rebuild(
-        tile, default, map_rows, row + first_row, tile_column // GROUP, row_bytes, low, addend, below,
-        step, seed_low, seed_high, stream_low, stream_high, first_group, BITS, KIND, False, ASM,
+        tile, default, map_rows, row + first_row, group[:, :, None] if BY_TAPS else group, row_bytes,
+        low, addend, below, step, seed_low, seed_high, stream_low, stream_high, first_group, BITS, KIND, False, ASM,
     )  # fmt: skip
-    tl.store(out + _offsets(row, column, channels, height, width, (o0, o1, o2, o3, o4), TAPS), tile, inside)
+    tl.store(out + _offsets(i, channel, tap, o0, o1, o2, TAPS), _turned(tile, BY_TAPS), inside)
 
 
 @triton.jit(do_not_specialize=("first", "last"))
 def keep_kernel(
-    grad, out, map, rows, cols, channels, height, width,
-    g0, g1, g2, g3, g4, o0, o1, o2, o3, o4, map_stride, first, last,
-    TAPS: tl.constexpr, BITS: tl.constexpr, INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
+    grad, out, map, rows, channels, g0, g1, g2, o0, o1, o2, map_stride, first, last,
+    TAPS: tl.constexpr, BY_TAPS: tl.constexpr, BITS: tl.constexpr,
+    INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
     """out = grad at the entries of partitions first..last, 0 elsewhere.
 
     In place as well: to write the zeros alone, entry by entry, took an H200 four times as long.
     """
-    tile_row, tile_column = tile_of_pass(tl.program_id(0), rows, cols, INDEX, DOWN, ACROSS)
-    row = tile_row + tl.arange(0, DOWN)[:, None]
-    column = tile_column + tl.arange(0, ACROSS)[None, :]
-    inside = (row < rows) & (column < cols)
-    owner = tile_ids(map, row, tile_column, rows, cols, map_stride, BITS, ACROSS).to(tl.int32)
-    kept = (owner >= first - 1) & (owner < last)
-    at = _offsets(row, column, channels, height, width, (g0, g1, g2, g3, g4), TAPS)
-    value = tl.load(grad + at, inside & kept, 0)
-    tl.store(out + _offsets(row, column, channels, height, width, (o0, o1, o2, o3, o4), TAPS), value, inside)
+    row, column, i, channel, tap, inside = _entries(rows, channels, TAPS, BY_TAPS, INDEX, DOWN, ACROSS)
+    owner = tile_ids(map, row, column, rows, channels * TAPS, map_stride, BITS, ACROSS).to(tl.int32)
+    kept = _turned((owner >= first - 1) & (owner < last), BY_TAPS)
+    value = tl.load(grad + _offsets(i, channel, tap, g0, g1, g2, TAPS), inside & kept, 0)
+    tl.store(out + _offsets(i, channel, tap, o0, o1, o2, TAPS), value, inside)
 
 
-def _shape(shape: torch.Size) -> dict[str, int]:
-    """Of a weight as [rows, channels, depth, height, width]."""
-    rows, cols = matrix_shape(tuple(shape))
-    channels = shape[1] if len(shape) > 1 else 1
-    spatial = (1, 1, *shape[2:])
-    sizes = {"rows": rows, "cols": cols, "channels": channels, "height": spatial[-2], "width": spatial[-1]}
-    return {**sizes, "TAPS": channels < cols}
-
-
-def _strides(tensor: Tensor, name: str) -> dict[str, int]:
-    own = tensor.stride()
-    five = (*(*own[:2], 0)[:2], *(0, 0, 0, *own[2:])[-3:])
-    return {f"{name}{i}": stride for i, stride in enumerate(five)}
-
-
-def _up_to_three_taps(tensor: Tensor) -> Tensor:
-    """A weight of more than three dimensions of taps has them merged."""
-    return tensor.flatten(4) if tensor.dim() > 5 else tensor
+def _shape(weight: Tensor) -> tuple[tuple[int], dict]:
+    """The grid of a pass over a weight, as with_taps has it, and what a kernel is told of its shape."""
+    rows, channels, taps = weight.shape
+    # Where the channels lie innermost, as in the map, it is read as it lies.
+    by_taps = taps > 1 and channels % GROUP.value == 0 and weight.stride(1) >= weight.stride(2)
+    grid, tiles = over(rows * taps, channels, _BY_TAPS) if by_taps else over(rows, channels * taps)
+    return grid, {"rows": rows, "channels": channels, "TAPS": taps, "BY_TAPS": by_taps, **tiles}
 
 
 def rebuild_into(out: Tensor, weight: Tensor, active: int, map: Tensor, stored: Tensor | None, *rest) -> Tensor:
     """out = the subnetwork's weight."""
-    source, default, target = (_up_to_three_taps(t) for t in (weight, weight if stored is None else stored, out))
-    shape = _shape(source.shape)
-    grid, tiles = over(shape["rows"], shape["cols"])
+    source, target = with_taps(weight), with_taps(out)
+    default = source if stored is None else with_taps(stored)
+    grid, shape = _shape(source)
     with launch.on(weight):
         rebuild_kernel[grid](
             source, default, target, **shape,
-            **_strides(source, "w"), **_strides(default, "s"), **_strides(target, "o"),
-            **launch.subnetwork(active, map, stored, *rest), **tiles,
+            **launch.strides_of(w=source, s=default, o=target), **launch.subnetwork(active, map, stored, *rest),
         )  # fmt: skip
+    copy_back(out, target)
     return out
 
 
 def keep(out: Tensor, grad: Tensor, first: int, last: int, map: Tensor, count: int) -> Tensor:
     """out = grad at the entries of partitions first..last, 0 elsewhere; out may be grad itself."""
-    source, target = _up_to_three_taps(grad), _up_to_three_taps(out)
-    shape = _shape(source.shape)
-    grid, tiles = over(shape["rows"], shape["cols"])
+    source, target = with_taps(grad), with_taps(out)
+    grid, shape = _shape(source)
     with launch.on(grad):
         keep_kernel[grid](
-            source, target, **shape, **_strides(source, "g"), **_strides(target, "o"),
+            source, target, **shape, **launch.strides_of(g=source, o=target),
             map=map, map_stride=map.stride(0), BITS=bits_for(count), first=first, last=last,
-            **tiles,
         )  # fmt: skip
+    copy_back(out, target)
     return out
 
 
