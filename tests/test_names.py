@@ -1,7 +1,9 @@
-"""Names: none that users import is lost, and none hides the module that it lives in."""
+"""Names: none that users import is lost, none hides the module that it lives in, and to import them is quick."""
 
 import importlib
 import pkgutil
+import subprocess
+import sys
 
 import pytest
 
@@ -54,3 +56,13 @@ def test_nothing_hides_the_module_that_it_lives_in(package):
             parent, _, leaf = found.name.rpartition(".")
             seen = getattr(importlib.import_module(parent), leaf, None)
             assert seen is None or getattr(seen, "__name__", "") == found.name, f"{parent}.{leaf} is {seen!r}"
+
+
+def test_importing_loads_nothing_large_beside_torch():
+    """torch's compiler alone takes 1.5 s; what needs one of these imports it then."""
+    large = {"torch._dynamo", "torch._inductor", "triton", "torchvision", "scipy", "pandas", "matplotlib", "lightning"}
+    program = (
+        "import sys, torch; before = {*sys.modules}; import partkernels, partnets; print(*{*sys.modules} - before)"
+    )
+    process = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert large.isdisjoint(process.stdout.split())

@@ -128,8 +128,13 @@ _changing = threading.Lock()
 class _Forward:
     """A model's forward while a thread is inside of `grouping`; copies and pickles have the one of before."""
 
+    # _called where torch.compile looks away: made at the first use, since it imports torch's compiler, for 1.5 s.
+    uncompiled: Callable[..., Any] | None = None
+
     def __init__(self, model: nn.Module, layer: Partitioned) -> None:
         self.own, self.forward, self.layer, self.users = vars(model).get("forward"), model.forward, layer, 0
+        if _Forward.uncompiled is None:
+            _Forward.uncompiled = staticmethod(torch.compiler.disable(_Forward._called))
 
     def withdraw(self, model: nn.Module) -> None:
         if vars(model).get("forward") is not self:  # someone has wrapped it: it does nothing any more
@@ -148,8 +153,10 @@ class _Forward:
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self.forward)
 
-    @torch.compiler.disable
     def __call__(self, *inputs, **options) -> Any:
+        return self.uncompiled(self, *inputs, **options)
+
+    def _called(self, *inputs, **options) -> Any:
         now = self.layer.current_subnetwork()
         if isinstance(now, Several):
             return _computed(self.forward, now, inputs, options)
