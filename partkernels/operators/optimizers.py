@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -270,32 +271,24 @@ def _alike(
     Raises:
         ValueError: a gradient is sparse.
     """
-    found: dict[tuple, tuple] = {}
+    found: dict[tuple, list[tuple]] = defaultdict(list)
     for partition, *each in zip(partitions, *lists, strict=True):
-        if each[1].layout != torch.strided:
-            _check_like("grad", each[1], each[0])
-        blocks = [each]
+        parameter, grad = each[:2]
+        if grad.layout != torch.strided:
+            _check_like("grad", grad, parameter)
+        kind = parameter.device, parameter.dtype
         if partition is None:
-            map, count = WHOLE
-        elif isinstance(partition, NestedPartition):
-            map, count = WHOLE
-            blocks = [
-                [one.detach()[strip] if isinstance(one, Tensor) else one for one in each]
-                for strip in partition.strips(update)
-            ]
+            found[kind].append((*WHOLE, *each))
+        elif not isinstance(partition, NestedPartition):
+            found[kind].append((partition.map, partition.count, *each))
         else:
-            map, count = partition.map, partition.count
-        for place, block in enumerate(blocks):
             # Blocks of one tensor are in calls of their own: in one, each would be compared with all others' memory.
-            kind = each[0].device, each[0].dtype, place
-            if kind not in found:
-                found[kind] = [], [], [[] for _ in lists]
-            maps, counts, columns = found[kind]
-            maps.append(map)
-            counts.append(count)
-            for column, one in zip(columns, block, strict=True):
-                column.append(one)
-    yield from found.values()
+            for place, strip in enumerate(partition.strips(update)):
+                block = [one.detach()[strip] if isinstance(one, Tensor) else one for one in each]
+                found[(*kind, place) if place else kind].append((*WHOLE, *block))
+    for rows in found.values():
+        maps, counts, *columns = map(list, zip(*rows, strict=True))
+        yield maps, counts, columns
 
 
 def _check_like(name: str, tensor: Tensor, parameter: Tensor) -> None:

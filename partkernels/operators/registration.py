@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from itertools import combinations
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -154,12 +155,15 @@ def _resolved(argument: object) -> object:
 
 def _check_apart(args: tuple, tensors: dict[int, str], written: list[int]) -> None:
     """Raises ValueError if a tensor that is written shares memory with another one."""
+    named = [(i, tensor) for i in tensors for tensor in _each(args[i])]
+    places = [tensor.untyped_storage().data_ptr() for _, tensor in named]
+    if len({*places}) == len(places):  # the usual case, in which nothing more is looked at
+        return
     # Those in one piece of memory, as DDP's buckets of gradients, or cuDNN's weights of a recurrent layer.
     together: dict[int, list[tuple[int, Tensor]]] = defaultdict(list)
-    for i in tensors:
-        for tensor in _each(args[i]):
-            if not tensor.is_meta:
-                together[tensor.untyped_storage().data_ptr()].append((i, tensor))
+    for place, (i, tensor) in zip(places, named, strict=True):
+        if not tensor.is_meta:
+            together[place].append((i, tensor))
     pairs = (pair for group in together.values() if len(group) > 1 for pair in combinations(group, 2))
     for (i, one), (j, other) in pairs:
         if (i in written or j in written) and share_memory(one, other):
@@ -192,7 +196,7 @@ def _call(name: str, kernel: Callable) -> Callable:
         for i in tensors:
             tensor = args[i]
             if type(tensor) is list:
-                if not {type(each) for each in tensor} <= _PLAIN or any(each.is_meta for each in tensor):
+                if not {*map(type, tensor)} <= _PLAIN or any(map(_is_meta, tensor)):
                     return operator(*args)
             elif tensor is not None:
                 if type(tensor) not in _PLAIN:
@@ -208,6 +212,7 @@ def _call(name: str, kernel: Callable) -> Callable:
     return call
 
 
+_is_meta = attrgetter("is_meta")
 # Others are subclasses, which may give an operator a meaning of their own.
 _PLAIN = {Tensor, torch.nn.Parameter}
 _autocast: set[str] = set()

@@ -116,8 +116,10 @@ class PartitionedOptimizer(torch.optim.Optimizer):
             raise ValueError(
                 f"update={update!r}, but there are {self.count} partitions; pass an int in 1..{self.count}."
             )
-        with torch.enable_grad():
-            loss = None if closure is None else closure()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         self._check_gradient(update)
         rates = {module: module.rate().item() for module in set(self._rates.values())}
         for group in self.param_groups:

@@ -244,7 +244,8 @@ def is_sharded(tensor: Tensor) -> bool:
         >>> is_sharded(torch.ones(3))
         False
     """
-    return hasattr(tensor, "placements")
+    # A DTensor is never of these two, and what has no such attribute takes long to say so.
+    return type(tensor) not in (Tensor, nn.Parameter) and hasattr(tensor, "placements")
 
 
 def device_of(model: nn.Module) -> torch.device:
