@@ -326,11 +326,35 @@ MUTANTS = [
             "values + (",
             "pieces are written over one another",
         ),
+    ),
+    *_of(
+        "partkernels/backend/triton/passes.py",
+        f"{KERNELS}/test_entries.py",
         (
             "triton entries' copy",
-            "        tensor.copy_(weight.view(tensor.shape))\n",
+            "        tensor.copy_(seen.view(tensor.shape))\n",
             "        pass\n",
             "entries of some strides are scattered into a copy",
+        ),
+    ),
+    *_of(
+        "partkernels/backend/triton/subnetwork_weight.py",
+        f"{KERNELS}/test_convolutions.py {KERNELS}/test_operators.py",
+        (
+            "triton passes by taps",
+            "(tap * channels + left)[:, None]",
+            "(tap + left)[:, None]",
+            "a contiguous convolution's taps take another column's owners",
+        ),
+    ),
+    *_of(
+        "csrc/cpu/interleave.h",
+        f"{KERNELS}/test_operators.py {KERNELS}/test_convolutions.py",
+        (
+            "cpp interleave",
+            "to[j * taps + tap] = from[tap * in + j];\n  }",
+            "to[j * taps + tap] = from[tap * in + j / 2];\n  }",
+            "a contiguous convolution's entries take their neighbours' owners",
         ),
     ),
     *_of(

@@ -105,6 +105,32 @@ class Drawer {
 
  private:
   // Lane i holds the draws of columns 4 i .. 4 i + 3, a word each.
+#if defined(PARTKERNELS_AVX512)
+  void normal_values(const Lanes words[4], bfloat16 row[kTileCols]) const {
+    constexpr __mmask16 kUpper = 0xAAAA;  // the upper words of 64 bits
+    const auto joined = [](__m512i low, __m512i high) {
+      return _mm512_mask_mov_epi32(low, kUpper, _mm512_slli_epi64(high, 32));
+    };
+    for (int half = 0; half < 2; ++half) {
+      const __m512i front = two_normal_values(joined(words[0].half[half], words[1].half[half]));
+      const __m512i back = two_normal_values(joined(words[2].half[half], words[3].half[half]));
+      _mm512_storeu_si512(row + 32 * half, joined(front, back));
+    }
+  }
+
+  // Of two words in 64 bits, in their lower half. Sums are finite, and rounded as such numbers are.
+  __m512i two_normal_values(__m512i words) const {
+    const __m512i bytes = _mm512_set1_epi16(0xFF);
+    const __m512i pairs =
+        _mm512_add_epi16(_mm512_and_si512(words, bytes), _mm512_and_si512(_mm512_srli_epi32(words, 8), bytes));
+    const __m512i total = _mm512_sub_epi32(_mm512_madd_epi16(pairs, _mm512_set1_epi16(1)), _mm512_set1_epi32(510));
+    const __m512i bits = _mm512_castps_si512(_mm512_mul_ps(_mm512_cvtepi32_ps(total), _mm512_set1_ps(defaults_.step)));
+    const __m512i even = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded =
+        _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), even), 16);
+    return _mm512_or_si512(rounded, _mm512_srli_epi64(rounded, 16));
+  }
+#else
   void normal_values(const Lanes words[4], bfloat16 row[kTileCols]) const {
     uint32_t word[4][kLanes];
     for (int w = 0; w < 4; ++w) store_lanes(words[w], word[w]);
@@ -118,6 +144,7 @@ class Drawer {
       for (int w = 0; w < 4; ++w) row[4 * lane + w].bits = values[w][lane];
     }
   }
+#endif
 
 #if defined(PARTKERNELS_AVX512_BF16)
   // Half p of the lanes of word a holds the bytes of columns 16 a .. 16 a + 15 of rows 2 p and 2 p + 1.

@@ -3,6 +3,7 @@
 
 #include "accumulator.h"
 #include "draw_defaults.h"
+#include "interleave.h"
 #include "mask.h"
 #include "simd.h"
 #include "weight_tile.h"
@@ -42,6 +43,8 @@ void select(uint64_t live, const T* weight, const Dead* dead, int64_t n, T* out)
     }
   }
 }
+
+constexpr bfloat16 kZeros[kTileCols] = {};
 
 // The same where all are live, for a whole tile's row: a loop that is unrolled, and no call.
 template <class T>
@@ -118,21 +121,19 @@ class Rebuilder {
     some_tiles({0, count, 0, w_.weight.cols(), ids}, out, stride);
   }
 
-  // out = w_k at the entries of some rows that are not live; the others stay. Not for stored defaults.
-  void overwrite_dead(int64_t row, int64_t rows, const Weight<T>& out, int64_t out_row) const {
-    if (all_live_) return;
-    for_each_drawn_tile(
-        {row, rows, 0, w_.weight.cols()}, [&](const Tile& tile, const ColumnPart& columns, const RowsPart& part) {
-          const TileMask live = live_(tile);
-          Drawn drawn = {};
-          if (draws_) draw_(columns, part, &drawn);
-          for_each_entry_of([&](int64_t r) { return ~live.row[r]; }, out,
-                            Tile{tile.row - row + out_row, tile.rows, tile.col, tile.cols},
-                            [&](int64_t r, int64_t j, T* entry) { *entry = narrow<T>(widen(drawn.row[r][j])); });
-        });
+  // out[r * stride + c] = kLive where (row + r, c) is live, its default elsewhere, for all columns.
+  void mark(int64_t row, int64_t rows, bfloat16* out, int64_t stride) const {
+    for_each_drawn_tile({row, rows, 0, w_.weight.cols()},
+                        [&](const Tile& tile, const ColumnPart& columns, const RowsPart& part) {
+                          const TileMask live = live_(tile);
+                          Drawn drawn;
+                          if (draws_) draw_(columns, part, &drawn);
+                          for (int64_t r = 0; r < tile.rows; ++r) {
+                            mark_live(live.row[r], draws_ ? drawn.row[r] : kZeros, tile.cols,
+                                      out + (tile.row - row + r) * stride + tile.col);
+                          }
+                        });
   }
-
-  bool overwrites() const { return !is_stored_; }
 
   // The same for any col, from the whole tiles that a few rows touch.
   void anywhere(int64_t row, int64_t rows, int64_t col, int64_t cols, T* out, int64_t stride) const {
@@ -151,7 +152,6 @@ class Rebuilder {
 
  private:
   using RowsPart = Drawer::Rows;
-  static constexpr bfloat16 kZeros[kTileCols] = {};
   static constexpr int64_t kStrip = 512;
 
   // Calls use(start, cols, columns) for strips of columns, with what the tiles of each share of their draws.

@@ -26,6 +26,23 @@ void for_each_tile(int64_t rows, int64_t cols, const ParallelFor& parallel_for, 
   });
 }
 
+// Writes a contiguous convolution's weight, or a gradient like it, as it lies: a fifth to a tenth of what it takes to
+// go from entry to entry in the map's order. mark(row, rows, marked) makes some rows of marks in the map's order, and
+// use(row, marked, to) a row from its marks, in its own order.
+template <class T, class Mark, class Use>
+void for_marked_rows(const Weight<T>& out, const ParallelFor& parallel_for, const Mark& mark, const Use& use) {
+  const int64_t cols = out.cols();
+  for_strips(out.rows, cols, parallel_for, [&](int64_t begin, int64_t end) {
+    std::vector<bfloat16> columns(kTileRows * cols), marked(cols);
+    for (int64_t row = begin * kTileRows; row < std::min(out.rows, end * kTileRows); ++row) {
+      const int64_t r = row % kTileRows;
+      if (r == 0) mark(row, std::min(kTileRows, out.rows - row), columns.data());
+      interleave(columns.data() + r * cols, out.in, out.height * out.width, marked.data());
+      use(row, marked.data(), out.data + row * out.row_stride);
+    }
+  });
+}
+
 template <class T>
 void subnetwork_weight(const Subnetwork<T>& w, int64_t first_row, int64_t first_in, Weight<T> out,
                        const ParallelFor& parallel_for) {
@@ -47,18 +64,21 @@ void subnetwork_weight(const Subnetwork<T>& w, int64_t first_row, int64_t first_
     });
     return;
   }
-  if (!is_contiguous && rebuild.overwrites() && taps_are_contiguous(w.weight) && taps_are_contiguous(out)) {
-    // A contiguous convolution's: it is copied as it lies, which takes half as long as taking its entries in the
-    // map's order.
-    for_strips(out.rows, out.cols(), parallel_for, [&](int64_t begin, int64_t end) {
-      const int64_t row = begin * kTileRows, rows = std::min(out.rows, end * kTileRows) - row;
-      for (int64_t r = row; r < row + rows; ++r) {
-        const T* const from = w.weight.data + (first_row + r) * w.weight.row_stride;
-        std::copy_n(from, out.cols(), out.data + r * out.row_stride);
+  const bool is_stored = w.defaults.kind == DefaultKind::stored;
+  if (!is_contiguous && w.active < w.count && taps_are_contiguous(w.weight) && taps_are_contiguous(out) &&
+      (!is_stored || taps_are_contiguous(w.stored))) {
+    const auto mark = [&](int64_t row, int64_t rows, bfloat16* marked) {
+      rebuild.mark(first_row + row, rows, marked, out.cols());
+    };
+    return for_marked_rows(out, parallel_for, mark, [&](int64_t row, const bfloat16* marked, T* to) {
+      const T* const weight = w.weight.data + (first_row + row) * w.weight.row_stride;
+      if (is_stored) {
+        const T* const stored = w.stored.data + (first_row + row) * w.stored.row_stride;
+        select_marked(marked, weight, out.cols(), to, [=](int64_t j, bfloat16) { return stored[j]; });
+      } else {
+        select_marked(marked, weight, out.cols(), to, [](int64_t, bfloat16 dead) { return narrow<T>(widen(dead)); });
       }
-      rebuild.overwrite_dead(first_row + row, rows, out, row);
     });
-    return;
   }
   for_each_tile(out.rows, out.cols(), parallel_for, [&](const Tile& tile) {
     const int64_t row = first_row + tile.row;
@@ -78,15 +98,29 @@ template <class T>
 void subnetwork_weight_grad(Weight<const T> grad, Owners owners, int first, int last, Weight<T> out,
                             const ParallelFor& parallel_for) {
   const MaskDecoder decode(owners, out.cols(), first, last);
-  const bool in_place = grad.data == out.data;
-  for_each_tile(out.rows, out.cols(), parallel_for, [&](const Tile& tile) {
+  const int64_t cols = out.cols();
+  const bool by_rows = rows_are_contiguous(grad) && rows_are_contiguous(out);
+  if (!by_rows && taps_are_contiguous(grad) && taps_are_contiguous(out)) {
+    const auto mark = [&](int64_t row, int64_t rows, bfloat16* marked) {
+      for_each_tile(row, rows, 0, cols, [&](const Tile& tile) {
+        const TileMask mask = decode(tile);
+        for (int64_t r = 0; r < tile.rows; ++r) {
+          mark_live(mask.row[r], kZeros, tile.cols, marked + (tile.row - row + r) * cols + tile.col);
+        }
+      });
+    };
+    return for_marked_rows(out, parallel_for, mark, [&](int64_t row, const bfloat16* marked, T* to) {
+      select_marked(marked, grad.data + row * grad.row_stride, cols, to, [](int64_t, bfloat16) { return T{}; });
+    });
+  }
+  for_each_tile(out.rows, cols, parallel_for, [&](const Tile& tile) {
     const TileMask mask = decode(tile);
-    if (in_place) {
-      for_each_entry_of([&](int64_t r) { return ~mask.row[r]; }, out, tile,
-                        [](int64_t, int64_t, T* entry) { *entry = T{}; });
-      return;
-    }
     for (int64_t r = 0; r < tile.rows; ++r) {
+      if (by_rows) {
+        const T* const from = grad.data + (tile.row + r) * grad.row_stride + tile.col;
+        select(mask.row[r], from, kZeros, tile.cols, out.data + (tile.row + r) * out.row_stride + tile.col);
+        continue;
+      }
       T values[kTileCols];
       for_each_entry(grad, tile.row + r, tile.col, tile.cols,
                      [&](int64_t j, const T* entry) { values[j] = mask.row[r] >> j & 1 ? *entry : T{}; });

@@ -67,18 +67,4 @@ void for_each_entry(const Weight<T>& weight, int64_t row, int64_t col, int64_t n
   });
 }
 
-// Calls use(r, j, pointer) for the entries (row + r, col + j) of a tile whose bit j of bits(r) is set.
-template <class T, class Bits, class Use>
-void for_each_entry_of(const Bits& bits, const Weight<T>& weight, const Tile& tile, const Use& use) {
-  for_each_run(weight, tile.row, tile.col, tile.cols, [&](int64_t first, int64_t length, T* entry) {
-    const uint64_t all = length == 64 ? ~uint64_t{0} : (uint64_t{1} << length) - 1;
-    for (int64_t r = 0; r < tile.rows; ++r, entry += weight.row_stride) {
-      for (uint64_t left = bits(r) >> first & all; left != 0; left &= left - 1) {
-        const int j = std::countr_zero(left);
-        use(r, first + j, entry + j * weight.in_stride);
-      }
-    }
-  });
-}
-
 }  // namespace partkernels::cpu::PARTKERNELS_ISA

@@ -102,6 +102,10 @@ void a_subnetworks_weight_has_live_entries_and_defaults(const Size& size, int co
     std::vector<T> gradient(entries);
     cpu::subnetwork_weight_grad(weight_of<const T>(weight.data(), size), owners, active, active,
                                 weight_of(gradient.data(), size), in_turn);
+    std::vector<T> in_place(weight);
+    cpu::subnetwork_weight_grad(weight_of<const T>(in_place.data(), size), owners, active, active,
+                                weight_of(in_place.data(), size), in_turn);
+    CHECK(std::memcmp(in_place.data(), gradient.data(), entries * sizeof(T)) == 0);
     for (int64_t i = 0; i < entries; ++i) {
       const int64_t row = i / cols, in = i % cols / (size.height * size.width), pixel = i % (size.height * size.width);
       const int64_t col = pixel * size.in + in;
@@ -155,7 +159,8 @@ int main() {
   defaults_give_the_known_answers();
   for (const int count : {1, 2, 3, 4, 5, 16, 17, 256}) {
     for (const auto kind : {DefaultKind::zeros, DefaultKind::uniform, DefaultKind::normal, DefaultKind::stored}) {
-      for (const Size& size : {Size{7, 700, 1, 1}, Size{4, 64, 1, 1}, Size{1, 1, 1, 1}, Size{6, 5, 3, 5}}) {
+      for (const Size& size : {Size{7, 700, 1, 1}, Size{4, 64, 1, 1}, Size{1, 1, 1, 1}, Size{6, 5, 3, 5},
+                               Size{5, 100, 3, 3}, Size{2, 33, 2, 4}, Size{3, 64, 1, 17}}) {
         a_subnetworks_weight_has_live_entries_and_defaults<float>(size, count, kind);
         a_subnetworks_weight_has_live_entries_and_defaults<double>(size, count, kind);
         a_subnetworks_weight_has_live_entries_and_defaults<bfloat16>(size, count, kind);
