@@ -107,15 +107,16 @@ class Drawer {
   // Lane i holds the draws of columns 4 i .. 4 i + 3, a word each.
 #if defined(PARTKERNELS_AVX512)
   void normal_values(const Lanes words[4], bfloat16 row[kTileCols]) const {
-    constexpr __mmask16 kUpper = 0xAAAA;  // the upper words of 64 bits
-    const auto joined = [](__m512i low, __m512i high) {
-      return _mm512_mask_mov_epi32(low, kUpper, _mm512_slli_epi64(high, 32));
-    };
     for (int half = 0; half < 2; ++half) {
       const __m512i front = two_normal_values(joined(words[0].half[half], words[1].half[half]));
       const __m512i back = two_normal_values(joined(words[2].half[half], words[3].half[half]));
       _mm512_storeu_si512(row + 32 * half, joined(front, back));
     }
+  }
+
+  // The lower words of 64 bits, and in the upper ones those of another.
+  static __m512i joined(__m512i low, __m512i high) {
+    return _mm512_mask_mov_epi32(low, 0xAAAA, _mm512_slli_epi64(high, 32));
   }
 
   // Of two words in 64 bits, in their lower half. Sums are finite, and rounded as such numbers are.

@@ -14,7 +14,7 @@ constexpr int64_t kTwo = 2 * kTile;  // rows of two tiles
 // x is packed for so many rows, or half of them and twice the depth; both sums and x then fit the second-level cache.
 constexpr int64_t kMostRows = 512;
 constexpr int64_t kPackedEntries = kMostRows * 1024;
-// Outputs of a task, and of one whose sums must be kept until x is packed again.
+// Outputs of a task; twice as many where x is packed several times, of half the rows: their sums are kept meanwhile.
 constexpr int64_t kTaskCols = 256;
 
 struct alignas(64) TilesWorkspace {
@@ -42,39 +42,8 @@ inline void make_panel(const Rebuilder<bfloat16>& rebuild, int64_t out, int64_t 
   }
 }
 
-// sums[32][32] (+)= 32 rows of packed x times a panel.
-inline void multiply_panel(const bfloat16* x, const Pair* panel, int64_t steps, bool accumulate, float* sums) {
-  constexpr int64_t kRowBytes = kTile * sizeof(Pair), kPanelBytes = kPanelCols * sizeof(Pair);
-  constexpr int64_t kSumBytes = kPanelCols * sizeof(float), kEntries = kTile * kTileEntries;
-  float* const lower = sums + kTile * kPanelCols;
-  if (accumulate) {
-    amx::load<0>(sums, kSumBytes);
-    amx::load<1>(sums + kTile, kSumBytes);
-    amx::load<2>(lower, kSumBytes);
-    amx::load<3>(lower + kTile, kSumBytes);
-  } else {
-    amx::zero<0>();
-    amx::zero<1>();
-    amx::zero<2>();
-    amx::zero<3>();
-  }
-  for (int64_t step = 0; step < steps; ++step) {
-    amx::load<4>(x, kRowBytes);
-    amx::load<6>(panel, kPanelBytes);
-    amx::add_product<0, 4, 6>();
-    amx::load<7>(panel + kTile, kPanelBytes);
-    amx::add_product<1, 4, 7>();
-    amx::load<5>(x + kEntries, kRowBytes);
-    amx::add_product<2, 5, 6>();
-    amx::add_product<3, 5, 7>();
-    x += 2 * kEntries;
-    panel += kTile * kPanelCols;
-  }
-  amx::store<0>(sums, kSumBytes);
-  amx::store<1>(sums + kTile, kSumBytes);
-  amx::store<2>(lower, kSumBytes);
-  amx::store<3>(lower + kTile, kSumBytes);
-}
+// Two tiles of rows of each step of depth, one tile after the other.
+constexpr LeftBlock kPackedTiles{kTile, kTile * kTile, kTwo * kTile};
 
 // packed[two tiles of rows][step of depth]: x[row : row + rows, k : k + d], zeros up to whole tiles.
 inline void pack_tiles(const Matrix<const bfloat16>& x, int64_t row, int64_t rows, int64_t k, int64_t d,
@@ -131,8 +100,9 @@ inline void linear_by_tiles(const Matrix<const bfloat16>& x, const Subnetwork<bf
             make_panel(rebuild, out, cols, k, d, next, space.panel);
             for (int64_t pair = 0; pair < pairs; ++pair) {
               float* const product = sums + pair * kTwo * kPanelCols;
-              multiply_panel(space.x + (pair * steps + (k - start) / kTileEntries) * kTwo * kTileEntries, space.panel,
-                             blocks_of(d, kTileEntries), k > 0, product);
+              const bfloat16* const left = space.x + (pair * steps + (k - start) / kTileEntries) * kTwo * kTileEntries;
+              multiply_tiles<2, kPackedTiles>(reinterpret_cast<const Pair*>(left), space.panel,
+                                              blocks_of(d, kTileEntries) * kTile, k > 0, product, kPanelCols);
               if (k + d == depth) {
                 store_rows(y, first + pair * kTwo, std::min(kTwo, rows - pair * kTwo), out, cols, product, kPanelCols,
                            bias);

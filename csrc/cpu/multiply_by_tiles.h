@@ -31,13 +31,19 @@ class Tiles {
   Tiles& operator=(const Tiles&) = delete;
 };
 
+// How a left block lies, in pairs: how far it is from a row to the next, a tile of rows, and a step of depth.
+struct LeftBlock {
+  int64_t row, tile, step;
+};
+constexpr LeftBlock kRowsOfDepth{kDepth<Pair>, kTile * kDepth<Pair>, kTile};
+
 // sum[r][panel] (+)= left[r] times one panel of the right block, for Tall tiles of rows r; depth is of whole tiles.
 // Tiles 0 to 3 are sums, 4 and 5 of the left block, 6 and 7 of the right one: four chains of products hide the time
 // that each takes.
-template <int Tall>
+template <int Tall, LeftBlock kLeft>
 void multiply_tiles(const Pair* left, const Pair* right, int64_t depth, bool accumulate, float* sum,
                     int64_t sum_stride) {
-  constexpr int64_t kLeftBytes = kDepth<Pair> * sizeof(Pair), kRightBytes = kPanel<Pair> * sizeof(Pair);
+  constexpr int64_t kLeftBytes = kLeft.row * sizeof(Pair), kRightBytes = kPanel<Pair> * sizeof(Pair);
   const int64_t sum_bytes = sum_stride * sizeof(float);
   float* const lower = sum + kTile * sum_stride;
   if (accumulate) {
@@ -60,11 +66,11 @@ void multiply_tiles(const Pair* left, const Pair* right, int64_t depth, bool acc
     amx::load<7>(right + kTile, kRightBytes);
     amx::add_product<1, 4, 7>();
     if constexpr (Tall == 2) {
-      amx::load<5>(left + kTile * kDepth<Pair>, kLeftBytes);
+      amx::load<5>(left + kLeft.tile, kLeftBytes);
       amx::add_product<2, 5, 6>();
       amx::add_product<3, 5, 7>();
     }
-    left += kTile;
+    left += kLeft.step;
     right += kTile * kPanel<Pair>;
   }
   amx::store<0>(sum, sum_bytes);
@@ -100,8 +106,9 @@ void multiply(Unit* left, Unit* right, int64_t rows, int64_t cols, int64_t depth
     }
     for (int64_t r = 0; r < some; ++r) std::fill_n(part + r * kDepth<Unit> + depth, whole - depth, Unit{});
     for (int64_t j = 0; j < cols; j += kPanel<Unit>) {
-      (some > kTile ? multiply_tiles<2> : multiply_tiles<1>)(part, right + j * kDepth<Unit>, whole, accumulate,
-                                                             product + i * product_stride + j, product_stride);
+      (some > kTile ? multiply_tiles<2, kRowsOfDepth>
+                    : multiply_tiles<1, kRowsOfDepth>)(part, right + j * kDepth<Unit>, whole, accumulate,
+                                                       product + i * product_stride + j, product_stride);
     }
   }
 }

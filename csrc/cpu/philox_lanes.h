@@ -159,7 +159,7 @@ inline void philox_lanes(const ColumnPart& column, const RowPart& row, uint64_t 
   words[3] = last.c3;
 }
 
-#if defined(PARTKERNELS_AVX512)
+#if defined(PARTKERNELS_AVX512_BF16)
 // The same as pairs: words 0 and 1, and 2 and 3, in the upper and lower halves of 64 bits. The last round's products
 // have them there, but for what they are xor-ed with.
 inline void philox_pairs(const ColumnPart& column, const RowPart& row, uint64_t seed, Lanes pairs[2]) {
