@@ -62,6 +62,7 @@ def cases() -> Iterator[Case]:
         for layer in linear, convolution:
             yield from (Case(layer.operator + work, layer, tile=TILE) for work in ("", "_grad_input", "_grad_weight"))
         yield from (Case(name, linear) for name in COPIES)
+        yield from (Case(name, convolution) for name in COPIES[:2])
         yield from (
             Case(step, linear, bits=bits, tensors=tensors) for step, bits, tensors in product(STEPS, (2, 0), (1, 3))
         )

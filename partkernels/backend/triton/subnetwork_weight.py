@@ -32,7 +32,7 @@ def _entries(
         row, channel, tap: of every entry, [DOWN, ACROSS] or what broadcasts to it; BY_TAPS turned by _turned.
         inside: which there are, likewise.
     """
-    program = tl.program_id(0)
+    program, cols = tl.program_id(0), tl.cast(channels, INDEX) * TAPS
     if BY_TAPS:
         top, left = tile_of_pass(program, tl.cast(rows, INDEX) * TAPS, channels, INDEX, DOWN, ACROSS)
         i = top + tl.arange(0, DOWN)
@@ -41,11 +41,11 @@ def _entries(
         inside = (row[None, :] < rows) & (channel < channels)
         return row[:, None], (tap * channels + left)[:, None], row[None, :], channel, tap[None, :], inside
     else:
-        top, left = tile_of_pass(program, rows, tl.cast(channels, INDEX) * TAPS, INDEX, DOWN, ACROSS)
+        top, left = tile_of_pass(program, rows, cols, INDEX, DOWN, ACROSS)
         row = top + tl.arange(0, DOWN)[:, None]
         column = left + tl.arange(0, ACROSS)[None, :]
         tap = column // channels if TAPS > 1 else tl.zeros_like(column)
-        return row, left, row, column - tap * channels, tap, (row < rows) & (column < channels * TAPS)
+        return row, left, row, column - tap * channels, tap, (row < rows) & (column < cols)
 
 
 @triton.jit
@@ -94,7 +94,8 @@ def keep_kernel(
     In place as well: to write the zeros alone, entry by entry, took an H200 four times as long.
     """
     row, column, i, channel, tap, inside = _entries(rows, channels, TAPS, BY_TAPS, INDEX, DOWN, ACROSS)
-    owner = tile_ids(map, row, column, rows, channels * TAPS, map_stride, BITS, ACROSS).to(tl.int32)
+    cols = tl.cast(channels, INDEX) * TAPS
+    owner = tile_ids(map, row, column, rows, cols, map_stride, BITS, ACROSS).to(tl.int32)
     kept = _turned((owner >= first - 1) & (owner < last), BY_TAPS)
     value = tl.load(grad + _offsets(i, channel, tap, g0, g1, g2, TAPS), inside & kept, 0)
     tl.store(out + _offsets(i, channel, tap, o0, o1, o2, TAPS), value, inside)
