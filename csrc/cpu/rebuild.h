@@ -10,6 +10,8 @@
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
 
+constexpr bfloat16 kZeros[kTileCols] = {};
+
 #if defined(PARTKERNELS_AVX512)
 // A row of a whole tile.
 inline void select_row(uint64_t live, const float* weight, const bfloat16* dead, float* out) {
@@ -43,8 +45,6 @@ void select(uint64_t live, const T* weight, const Dead* dead, int64_t n, T* out)
     }
   }
 }
-
-constexpr bfloat16 kZeros[kTileCols] = {};
 
 // The same where all are live, for a whole tile's row: a loop that is unrolled, and no call.
 template <class T>
