@@ -234,7 +234,7 @@ void conv2d_grad_weight(Images<const T> grad_y, Images<const T> x, Convolution c
               block);
         },
         [&](int64_t i, int64_t m, int64_t j, int64_t n, const Sum<Unit>* product) {
-          store(group.first_out + i, m, j, n, product);
+          store(group.first_out + i, m, j, n, product, kCols);
         },
         parallel_for);
   }

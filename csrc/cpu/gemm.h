@@ -21,15 +21,18 @@ constexpr int64_t kBatch = (kHasTiles ? 2816 : 1440) / sizeof(Unit);
 // Column blocks of tasks start at multiples of a tile's width.
 static_assert(kRows % kTall == 0 && kBatch<double> % kTall == 0 && kCols % kTileCols == 0);
 
+// Left blocks that there is room for: gemm_in_output.h packs all of a task's.
+constexpr int64_t kLeftBlocks = kHasTiles ? 1 : 8;
+
 // One thread's blocks. Kept from call to call: allocating it costs more than a small product.
 template <class Unit>
 struct alignas(64) Workspace {
   static_assert(kTileCols % kPanel<Unit> == 0);
-  Unit left[kRows * kDepth<Unit>];
+  Unit left[kLeftBlocks * kRows * kDepth<Unit>];
   Unit right[kCols * kDepth<Unit>];
   Sum<Unit> product[kBatch<Unit> * kCols];
 };
-static_assert(sizeof(Workspace<float>) <= 1 << 20 && sizeof(Workspace<double>) <= 1 << 20);
+static_assert(sizeof(Workspace<float>) <= 3 << 19 && sizeof(Workspace<double>) <= 3 << 19);
 
 template <class Unit>
 Workspace<Unit>& workspace() {

@@ -2,6 +2,7 @@
 // packed, and rebuilt, once for hundreds of rows of x.
 #pragma once
 
+#include "gemm_in_output.h"
 #include "linear_few_rows.h"
 #include "masked_store.h"
 #include "pack.h"
@@ -13,6 +14,32 @@
 #endif
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
+
+// y = a product of operands that are packed, and a bias.
+//
+// may_add_there: whether sums may be added up in y, in an order that takes the depth of all columns together.
+template <Layout layout, class T, class PackLeft, class PackRight>
+void multiply_packed(int64_t depth, const Matrix<T>& y, bool may_add_there, const T* bias, const PackLeft& pack_left,
+                     const PackRight& pack_right, const ParallelFor& parallel_for) {
+  using Unit = typename UnitOf<T>::type;
+  if constexpr (std::is_same_v<Unit, T>) {
+    if (may_add_there && y.col_stride == 1 && depth > 0) {
+      gemm_in_output<T, layout>(
+          depth, y, pack_left, pack_right,
+          [&](int64_t i, int64_t m, int64_t j, int64_t n) {
+            if (bias) store_rows(y, i, m, j, n, y.data + i * y.row_stride + j, y.row_stride, bias);
+          },
+          parallel_for);
+      return;
+    }
+  }
+  gemm<Unit, layout>(
+      y.rows, y.cols, depth, kBatch<Unit>, pack_left, pack_right,
+      [&](int64_t i, int64_t m, int64_t j, int64_t n, const Sum<Unit>* product) {
+        store_rows(y, i, m, j, n, product, kCols, bias);
+      },
+      parallel_for);
+}
 
 // y = x w^T: rows of w are rebuilt a few at a time and transposed into panels.
 template <class T>
@@ -32,21 +59,20 @@ void linear(Matrix<const T> x, const Subnetwork<T>& w, const T* bias, Matrix<T> 
     }
   }
   const Rebuilder<T> rebuild(w);
-  gemm<Unit, Layout::row_major>(
-      x.rows, w.weight.rows, x.cols, kBatch<Unit>,
-      [&](int64_t i, int64_t m, int64_t k, int64_t d, Unit* block) { pack_rows(x, i, m, k, d, block); },
-      [&](int64_t k, int64_t d, int64_t j, int64_t n, Unit* block) {
-        pack_right_transposed<T>(
-            n, d,
-            [&](int64_t c, int64_t rows, T* out, int64_t stride) {
-              return rebuild.rows_of(j + c, rows, k, d, out, stride, c + rows < n ? Offset{rows, 0} : Offset{-c, d});
-            },
-            block);
-      },
-      [&](int64_t i, int64_t m, int64_t j, int64_t n, const Sum<Unit>* product) {
-        store_rows(y, i, m, j, n, product, kCols, bias);
-      },
-      parallel_for);
+  const auto pack_left = [&](int64_t i, int64_t m, int64_t k, int64_t d, Unit* block) {
+    pack_rows(x, i, m, k, d, block);
+  };
+  const auto pack_right = [&](int64_t k, int64_t d, int64_t j, int64_t n, Unit* block) {
+    pack_right_transposed<T>(
+        n, d,
+        [&](int64_t c, int64_t rows, T* out, int64_t stride) {
+          return rebuild.rows_of(j + c, rows, k, d, out, stride, c + rows < n ? Offset{rows, 0} : Offset{-c, d});
+        },
+        block);
+  };
+  // For a few rows of x the weight is best read row by row.
+  const bool may_add_there = x.rows > kRows / 2;
+  multiply_packed<Layout::row_major>(x.cols, y, may_add_there, bias, pack_left, pack_right, parallel_for);
 }
 
 // grad_x = grad_y w: w lies as the panels need it.
@@ -54,24 +80,25 @@ template <class T>
 void linear_grad_input(Matrix<const T> grad_y, const Subnetwork<T>& w, Matrix<T> grad_x,
                        const ParallelFor& parallel_for) {
   using Unit = typename UnitOf<T>::type;
-  constexpr int64_t kScratchRows = 16;
+  constexpr int64_t kSome = 16;  // rows that are rebuilt together, or fetched ahead
   const Rebuilder<T> rebuild(w);
-  gemm<Unit, Layout::row_major>(
-      grad_y.rows, w.weight.cols(), grad_y.cols, kBatch<Unit>,
-      [&](int64_t i, int64_t m, int64_t k, int64_t d, Unit* block) { pack_rows(grad_y, i, m, k, d, block); },
-      [&](int64_t k, int64_t d, int64_t j, int64_t n, Unit* block) {
-        for (int64_t r = 0; r < d; r += kScratchRows) {
-          const int64_t rows = std::min(kScratchRows, d - r);
-          alignas(64) T scratch[kScratchRows][kCols];
-          rebuild(k + r, rows, j, n, scratch[0], kCols, Offset{rows, 0});
-          pack_right_depth(Matrix<const T>{scratch[0], rows, n, kCols, 1}, 0, rows, 0, n,
-                           block + r / kUnitDepth<Unit> * kPanel<Unit>);
-        }
-      },
-      [&](int64_t i, int64_t m, int64_t j, int64_t n, const Sum<Unit>* product) {
-        store_rows<T>(grad_x, i, m, j, n, product, kCols, nullptr);
-      },
-      parallel_for);
+  const auto pack_left = [&](int64_t i, int64_t m, int64_t k, int64_t d, Unit* block) {
+    pack_rows(grad_y, i, m, k, d, block);
+  };
+  const auto pack_right = [&](int64_t k, int64_t d, int64_t j, int64_t n, Unit* block) {
+    if constexpr (std::is_same_v<Unit, T>) {
+      rebuild.make(k, d, j, n, InPanels<T>{block}, Offset{kSome, 0});
+    } else {
+      for (int64_t r = 0; r < d; r += kSome) {
+        const int64_t rows = std::min(kSome, d - r);
+        alignas(64) T scratch[kSome][kCols];
+        rebuild(k + r, rows, j, n, scratch[0], kCols, Offset{rows, 0});
+        pack_right_depth(Matrix<const T>{scratch[0], rows, n, kCols, 1}, 0, rows, 0, n,
+                         block + r / kUnitDepth<Unit> * kPanel<Unit>);
+      }
+    }
+  };
+  multiply_packed<Layout::row_major, T>(grad_y.cols, grad_x, true, nullptr, pack_left, pack_right, parallel_for);
 }
 
 template <class T>
@@ -79,11 +106,27 @@ void linear_grad_weight(Matrix<const T> grad_y, Matrix<const T> x, Owners owners
                         const ParallelFor& parallel_for) {
   using Unit = typename UnitOf<T>::type;
   const MaskedStore<T> store(owners, update, grad_w);
+  const auto pack_left = [&](int64_t i, int64_t m, int64_t k, int64_t d, Unit* block) {
+    pack_left_depth(grad_y, k, d, i, m, block);
+  };
+  const auto pack_right = [&](int64_t k, int64_t d, int64_t j, int64_t n, Unit* block) {
+    pack_right_depth(x, k, d, j, n, block);
+  };
+  if constexpr (std::is_same_v<Unit, T>) {
+    if (rows_are_contiguous(grad_w) && x.rows > 0) {
+      const Matrix<T> output{grad_w.data, grad_w.rows, x.cols, grad_w.row_stride, 1};
+      gemm_in_output<T, Layout::depth_major>(
+          x.rows, output, pack_left, pack_right,
+          [&](int64_t i, int64_t m, int64_t j, int64_t n) {
+            store(i, m, j, n, output.data + i * output.row_stride + j, output.row_stride);
+          },
+          parallel_for);
+      return;
+    }
+  }
   gemm<Unit, Layout::depth_major>(
-      grad_y.cols, x.cols, x.rows, 3 * kRows,
-      [&](int64_t i, int64_t m, int64_t k, int64_t d, Unit* block) { pack_left_depth(grad_y, k, d, i, m, block); },
-      [&](int64_t k, int64_t d, int64_t j, int64_t n, Unit* block) { pack_right_depth(x, k, d, j, n, block); },
-      [&](int64_t i, int64_t m, int64_t j, int64_t n, const Sum<Unit>* product) { store(i, m, j, n, product); },
+      grad_y.cols, x.cols, x.rows, 3 * kRows, pack_left, pack_right,
+      [&](int64_t i, int64_t m, int64_t j, int64_t n, const Sum<Unit>* product) { store(i, m, j, n, product, kCols); },
       parallel_for);
 }
 

@@ -12,12 +12,14 @@ class MaskedStore {
   MaskedStore(const Owners& owners, int update, const Weight<T>& grad_w)
       : grad_w_(grad_w), is_contiguous_(rows_are_contiguous(grad_w)), decode_(owners, grad_w.cols(), update, update) {}
 
-  // Stores product[row : row + rows, col : col + cols], rows kCols apart; col is a multiple of kTileCols.
-  void operator()(int64_t row, int64_t rows, int64_t col, int64_t cols, const Accumulator<T>* product) const {
+  // Stores product[row : row + rows, col : col + cols], rows `stride` apart, and perhaps where it is stored; col is a
+  // multiple of kTileCols.
+  void operator()(int64_t row, int64_t rows, int64_t col, int64_t cols, const Accumulator<T>* product,
+                  int64_t stride) const {
     for_each_tile(row, rows, col, cols, [&](const Tile& tile) {
       const TileMask mask = decode_(tile);
       for (int64_t r = 0; r < tile.rows; ++r) {
-        const Accumulator<T>* const from = product + (tile.row - row + r) * kCols + tile.col - col;
+        const Accumulator<T>* const from = product + (tile.row - row + r) * stride + tile.col - col;
         if (is_contiguous_) {
           copy_masked(mask.row[r], from, tile.cols, grad_w_.data + (tile.row + r) * grad_w_.row_stride + tile.col);
         } else {

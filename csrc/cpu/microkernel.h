@@ -123,10 +123,19 @@ void multiply_tile(const Unit* left, const Unit* right, int64_t depth, bool accu
   using V = Vector<Sum<Unit>>;
   constexpr int64_t kWidth = kVectorBytes / sizeof(Unit);
   using Sums = V[Rows][2];
-  for (int r = 0; r < Rows; ++r) {
-    for (int v = 0; v < 2; ++v) __builtin_prefetch(sum + r * sum_stride + v * kWidth, 1);
-  }
+  // Calls use(row of sums, r). Rows are found one after another: all their addresses at once would take registers.
+  const auto for_rows = [&](const auto& use) __attribute__((always_inline)) {
+    Sum<Unit>* row = sum;
+    for (int r = 0; r < Rows; ++r, row += sum_stride) {
+      asm("" : "+r"(row));
+      use(row, r);
+    }
+  };
+  for_rows([](Sum<Unit>* row, int) __attribute__((always_inline)) {
+    for (int v = 0; v < 2; ++v) __builtin_prefetch(row + v * kWidth, 1);
+  });
   const auto add_products = [&](int64_t count, Sums& chain) __attribute__((always_inline)) {
+#pragma GCC unroll 2  // where two threads share a core, what counts is how many instructions there are
     for (int64_t k = 0; k < count; ++k) {
       const auto first = Operand<Unit>::load(right);
       const auto second = Operand<Unit>::load(right + kWidth);
@@ -139,11 +148,17 @@ void multiply_tile(const Unit* left, const Unit* right, int64_t depth, bool accu
       right += kPanel<Unit>;
     }
   };
-  Sums total = {};
+  Sums total;
+  V zeros = {};
+  asm("" : "+m"(zeros));  // else the compiler calls for memory to be cleared, which takes as long as a short chain
+  for (int r = 0; r < Rows; ++r) {
+    for (int v = 0; v < 2; ++v) total[r][v] = zeros;
+  }
   if constexpr (kInOneChain<Unit>) {
     add_products(depth, total);
   } else {
     const int64_t most = chain_of(depth);
+    if (depth <= 0) __builtin_unreachable();
     for (int64_t start = 0; start < depth; start += most) {
       Sums chain = {};
       add_products(std::min(most, depth - start), chain);
@@ -152,12 +167,12 @@ void multiply_tile(const Unit* left, const Unit* right, int64_t depth, bool accu
       }
     }
   }
-  for (int r = 0; r < Rows; ++r) {
+  for_rows([&](Sum<Unit>* row, int r) __attribute__((always_inline)) {
     for (int v = 0; v < 2; ++v) {
-      V* const to = reinterpret_cast<V*>(sum + r * sum_stride + v * kWidth);
+      V* const to = reinterpret_cast<V*>(row + v * kWidth);
       *to = accumulate ? *to + total[r][v] : total[r][v];
     }
-  }
+  });
 }
 
 #if defined(PARTKERNELS_NEON_BF16)

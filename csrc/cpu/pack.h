@@ -91,6 +91,17 @@ void pack_right_depth(const Matrix<const T>& x, int64_t k, int64_t d, int64_t co
   }
 }
 
+// A right block of entries as a place where a weight is rebuilt; its rows are the depth.
+template <class T>
+struct InPanels {
+  static constexpr int64_t kPiece = kPanel<T>;
+  static_assert(kTileCols % kPiece == 0);
+  T* data;
+
+  T* at(int64_t row, int64_t col) const { return data + col * kDepth<T> + row * kPiece; }
+  InPanels from(int64_t row, int64_t col) const { return {at(row, col)}; }
+};
+
 // Columns first + c of a right block, for c in [0, cols): from[c * from_stride + k] for k in [0, units). first is a
 // multiple of 16.
 template <class Unit>

@@ -13,28 +13,38 @@ namespace partkernels::cpu::PARTKERNELS_ISA {
 constexpr bfloat16 kZeros[kTileCols] = {};
 
 #if defined(PARTKERNELS_AVX512)
-// A row of a whole tile.
-inline void select_row(uint64_t live, const float* weight, const bfloat16* dead, float* out) {
-  for (int j = 0; j < kTileCols; j += 16) {
+// Whole vectors of a tile's row: all of it, or what of it lies in a panel.
+template <int64_t n>
+void select_vectors(uint64_t live, const float* weight, const bfloat16* dead, float* out) {
+  for (int j = 0; j < n; j += 16) {
     const auto mask = static_cast<__mmask16>(live >> j);
     _mm512_storeu_ps(out + j, _mm512_mask_loadu_ps(load16(dead + j), mask, weight + j));
   }
 }
 
-inline void select_row(uint64_t live, const bfloat16* weight, const bfloat16* dead, bfloat16* out) {
-  for (int j = 0; j < kTileCols; j += 32) {
+template <int64_t n>
+void select_vectors(uint64_t live, const bfloat16* weight, const bfloat16* dead, bfloat16* out) {
+  for (int j = 0; j < n; j += 32) {
     const auto mask = static_cast<__mmask32>(live >> j);
     _mm512_storeu_si512(out + j, _mm512_mask_loadu_epi16(_mm512_loadu_si512(dead + j), mask, weight + j));
   }
 }
 #endif
 
-// out[j] = live bit j ? weight[j] : dead[j] for j in [0, n), n at most 64.
-template <class T, class Dead>
+// The bits of a piece of a row that begins at j. GCC 12 takes this shift and those of select together, and makes code
+// that reads wrong bits for all but the first vector; so it is not to see where the bits come from.
+inline uint64_t bits_from(uint64_t bits, int64_t j) {
+  bits >>= j;
+  asm("" : "+r"(bits));
+  return bits;
+}
+
+// out[j] = live bit j ? weight[j] : dead[j] for j in [0, n), n at most `most`, for which there is a loop of its own.
+template <int64_t most = kTileCols, class T, class Dead>
 void select(uint64_t live, const T* weight, const Dead* dead, int64_t n, T* out) {
 #if defined(PARTKERNELS_AVX512)
   if constexpr (!std::is_same_v<T, double> && std::is_same_v<Dead, bfloat16>) {
-    if (n == kTileCols) return select_row(live, weight, dead, out);
+    if (n == most) return select_vectors<most>(live, weight, dead, out);
   }
 #endif
   for (int64_t j = 0; j < n; ++j) {
@@ -46,13 +56,26 @@ void select(uint64_t live, const T* weight, const Dead* dead, int64_t n, T* out)
   }
 }
 
-// The same where all are live, for a whole tile's row: a loop that is unrolled, and no call.
-template <class T>
-void copy_row(const T* weight, T* out) {
-  for (int64_t j = 0; j < kTileCols; j += kVectorBytes / sizeof(T)) {
+// The same where all are live, for whole vectors: a loop that is unrolled, and no call.
+template <int64_t n, class T>
+void copy_vectors(const T* weight, T* out) {
+  for (int64_t j = 0; j < n; j += kVectorBytes / sizeof(T)) {
     std::memcpy(out + j, weight + j, kVectorBytes);
   }
 }
+
+// Where a block is made: in rows. Other places lie in other ways, and a row of a tile in pieces of kPiece entries
+// there.
+template <class T>
+struct InRows {
+  static constexpr int64_t kPiece = kTileCols;
+  T* data;
+  int64_t stride;
+
+  // Where the entry (row, col) goes; col is a multiple of kPiece.
+  T* at(int64_t row, int64_t col) const { return data + row * stride + col; }
+  InRows from(int64_t row, int64_t col) const { return {at(row, col), stride}; }
+};
 
 struct Offset {
   int64_t rows, cols;
@@ -76,27 +99,33 @@ class Rebuilder {
   // columns further on is fetched meanwhile.
   void operator()(int64_t row, int64_t rows, int64_t col, int64_t cols, T* out, int64_t stride,
                   Offset next = {0, 0}) const {
+    make(row, rows, col, cols, InRows<T>{out, stride}, next);
+  }
+
+  // The same in any place.
+  template <class Place>
+  void make(int64_t row, int64_t rows, int64_t col, int64_t cols, const Place& out, Offset next) const {
     // What can be made of whole tiles of rows as they lie: nearly all of a layer of common size.
     const bool lie = is_contiguous_ && (all_live_ || !is_stored_ || stored_is_contiguous_);
     const int64_t whole_rows = lie ? rows / kTileRows * kTileRows : 0;
     const int64_t whole_cols = lie ? cols / kTileCols * kTileCols : 0;
     for_each_strip(col, whole_cols, [&](int64_t start, int64_t some, const ColumnPart* columns) {
-      T* const to = out + (start - col);
+      const Place to = out.from(0, start - col);
       switch (source()) {
         case Source::live:
-          return whole_tiles<Source::live>(row, whole_rows, start, some, columns, to, stride, next);
+          return whole_tiles<Source::live>(row, whole_rows, start, some, columns, to, next);
         case Source::live_or_zero:
-          return whole_tiles<Source::live_or_zero>(row, whole_rows, start, some, columns, to, stride, next);
+          return whole_tiles<Source::live_or_zero>(row, whole_rows, start, some, columns, to, next);
         case Source::live_or_drawn:
-          return whole_tiles<Source::live_or_drawn>(row, whole_rows, start, some, columns, to, stride, next);
+          return whole_tiles<Source::live_or_drawn>(row, whole_rows, start, some, columns, to, next);
         case Source::live_or_stored:
-          return whole_tiles<Source::live_or_stored>(row, whole_rows, start, some, columns, to, stride, next);
+          return whole_tiles<Source::live_or_stored>(row, whole_rows, start, some, columns, to, next);
       }
     });
-    if (whole_cols < cols) some_tiles({row, whole_rows, col + whole_cols, cols - whole_cols}, out + whole_cols, stride);
-    if (whole_rows < rows) {
-      some_tiles({row + whole_rows, rows - whole_rows, col, cols}, out + whole_rows * stride, stride);
+    if (whole_cols < cols) {
+      some_tiles({row, whole_rows, col + whole_cols, cols - whole_cols}, out.from(0, whole_cols));
     }
+    if (whole_rows < rows) some_tiles({row + whole_rows, rows - whole_rows, col, cols}, out.from(whole_rows, 0));
   }
 
   // The same, but where all is live and the weight's rows lie as they are needed, they are where they are; `out` is
@@ -118,7 +147,7 @@ class Rebuilder {
 
   // out[i * stride + c] = w_k[ids[i]][c] for i in [0, count).
   void gather(const int64_t* ids, int64_t count, T* out, int64_t stride) const {
-    some_tiles({0, count, 0, w_.weight.cols(), ids}, out, stride);
+    some_tiles({0, count, 0, w_.weight.cols(), ids}, InRows<T>{out, stride});
   }
 
   // out[r * stride + c] = kLive where (row + r, c) is live, its default elsewhere, for all columns.
@@ -194,9 +223,10 @@ class Rebuilder {
   }
 
   // A function of its own for each source, with copies of what it reads again and again: so all stays in registers.
-  template <Source source>
+  template <Source source, class Place>
   __attribute__((noinline)) void whole_tiles(int64_t row, int64_t rows, int64_t col, int64_t cols,
-                                             const ColumnPart* columns, T* out, int64_t stride, Offset next) const {
+                                             const ColumnPart* columns, const Place out, Offset next) const {
+    constexpr int64_t kPiece = Place::kPiece;
     const MaskDecoder live = live_;
     const Drawer draw = draw_;
     const Owners owners = w_.owners;
@@ -218,17 +248,22 @@ class Rebuilder {
         if (source == Source::live_or_drawn) draw(columns[c / kTileCols], part, &drawn);
         for (int64_t q = 0; q < kTileRows; ++q) {
           const T* const entries = weight + q * row_stride + c;
-          T* const to = out + (r + q) * stride + c;
-          if constexpr (source == Source::live) {
-            copy_row(entries, to);
-          } else if constexpr (source == Source::live_or_zero) {
-            select(mask.row[q], entries, kZeros, kTileCols, to);
-          } else if constexpr (source == Source::live_or_drawn) {
-            select(mask.row[q], entries, drawn.row[q], kTileCols, to);
-          } else {
-            const T* const stored = w_.stored.data + (row + r + q) * w_.stored.row_stride + col + c;
+          const T* stored = nullptr;
+          if constexpr (source == Source::live_or_stored) {
+            stored = w_.stored.data + (row + r + q) * w_.stored.row_stride + col + c;
             fetch(stored + next.rows * w_.stored.row_stride + next.cols);
-            select(mask.row[q], entries, stored, kTileCols, to);
+          }
+          for (int64_t j = 0; j < kTileCols; j += kPiece) {
+            T* const to = out.at(r + q, c + j);
+            if constexpr (source == Source::live) {
+              copy_vectors<kPiece>(entries + j, to);
+            } else if constexpr (source == Source::live_or_zero) {
+              select<kPiece>(bits_from(mask.row[q], j), entries + j, kZeros, kPiece, to);
+            } else if constexpr (source == Source::live_or_drawn) {
+              select<kPiece>(bits_from(mask.row[q], j), entries + j, drawn.row[q] + j, kPiece, to);
+            } else {
+              select<kPiece>(bits_from(mask.row[q], j), entries + j, stored + j, kPiece, to);
+            }
           }
         }
       }
@@ -241,24 +276,27 @@ class Rebuilder {
     for (int64_t j = 0; j < kTileCols; j += 64 / sizeof(T)) __builtin_prefetch(entries + j);
   }
 
-  void some_tiles(const Tile& block, T* out, int64_t stride) const {
+  template <class Place>
+  void some_tiles(const Tile& block, const Place& out) const {
     for_each_drawn_tile(block, [&](const Tile& tile, const ColumnPart& columns, const RowsPart& part) {
       T gathered[kTileRows][kTileCols], gathered_stored[kTileRows][kTileCols];
-      T* const to = out + (tile.row - block.row) * stride + (tile.col - block.col);
+      const Place to = out.from(tile.row - block.row, tile.col - block.col);
       copy_tile(w_.weight, tile, gathered);
-      if (all_live_) {
-        for (int64_t r = 0; r < tile.rows; ++r) std::copy_n(gathered[r], tile.cols, to + r * stride);
-        return;
-      }
-      const TileMask live = live_(tile);
+      TileMask live;
       Drawn drawn = {};
+      if (!all_live_) live = live_(tile);
       if (draws_) draw_(columns, part, &drawn);
-      if (is_stored_) copy_tile(w_.stored, tile, gathered_stored);
+      if (is_stored_ && !all_live_) copy_tile(w_.stored, tile, gathered_stored);
       for (int64_t r = 0; r < tile.rows; ++r) {
-        if (is_stored_) {
-          select(live.row[r], gathered[r], gathered_stored[r], tile.cols, to + r * stride);
-        } else {
-          select(live.row[r], gathered[r], drawn.row[r], tile.cols, to + r * stride);
+        for (int64_t j = 0; j < tile.cols; j += Place::kPiece) {
+          const int64_t n = std::min(Place::kPiece, tile.cols - j);
+          if (all_live_) {
+            std::copy_n(gathered[r] + j, n, to.at(r, j));
+          } else if (is_stored_) {
+            select<Place::kPiece>(bits_from(live.row[r], j), gathered[r] + j, gathered_stored[r] + j, n, to.at(r, j));
+          } else {
+            select<Place::kPiece>(bits_from(live.row[r], j), gathered[r] + j, drawn.row[r] + j, n, to.at(r, j));
+          }
         }
       }
     });

@@ -242,6 +242,15 @@ def test_every_kind_of_defaults_and_number_of_bits(case, numbers, kind, target):
     check(case, torch.bfloat16, kind, count, active, update, "contiguous", "contiguous", "contiguous", target)
 
 
+@pytest.mark.parametrize("target", COMPILED, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_defaults_in_each_dtype(kind, dtype, target):
+    # Whole tiles, and parts of them. Each pair has loops of its own, of which compilers have made wrong ones.
+    case = CASES["linear three dimensions"]
+    check(case, dtype, kind, 3, 2, 2, "contiguous", "contiguous", "contiguous", target)
+
+
 @pairwise(
     # Interpreted: what is drawn in one layout, and every layout in one dtype.
     lambda kind, shape, layout, dtype, target: (

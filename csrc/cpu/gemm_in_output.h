@@ -1,0 +1,66 @@
+// A blocked matrix product whose sums are added up where the output is.
+//
+// For an output of the sums' type that lies in rows. Against gemm.h, no sum is copied; and column blocks of a thread
+// take the depth together, so that it packs the left operand once for all of them.
+#pragma once
+
+#include "gemm.h"
+
+namespace partkernels::cpu::PARTKERNELS_ISA {
+
+// output[rows, cols] = left[rows, depth] right[depth, cols]; the depth, in entries, is not 0.
+//
+// pack_left, pack_right: as of gemm. finish(i, m, j, n): the sums of output[i : i + m, j : j + n] are complete, and
+// still near: a few rows of a task's columns.
+template <class Unit, Layout layout, class PackLeft, class PackRight, class Finish>
+void gemm_in_output(int64_t depth, const Matrix<Unit>& output, const PackLeft& pack_left, const PackRight& pack_right,
+                    const Finish& finish, const ParallelFor& parallel_for) {
+  static_assert(kLeftBlocks * kRows * kPanel<Unit> * sizeof(Unit) <= sizeof(Workspace<Unit>::product));
+  const Cut batch(output.rows, kTall, kLeftBlocks * kRows, 1);
+  const Cut across(output.cols, kTileCols, kCols, batch.count % 4 == 0 ? 1 : 4);
+
+  parallel_for(batch.count * across.count, [&](int64_t begin, int64_t end) {
+    Workspace<Unit>& space = workspace<Unit>();
+    for (int64_t task = begin, next; task < end; task = next) {
+      const int64_t first = task / across.count * batch.size, last = std::min(output.rows, first + batch.size);
+      next = std::min(end, (task / across.count + 1) * across.count);
+      for (int64_t k = 0; k < depth; k += kDepth<Unit>) {
+        const int64_t d = std::min(kDepth<Unit>, depth - k);
+        const bool is_last = k + d == depth;
+        // Some rows of a panel of n columns. If it is not whole, its sums are added up elsewhere.
+        const auto multiply_panel = [&](const Unit* left, const Unit* right, int64_t i, int64_t m, int64_t j,
+                                        int64_t n) {
+          Unit* const to = output.data + i * output.row_stride + j;
+          if (n == kPanel<Unit>) {
+            multiply_rows<Unit, layout>(m, left, right, d, k > 0, to, output.row_stride);
+            return;
+          }
+          Unit* const sums = space.product + (i - first) * kPanel<Unit>;
+          multiply_rows<Unit, layout>(m, left, right, d, k > 0, sums, kPanel<Unit>);
+          for (int64_t r = 0; is_last && r < m; ++r)
+            std::copy_n(sums + r * kPanel<Unit>, n, to + r * output.row_stride);
+        };
+        for (int64_t t = task; t < next; ++t) {
+          const int64_t start = t % across.count * across.size, stop = std::min(output.cols, start + across.size);
+          pack_right(k, d, start, stop - start, space.right);
+          for (int64_t i = first; i < last; i += kRows) {
+            const int64_t m = std::min(kRows, last - i);
+            Unit* const left = space.left + (i - first) * kDepth<Unit>;
+            if (t == task) pack_left(i, m, k, d, left);
+            // A few rows after another: each is in a page of its own.
+            for (int64_t r = 0; r < m; r += kTall) {
+              const int64_t few = std::min(kTall, m - r);
+              for (int64_t j = start; j < stop; j += kPanel<Unit>) {
+                multiply_panel(left + r * left_row_stride<Unit, layout>, space.right + (j - start) * kDepth<Unit>,
+                               i + r, few, j, std::min(kPanel<Unit>, stop - j));
+              }
+              if (is_last) finish(i + r, few, start, stop - start);
+            }
+          }
+        }
+      }
+    }
+  });
+}
+
+}  // namespace partkernels::cpu::PARTKERNELS_ISA
