@@ -348,6 +348,16 @@ MUTANTS = [
         ),
     ),
     *_of(
+        "csrc/cpu/gemm_in_output.h",
+        f"{KERNELS}/test_operators.py",
+        (
+            "cpp sums in the output",
+            "const bool is_last = k + d == depth;",
+            "const bool is_last = k == 0;",
+            "a gradient is masked before all of it is added up",
+        ),
+    ),
+    *_of(
         "csrc/cpu/interleave.h",
         f"{KERNELS}/test_operators.py {KERNELS}/test_convolutions.py",
         (

@@ -12,13 +12,14 @@
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
 
-// A task makes kBatch x kCols entries of the product, kRows x kCols of them at a time from kDepth units of depth. The
-// left block takes 96 KiB, the right one 256 and the product 360: they stay in the second-level cache. Beside AMX it
-// has 2 MiB, and a product is made so fast that its operands are packed for more rows: there they take 96, 128 and 704.
+// A block of a product is kBatch x kCols entries of the product, kRows x kCols of them at a time from kDepth units of
+// depth. The left block takes 96 KiB, the right one 256 and the product 360: they stay in the second-level cache.
+// Beside AMX it has 2 MiB, and a product is made so fast that its operands are packed for more rows: there they take
+// 96, 128 and 704.
 constexpr int64_t kCols = 256;
 template <class Unit>
 constexpr int64_t kBatch = (kHasTiles ? 2816 : 1440) / sizeof(Unit);
-// Column blocks of tasks start at multiples of a tile's width.
+// Column blocks start at multiples of a tile's width.
 static_assert(kRows % kTall == 0 && kBatch<double> % kTall == 0 && kCols % kTileCols == 0);
 
 // Left blocks that there is room for: gemm_in_output.h packs all of a task's.
@@ -40,22 +41,41 @@ Workspace<Unit>& workspace() {
   return *own;
 }
 
-// How a dimension is cut into blocks of about the same size, multiples of `unit` and at most `most`.
-struct Cut {
-  int64_t count, size;
+// The size of equal blocks of a dimension: a multiple of `unit`, and at most `most`.
+inline int64_t even_block(int64_t total, int64_t unit, int64_t most) {
+  const int64_t units = std::max<int64_t>(1, blocks_of(total, unit));
+  return blocks_of(units, blocks_of(units, most / unit)) * unit;
+}
 
-  // wanted: how many blocks would be good to have, so that threads have enough to share.
-  Cut(int64_t total, int64_t unit, int64_t most, int64_t wanted) {
-    const int64_t units = blocks_of(total, unit);
-    const int64_t blocks = std::max(blocks_of(units, most / unit), std::min(units, wanted));
-    size = std::max<int64_t>(1, blocks_of(units, std::max<int64_t>(1, blocks))) * unit;
-    count = blocks_of(total, size);
+// What the threads share of a product: its columns, Unit of them at a time, for each batch of rows. There are many, so
+// that many threads have some; those of a thread that follow each other in the same rows are taken together.
+template <int64_t Unit>
+class Tasks {
+ public:
+  // batch: the rows of each batch.
+  Tasks(int64_t rows, int64_t batch, int64_t cols)
+      : rows_(rows), batch_(batch), cols_(cols), across_(blocks_of(cols, Unit)) {}
+
+  int64_t count() const { return blocks_of(rows_, batch_) * across_; }
+
+  // Calls use(first, last, start, stop) with the rows and the columns of the tasks in [begin, end).
+  template <class Use>
+  void for_each(int64_t begin, int64_t end, const Use& use) const {
+    for (int64_t task = begin, next; task < end; task = next) {
+      const int64_t batch = task / across_, start = task % across_;
+      next = std::min(end, (batch + 1) * across_);
+      use(batch * batch_, std::min(rows_, (batch + 1) * batch_), start * Unit,
+          std::min(cols_, (start + next - task) * Unit));
+    }
   }
+
+ private:
+  int64_t rows_, batch_, cols_, across_;
 };
 
 // product[rows, cols] = left[rows, depth] right[depth, cols], depth in entries.
 //
-// most: rows of a task. kBatch, so that the right operand is packed as seldom as possible; where packing is cheap,
+// most: rows of a block. kBatch, so that the right operand is packed as seldom as possible; where packing is cheap,
 // kRows, so that the product stays nearer. pack_left(i, m, k, d, block): packs left[i : i + m, k : k + d] in the
 // layout. pack_right(k, d, j, n, block): packs right[k : k + d, j : j + n] in panels. j is a multiple of kTileCols.
 // store(i, m, j, n, block): takes product[i : i + m, j : j + n], rows kCols apart.
@@ -63,18 +83,12 @@ template <class Unit, Layout layout, class PackLeft, class PackRight, class Stor
 void gemm(int64_t rows, int64_t cols, int64_t depth, int64_t most, const PackLeft& pack_left,
           const PackRight& pack_right, const Store& store, const ParallelFor& parallel_for) {
   constexpr int64_t kStep = kDepth<Unit> * kUnitDepth<Unit>;
-  const Cut batch(rows, kTall, std::min(most, kBatch<Unit>), 1);
-  // Tasks in fours share out evenly to 2 and 4 threads.
-  const Cut across(cols, kTileCols, kCols, batch.count % 4 == 0 ? 1 : 4);
+  const Tasks<kTileCols> tasks(rows, even_block(rows, kTall, std::min(most, kBatch<Unit>)), cols);
 
-  parallel_for(batch.count * across.count, [&](int64_t begin, int64_t end) {
+  parallel_for(tasks.count(), [&](int64_t begin, int64_t end) {
     Workspace<Unit>& space = workspace<Unit>();
     [[maybe_unused]] const Tiles tiles{};
-    for (int64_t task = begin; task < end; ++task) {
-      const int64_t j = task % across.count * across.size;
-      const int64_t n = std::min(across.size, cols - j);
-      const int64_t first = task / across.count * batch.size;
-      const int64_t last = std::min(rows, first + batch.size);
+    const auto multiply_block = [&](int64_t first, int64_t last, int64_t j, int64_t n) {
       if (depth == 0) std::memset(space.product, 0, sizeof(space.product));
       if (rows <= kTall) {
         // The left operand is small, and several blocks of its depth are kept. So the right one, which comes from
@@ -109,7 +123,13 @@ void gemm(int64_t rows, int64_t cols, int64_t depth, int64_t most, const PackLef
         }
       }
       store(first, last - first, j, n, space.product);
-    }
+    };
+    tasks.for_each(begin, end, [&](int64_t first, int64_t last, int64_t start, int64_t stop) {
+      const int64_t cols_of_block = even_block(stop - start, kTileCols, kCols);
+      for (int64_t j = start; j < stop; j += cols_of_block) {
+        multiply_block(first, last, j, std::min(cols_of_block, stop - j));
+      }
+    });
   });
 }
 

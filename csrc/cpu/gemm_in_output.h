@@ -1,6 +1,6 @@
 // A blocked matrix product whose sums are added up where the output is.
 //
-// For an output of the sums' type that lies in rows. Against gemm.h, no sum is copied; and column blocks of a thread
+// For an output of the sums' type that lies in rows. Against gemm.h, no sum is copied; and a thread's column blocks
 // take the depth together, so that it packs the left operand once for all of them.
 #pragma once
 
@@ -16,14 +16,14 @@ template <class Unit, Layout layout, class PackLeft, class PackRight, class Fini
 void gemm_in_output(int64_t depth, const Matrix<Unit>& output, const PackLeft& pack_left, const PackRight& pack_right,
                     const Finish& finish, const ParallelFor& parallel_for) {
   static_assert(kLeftBlocks * kRows * kPanel<Unit> * sizeof(Unit) <= sizeof(Workspace<Unit>::product));
-  const Cut batch(output.rows, kTall, kLeftBlocks * kRows, 1);
-  const Cut across(output.cols, kTileCols, kCols, batch.count % 4 == 0 ? 1 : 4);
+  // Where there are few columns, threads share the rows.
+  const int64_t most = output.cols <= kCols ? kBatch<Unit> : kLeftBlocks * kRows;
+  const Tasks<kTileCols> tasks(output.rows, even_block(output.rows, kTall, most), output.cols);
 
-  parallel_for(batch.count * across.count, [&](int64_t begin, int64_t end) {
+  parallel_for(tasks.count(), [&](int64_t begin, int64_t end) {
     Workspace<Unit>& space = workspace<Unit>();
-    for (int64_t task = begin, next; task < end; task = next) {
-      const int64_t first = task / across.count * batch.size, last = std::min(output.rows, first + batch.size);
-      next = std::min(end, (task / across.count + 1) * across.count);
+    tasks.for_each(begin, end, [&](int64_t first, int64_t last, int64_t start, int64_t stop) {
+      const int64_t cols_of_block = even_block(stop - start, kTileCols, kCols);
       for (int64_t k = 0; k < depth; k += kDepth<Unit>) {
         const int64_t d = std::min(kDepth<Unit>, depth - k);
         const bool is_last = k + d == depth;
@@ -40,26 +40,26 @@ void gemm_in_output(int64_t depth, const Matrix<Unit>& output, const PackLeft& p
           for (int64_t r = 0; is_last && r < m; ++r)
             std::copy_n(sums + r * kPanel<Unit>, n, to + r * output.row_stride);
         };
-        for (int64_t t = task; t < next; ++t) {
-          const int64_t start = t % across.count * across.size, stop = std::min(output.cols, start + across.size);
-          pack_right(k, d, start, stop - start, space.right);
+        for (int64_t block = start; block < stop; block += cols_of_block) {
+          const int64_t end_of_block = std::min(stop, block + cols_of_block), n = end_of_block - block;
+          pack_right(k, d, block, n, space.right);
           for (int64_t i = first; i < last; i += kRows) {
             const int64_t m = std::min(kRows, last - i);
             Unit* const left = space.left + (i - first) * kDepth<Unit>;
-            if (t == task) pack_left(i, m, k, d, left);
+            if (block == start) pack_left(i, m, k, d, left);
             // A few rows after another: each is in a page of its own.
             for (int64_t r = 0; r < m; r += kTall) {
               const int64_t few = std::min(kTall, m - r);
-              for (int64_t j = start; j < stop; j += kPanel<Unit>) {
-                multiply_panel(left + r * left_row_stride<Unit, layout>, space.right + (j - start) * kDepth<Unit>,
-                               i + r, few, j, std::min(kPanel<Unit>, stop - j));
+              for (int64_t j = block; j < end_of_block; j += kPanel<Unit>) {
+                multiply_panel(left + r * left_row_stride<Unit, layout>, space.right + (j - block) * kDepth<Unit>,
+                               i + r, few, j, std::min(kPanel<Unit>, end_of_block - j));
               }
-              if (is_last) finish(i + r, few, start, stop - start);
+              if (is_last) finish(i + r, few, block, n);
             }
           }
         }
       }
-    }
+    });
   });
 }
 

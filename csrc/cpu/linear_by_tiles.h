@@ -14,13 +14,13 @@ constexpr int64_t kTwo = 2 * kTile;  // rows of two tiles
 // x is packed for so many rows, or half of them and twice the depth; both sums and x then fit the second-level cache.
 constexpr int64_t kMostRows = 512;
 constexpr int64_t kPackedEntries = kMostRows * 1024;
-// Outputs of a task; twice as many where x is packed several times, of half the rows: their sums are kept meanwhile.
-constexpr int64_t kTaskCols = 256;
+// Where x is packed several times, sums of so many outputs are kept meanwhile, or of twice as many and half the rows.
+constexpr int64_t kKeptCols = 256;
 
 struct alignas(64) TilesWorkspace {
   bfloat16 x[kPackedEntries];
   Pair panel[kStrip / 2 * kPanelCols];
-  float sums[kMostRows * kTaskCols];
+  float sums[kMostRows * kKeptCols];
 };
 
 inline TilesWorkspace& tiles_workspace() {
@@ -71,47 +71,45 @@ inline void linear_by_tiles(const Matrix<const bfloat16>& x, const Subnetwork<bf
   const int64_t most_rows = depth <= kPackedEntries / kMostRows ? kMostRows : kMostRows / 2;
   const int64_t most_depth = kPackedEntries / most_rows;
   const bool is_packed_once = depth <= most_depth;
-  const Cut batch(x.rows, kTwo, most_rows, 1);
-  const Cut across(outs, kPanelCols, is_packed_once ? kTaskCols : kTaskCols * kMostRows / most_rows,
-                   batch.count % 4 == 0 ? 1 : 4);
+  const Tasks<kPanelCols> tasks(x.rows, even_block(x.rows, kTwo, most_rows), outs);
 
-  parallel_for(batch.count * across.count, [&](int64_t begin, int64_t end) {
+  parallel_for(tasks.count(), [&](int64_t begin, int64_t end) {
     TilesWorkspace& space = tiles_workspace();
     const Tiles tiles;
-    int64_t packed_first = -1, packed_start = -1;
-    for (int64_t task = begin; task < end; ++task) {
-      const int64_t task_end = std::min(outs, (task % across.count + 1) * across.size);
-      const int64_t task_begin = task % across.count * across.size;
-      const int64_t first = task / across.count * batch.size, rows = std::min(batch.size, x.rows - first);
-      const int64_t pairs = blocks_of(rows, kTwo);
-      for (int64_t start = 0; start < depth; start += most_depth) {
-        const int64_t stop = std::min(depth, start + most_depth), steps = blocks_of(stop - start, kTileEntries);
-        if (packed_first != first || packed_start != start) {
-          pack_tiles(x, first, rows, start, stop - start, space.x);
-          packed_first = first;
-          packed_start = start;
-        }
-        for (int64_t out = task_begin; out < task_end; out += kPanelCols) {
-          const int64_t cols = std::min(kPanelCols, task_end - out);
-          float* const sums = space.sums + (is_packed_once ? 0 : (out - task_begin) * most_rows);
-          for (int64_t k = start; k < stop; k += kStrip) {
-            const int64_t d = std::min(kStrip, stop - k);
-            const Offset next = k + kStrip < stop ? Offset{0, kStrip} : Offset{kPanelCols, start - k};
-            make_panel(rebuild, out, cols, k, d, next, space.panel);
-            for (int64_t pair = 0; pair < pairs; ++pair) {
-              float* const product = sums + pair * kTwo * kPanelCols;
-              const bfloat16* const left = space.x + (pair * steps + (k - start) / kTileEntries) * kTwo * kTileEntries;
-              multiply_tiles<2, kPackedTiles>(reinterpret_cast<const Pair*>(left), space.panel,
-                                              blocks_of(d, kTileEntries) * kTile, k > 0, product, kPanelCols);
-              if (k + d == depth) {
-                store_rows(y, first + pair * kTwo, std::min(kTwo, rows - pair * kTwo), out, cols, product, kPanelCols,
-                           bias);
-              }
-            }
+    // One panel, of a part of the depth that is packed, by all rows.
+    const auto multiply_panel = [&](int64_t first, int64_t rows, int64_t out, int64_t cols, int64_t start, int64_t stop,
+                                    float* sums) {
+      const int64_t steps = blocks_of(stop - start, kTileEntries);
+      for (int64_t k = start; k < stop; k += kStrip) {
+        const int64_t d = std::min(kStrip, stop - k);
+        const Offset next = k + kStrip < stop ? Offset{0, kStrip} : Offset{kPanelCols, start - k};
+        make_panel(rebuild, out, cols, k, d, next, space.panel);
+        for (int64_t r = 0; r < rows; r += kTwo) {
+          float* const product = sums + r * kPanelCols;
+          const bfloat16* const left = space.x + (r / kTwo * steps + (k - start) / kTileEntries) * kTwo * kTileEntries;
+          multiply_tiles<2, kPackedTiles>(reinterpret_cast<const Pair*>(left), space.panel,
+                                          blocks_of(d, kTileEntries) * kTile, k > 0, product, kPanelCols);
+          if (k + d == depth) {
+            store_rows(y, first + r, std::min(kTwo, rows - r), out, cols, product, kPanelCols, bias);
           }
         }
       }
-    }
+    };
+    tasks.for_each(begin, end, [&](int64_t first, int64_t last, int64_t first_out, int64_t last_out) {
+      const int64_t outs_of_block =
+          is_packed_once ? last_out - first_out
+                         : even_block(last_out - first_out, kPanelCols, kKeptCols * kMostRows / most_rows);
+      for (int64_t block = first_out; block < last_out; block += outs_of_block) {
+        for (int64_t start = 0; start < depth; start += most_depth) {
+          const int64_t stop = std::min(depth, start + most_depth);
+          pack_tiles(x, first, last - first, start, stop - start, space.x);
+          for (int64_t out = block; out < std::min(last_out, block + outs_of_block); out += kPanelCols) {
+            multiply_panel(first, last - first, out, std::min(kPanelCols, last_out - out), start, stop,
+                           space.sums + (is_packed_once ? 0 : (out - block) * most_rows));
+          }
+        }
+      }
+    });
   });
 }
 
