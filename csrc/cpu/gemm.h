@@ -12,17 +12,16 @@
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
 
-// A block of a product is kBatch x kCols entries of the product, kRows x kCols of them at a time from kDepth units of
-// depth. The left block takes 96 KiB, the right one 256 and the product 360: they stay in the second-level cache.
-// Beside AMX it has 2 MiB, and a product is made so fast that its operands are packed for more rows: there they take
-// 96, 128 and 704.
+// A block of a product has kBatch x kCols entries, made kRows x kCols at a time from kDepth units of depth. The left
+// block takes 96 KiB, the right one 256 and the product 360: they stay in the second-level cache. Beside AMX it has 2
+// MiB, and a product is made so fast that its operands are packed for more rows: there they take 96, 128 and 704.
 constexpr int64_t kCols = 256;
 template <class Unit>
 constexpr int64_t kBatch = (kHasTiles ? 2816 : 1440) / sizeof(Unit);
 // Column blocks start at multiples of a tile's width.
 static_assert(kRows % kTall == 0 && kBatch<double> % kTall == 0 && kCols % kTileCols == 0);
 
-// Left blocks that there is room for: gemm_in_output.h packs all of a task's.
+// Left blocks that there is room for: gemm_in_output.h packs all of a batch's rows.
 constexpr int64_t kLeftBlocks = kHasTiles ? 1 : 8;
 
 // One thread's blocks. Kept from call to call: allocating it costs more than a small product.

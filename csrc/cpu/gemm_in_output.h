@@ -37,8 +37,8 @@ void gemm_in_output(int64_t depth, const Matrix<Unit>& output, const PackLeft& p
           }
           Unit* const sums = space.product + (i - first) * kPanel<Unit>;
           multiply_rows<Unit, layout>(m, left, right, d, k > 0, sums, kPanel<Unit>);
-          for (int64_t r = 0; is_last && r < m; ++r)
-            std::copy_n(sums + r * kPanel<Unit>, n, to + r * output.row_stride);
+          if (!is_last) return;
+          for (int64_t r = 0; r < m; ++r) std::copy_n(sums + r * kPanel<Unit>, n, to + r * output.row_stride);
         };
         for (int64_t block = start; block < stop; block += cols_of_block) {
           const int64_t end_of_block = std::min(stop, block + cols_of_block), n = end_of_block - block;

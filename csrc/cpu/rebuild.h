@@ -282,7 +282,7 @@ class Rebuilder {
       T gathered[kTileRows][kTileCols], gathered_stored[kTileRows][kTileCols];
       const Place to = out.from(tile.row - block.row, tile.col - block.col);
       copy_tile(w_.weight, tile, gathered);
-      TileMask live;
+      TileMask live = {};
       Drawn drawn = {};
       if (!all_live_) live = live_(tile);
       if (draws_) draw_(columns, part, &drawn);
