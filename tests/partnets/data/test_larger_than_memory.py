@@ -10,6 +10,7 @@ import resource
 import sys
 
 import numpy, torch
+import torch._dynamo  # 170 MB, which every optimiser of torch's loads: they are no part of the data's
 import partnets
 from torch.utils.data import Dataset
 
