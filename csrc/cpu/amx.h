@@ -39,6 +39,12 @@ PARTKERNELS_INSTRUCTION void load(const void* from, int64_t stride) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(kTile) : "memory");
 }
 
+// The same of rows that are not read again soon: they take no place in the first-level cache from those that are.
+template <int kTile>
+PARTKERNELS_INSTRUCTION void load_once(const void* from, int64_t stride) {
+  asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(kTile) : "memory");
+}
+
 template <int kTile>
 PARTKERNELS_INSTRUCTION void store(void* to, int64_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(kTile) : "memory");

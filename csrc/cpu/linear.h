@@ -80,22 +80,26 @@ template <class T>
 void linear_grad_input(Matrix<const T> grad_y, const Subnetwork<T>& w, Matrix<T> grad_x,
                        const ParallelFor& parallel_for) {
   using Unit = typename UnitOf<T>::type;
-  constexpr int64_t kSome = 16;  // rows that are rebuilt together, or fetched ahead
+#if defined(PARTKERNELS_AMX)
+  if (grad_y.rows > kTile && grad_y.cols > 0) {
+    linear_grad_input_by_tiles(grad_y, w, grad_x, parallel_for);
+    return;
+  }
+#endif
   const Rebuilder<T> rebuild(w);
   const auto pack_left = [&](int64_t i, int64_t m, int64_t k, int64_t d, Unit* block) {
     pack_rows(grad_y, i, m, k, d, block);
   };
   const auto pack_right = [&](int64_t k, int64_t d, int64_t j, int64_t n, Unit* block) {
     if constexpr (std::is_same_v<Unit, T>) {
-      rebuild.make(k, d, j, n, InPanels<T>{block}, Offset{kSome, 0});
+      rebuild.make(k, d, j, n, InPanels<T>{block}, Offset{16, 0});
     } else {
-      for (int64_t r = 0; r < d; r += kSome) {
-        const int64_t rows = std::min(kSome, d - r);
-        alignas(64) T scratch[kSome][kCols];
-        rebuild(k + r, rows, j, n, scratch[0], kCols, Offset{rows, 0});
-        pack_right_depth(Matrix<const T>{scratch[0], rows, n, kCols, 1}, 0, rows, 0, n,
-                         block + r / kUnitDepth<Unit> * kPanel<Unit>);
-      }
+      pack_right_of_rows<Unit>(
+          d, n,
+          [&](int64_t r, int64_t rows, T* out, int64_t stride) {
+            rebuild(k + r, rows, j, n, out, stride, Offset{rows, 0});
+          },
+          block);
     }
   };
   multiply_packed<Layout::row_major, T>(grad_y.cols, grad_x, true, nullptr, pack_left, pack_right, parallel_for);
@@ -106,6 +110,12 @@ void linear_grad_weight(Matrix<const T> grad_y, Matrix<const T> x, Owners owners
                         const ParallelFor& parallel_for) {
   using Unit = typename UnitOf<T>::type;
   const MaskedStore<T> store(owners, update, grad_w);
+#if defined(PARTKERNELS_AMX)
+  if (x.rows > kFewRowsOfDepth) {
+    linear_grad_weight_by_tiles(grad_y, x, store, parallel_for);
+    return;
+  }
+#endif
   const auto pack_left = [&](int64_t i, int64_t m, int64_t k, int64_t d, Unit* block) {
     pack_left_depth(grad_y, k, d, i, m, block);
   };

@@ -31,11 +31,16 @@ class Tiles {
   Tiles& operator=(const Tiles&) = delete;
 };
 
-// How a left block lies, in pairs: how far it is from a row to the next, a tile of rows, and a step of depth.
+// Entries of the depth that are rebuilt at once. A panel of them takes 32 KiB, and stays in the first-level cache.
+constexpr int64_t kStrip = 512;
+
+// How a left block lies, in pairs: how far it is from a row to the next, a tile of rows, and a step of depth. And
+// whether it comes from the second-level cache while the right one stays in the first; else it is the one that stays.
 struct LeftBlock {
   int64_t row, tile, step;
+  bool passes_by;
 };
-constexpr LeftBlock kRowsOfDepth{kDepth<Pair>, kTile * kDepth<Pair>, kTile};
+constexpr LeftBlock kRowsOfDepth{kDepth<Pair>, kTile * kDepth<Pair>, kTile, false};
 
 // sum[r][panel] (+)= left[r] times one panel of the right block, for Tall tiles of rows r; depth is of whole tiles.
 // Tiles 0 to 3 are sums, 4 and 5 of the left block, 6 and 7 of the right one: four chains of products hide the time
@@ -46,6 +51,13 @@ void multiply_tiles(const Pair* left, const Pair* right, int64_t depth, bool acc
   constexpr int64_t kLeftBytes = kLeft.row * sizeof(Pair), kRightBytes = kPanel<Pair> * sizeof(Pair);
   const int64_t sum_bytes = sum_stride * sizeof(float);
   float* const lower = sum + kTile * sum_stride;
+  const auto load_left = [&]<int to>(std::integral_constant<int, to>, const Pair* from) __attribute__((always_inline)) {
+    if constexpr (kLeft.passes_by) {
+      amx::load_once<to>(from, kLeftBytes);
+    } else {
+      amx::load<to>(from, kLeftBytes);
+    }
+  };
   if (accumulate) {
     amx::load<0>(sum, sum_bytes);
     amx::load<1>(sum + kTile, sum_bytes);
@@ -60,13 +72,13 @@ void multiply_tiles(const Pair* left, const Pair* right, int64_t depth, bool acc
     amx::zero<3>();
   }
   for (int64_t k = 0; k < depth; k += kTile) {
-    amx::load<4>(left, kLeftBytes);
+    load_left(std::integral_constant<int, 4>{}, left);
     amx::load<6>(right, kRightBytes);
     amx::add_product<0, 4, 6>();
     amx::load<7>(right + kTile, kRightBytes);
     amx::add_product<1, 4, 7>();
     if constexpr (Tall == 2) {
-      amx::load<5>(left + kLeft.tile, kLeftBytes);
+      load_left(std::integral_constant<int, 5>{}, left + kLeft.tile);
       amx::add_product<2, 5, 6>();
       amx::add_product<3, 5, 7>();
     }

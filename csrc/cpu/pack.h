@@ -82,12 +82,28 @@ void pack_left_depth(const Matrix<const T>& x, int64_t k, int64_t d, int64_t col
   pack_depth_rows<Unit>(x, k, d, col, cols, [&](int64_t unit) { return block + unit * kRows; });
 }
 
+// Panels of a right block are panel_units apart, kPanel * kDepth where not said.
 template <class Unit, class T>
-void pack_right_depth(const Matrix<const T>& x, int64_t k, int64_t d, int64_t col, int64_t cols, Unit* block) {
+void pack_right_depth(const Matrix<const T>& x, int64_t k, int64_t d, int64_t col, int64_t cols, Unit* block,
+                      int64_t panel_units = kPanel<Unit> * kDepth<Unit>) {
   for (int64_t c = 0; c < cols; c += kPanel<Unit>) {
-    Unit* const panel = block + c * kDepth<Unit>;
+    Unit* const panel = block + c / kPanel<Unit> * panel_units;
     pack_depth_rows<Unit>(x, k, d, col + c, std::min(kPanel<Unit>, cols - c),
                           [&](int64_t unit) { return panel + unit * kPanel<Unit>; });
+  }
+}
+
+// The same of rows of bfloat16 that are made a few at a time: make(r, rows, out, stride) writes r .. r + rows of them.
+template <class Unit, class Make>
+void pack_right_of_rows(int64_t d, int64_t cols, const Make& make, Unit* block,
+                        int64_t panel_units = kPanel<Unit> * kDepth<Unit>) {
+  constexpr int64_t kSome = 16;
+  for (int64_t r = 0; r < d; r += kSome) {
+    const int64_t rows = std::min(kSome, d - r);
+    alignas(64) bfloat16 out[kSome][kCols];
+    make(r, rows, out[0], kCols);
+    pack_right_depth(Matrix<const bfloat16>{out[0], rows, cols, kCols, 1}, 0, rows, 0, cols,
+                     block + r / kUnitDepth<Unit> * kPanel<Unit>, panel_units);
   }
 }
 

@@ -6,9 +6,6 @@
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
 
-// So much of the depth is rebuilt at once.
-constexpr int64_t kStrip = 512;
-
 // Rows a power of two apart would share sets of the cache.
 constexpr int64_t kStripStride = kStrip + kTileEntries;
 

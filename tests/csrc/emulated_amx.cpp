@@ -1,6 +1,6 @@
 // As Intel's manual defines the instructions (Software Developer's Manual, volume 2: LDTILECFG, TILERELEASE, TILEZERO,
-// TILELOADD, TILESTORED, TDPBF16PS), and stricter: whatever would fault ends the program, tiles hold NaN until they are
-// written, and a thread that ends must have released them.
+// TILELOADD, TILELOADDT1, TILESTORED, TDPBF16PS), and stricter: whatever would fault ends the program, tiles hold NaN
+// until they are written, and a thread that ends must have released them.
 #include "emulated_amx.h"
 
 #include <signal.h>
@@ -156,7 +156,7 @@ struct Instruction {
 
 void on_illegal_instruction(int, siginfo_t*, void* context) {
   greg_t* const registers = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
-  constexpr int kNone = 0, kF3 = 2, kF2 = 3;
+  constexpr int kNone = 0, k66 = 1, kF3 = 2, kF2 = 3;
   const Instruction found(reinterpret_cast<const uint8_t*>(registers[REG_RIP]), registers);
   char* const memory = reinterpret_cast<char*>(found.address);
   if (found.is(0x49, kNone, true)) {
@@ -167,7 +167,7 @@ void on_illegal_instruction(int, siginfo_t*, void* context) {
     state.is_configured = false;
   } else if (found.is(0x49, kF2, false)) {
     emulate_zero(found.reg);
-  } else if (found.is(0x4B, kF2, true)) {
+  } else if (found.is(0x4B, kF2, true) || found.is(0x4B, k66, true)) {
     emulate_load(found.reg, memory, found.index);
   } else if (found.is(0x4B, kF3, true)) {
     emulate_store(found.reg, memory, found.index);
