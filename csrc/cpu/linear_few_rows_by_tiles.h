@@ -22,7 +22,7 @@ void add_step(const bfloat16* w, int64_t w_stride, const Pair* x) {
   amx::load<kWeight>(w, w_stride * sizeof(bfloat16));
   const auto add_column = [&]<int c>(std::integral_constant<int, c>) __attribute__((always_inline)) {
     constexpr int kX = 6 + (chain + c) % 2;
-    amx::load<kX>(x + c * kTileUnits, kTile * sizeof(Pair));
+    amx::load_once<kX>(x + c * kTileUnits, kTile * sizeof(Pair));
     amx::add_product<Columns * chain + c, kWeight, kX>();
   };
   add_column(std::integral_constant<int, 0>{});
