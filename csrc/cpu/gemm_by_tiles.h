@@ -3,6 +3,7 @@
 #pragma once
 
 #include "gemm.h"
+#include "rebuild.h"
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
 

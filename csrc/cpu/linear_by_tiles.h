@@ -41,15 +41,6 @@ inline void pack_transposed_tiles(const Matrix<const bfloat16>& x, int64_t k, in
   }
 }
 
-// Zeros in panels of n columns behind a depth of d, up to whole tiles: what is in memory may be NaN, and that times
-// zero is NaN.
-inline void end_panels(int64_t d, int64_t n, Pair* panels) {
-  const int64_t units = blocks_of(d, kUnitDepth<Pair>), whole = blocks_of(d, kTileEntries) * kTile;
-  for (int64_t c = 0; c < n; c += kPanelCols, panels += kPanelUnits) {
-    std::fill_n(panels + units * kPanelCols, (whole - units) * kPanelCols, Pair{});
-  }
-}
-
 // y = x w^T + bias: rows of w are made a tile at a time and transposed.
 inline void linear_by_tiles(const Matrix<const bfloat16>& x, const Subnetwork<bfloat16>& w, const bfloat16* bias,
                             const Matrix<bfloat16>& y, const ParallelFor& parallel_for) {
@@ -89,7 +80,7 @@ inline void linear_grad_input_by_tiles(const Matrix<const bfloat16>& grad_y, con
               rebuild(k + r, rows, j, n, out, stride, following);
             },
             panels, kPanelUnits);
-        end_panels(d, n, panels);
+        end_panels(blocks_of(d, kUnitDepth<Pair>), n, panels, kPanelUnits);
       },
       [&](int64_t i, int64_t m, int64_t j, int64_t n, const float* sums) {
         store_rows<bfloat16>(grad_x, i, m, j, n, sums, kPanelCols, nullptr);
@@ -111,7 +102,7 @@ inline void linear_grad_weight_by_tiles(const Matrix<const bfloat16>& grad_y, co
       },
       [&](int64_t k, int64_t d, int64_t j, int64_t n, Offset, Pair* panels) {
         pack_right_depth(x, k, d, j, n, panels, kPanelUnits);
-        end_panels(d, n, panels);
+        end_panels(blocks_of(d, kUnitDepth<Pair>), n, panels, kPanelUnits);
       },
       [&](int64_t i, int64_t m, int64_t j, int64_t n, const float* sums) { store(i, m, j, n, sums, kMostMade); },
       parallel_for);

@@ -93,16 +93,22 @@ void multiply_tiles(const Pair* left, const Pair* right, int64_t depth, bool acc
   }
 }
 
+// Zeros in panels of a right block behind a depth of so many units, up to whole tiles: memory that nothing was written
+// to may hold NaN, and that times zero is NaN.
+inline void end_panels(int64_t depth, int64_t cols, Pair* panels, int64_t panel_units) {
+  const int64_t missing = blocks_of(depth, kTile) * kTile - depth;
+  for (int64_t j = 0; j < cols; j += kPanel<Pair>, panels += panel_units) {
+    std::fill_n(panels + depth * kPanel<Pair>, missing * kPanel<Pair>, Pair{});
+  }
+}
+
 // As microkernel.h has it, in whole tiles: of rows and columns that do not exist, sums become anything, for which the
-// product has room. Units of depth that do not exist become zeros in both blocks: memory that nothing was written to
-// may hold NaN, and that times zero is NaN.
+// product has room. Units of depth that do not exist become zeros in both blocks.
 template <class Unit, Layout layout>
 void multiply(Unit* left, Unit* right, int64_t rows, int64_t cols, int64_t depth, bool accumulate, Sum<Unit>* product,
               int64_t product_stride) {
   const int64_t whole = blocks_of(depth, kTile) * kTile;
-  for (int64_t j = 0; j < cols; j += kPanel<Unit>) {
-    std::fill_n(right + j * kDepth<Unit> + depth * kPanel<Unit>, (whole - depth) * kPanel<Unit>, Unit{});
-  }
+  end_panels(depth, cols, right, kPanel<Unit> * kDepth<Unit>);
   for (int64_t i = 0; i < rows; i += kTall) {
     const int64_t some = std::min(kTall, rows - i);
     Unit* part = left + i * kDepth<Unit>;
