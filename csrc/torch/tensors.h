@@ -145,27 +145,35 @@ inline Sizes with_last(const Tensor& x, int64_t size) {
   return sizes;
 }
 
-// x [..., features]: itself if its leading dimensions collapse into one, else a copy.
-inline Tensor collapsible(const Tensor& x) {
-  int64_t expected = -1;
-  for (int64_t d = x.dim() - 1; d-- > 0;) {
+struct Dimension {
+  int64_t size, stride;
+};
+
+// Some of a tensor's dimensions as one, if they collapse.
+inline std::optional<Dimension> collapsed(const Tensor& x, int64_t begin, int64_t end) {
+  const bool is_empty = x.numel() == 0;  // and its strides mean nothing
+  Dimension all{1, 0};
+  for (int64_t d = end; d-- > begin;) {
     if (x.size(d) == 1) continue;
-    if (expected != -1 && x.stride(d) != expected) return torch::stable::contiguous(x);
-    expected = x.stride(d) * x.size(d);
+    if (all.size == 1) {
+      all.stride = x.stride(d);
+    } else if (!is_empty && x.stride(d) != all.size * all.stride) {
+      return std::nullopt;
+    }
+    all.size *= x.size(d);
   }
-  return x;
+  return all;
 }
+
+// x [..., features]: itself if its leading dimensions collapse into one, else a copy.
+inline Tensor collapsible(const Tensor& x) { return collapsed(x, 0, x.dim() - 1) ? x : torch::stable::contiguous(x); }
 
 // A collapsible x [..., features].
 template <class T>
 Matrix<T> matrix(const Tensor& x) {
   const int64_t last = x.dim() - 1;
-  int64_t rows = 1, row_stride = 0;
-  for (int64_t d = last; d-- > 0;) {
-    if (x.size(d) != 1 && rows == 1) row_stride = x.stride(d);
-    rows *= x.size(d);
-  }
-  return {data<T>(x), rows, x.size(last), row_stride, x.stride(last)};
+  const Dimension rows = *collapsed(x, 0, last);
+  return {data<T>(x), rows.size, x.size(last), rows.stride, x.stride(last)};
 }
 
 // A weight of any number of dimensions with at most 4, its columns in their order: a view, if there is one.

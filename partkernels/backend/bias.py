@@ -1,20 +1,14 @@
-"""The bias of a subnetwork, b_1 + ... + b_k of rows [C, out_features] (Appendix I.2), and its gradient."""
+"""The bias of a subnetwork, b_1 + ... + b_k of rows [C, out_features] (Appendix I.2)."""
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
 def live_bias(bias: Tensor | None, active: int) -> Tensor | None:
     """b_1 + ... + b_active of rows [C, out_features]; a bias [out_features] as it is."""
     return bias if bias is None or bias.dim() == 1 else bias[:active].sum(0)
-
-
-def row(grad: Tensor, update: int, count: int) -> Tensor:
-    """The gradient of rows [count, out_features], given that of the live bias: row `update` has it, others have 0."""
-    return F.pad(grad[None], (0, 0, update - 1, count - update))
 
 
 def learning_bias(bias: Tensor | None, active: int, update: int | None) -> Tensor | None:

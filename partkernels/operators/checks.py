@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -72,13 +74,13 @@ def check_inputs(x: Tensor, bias: Tensor | None, weight: Tensor) -> None:
             raise InputError(f"{name} is {tensor.dtype} and the weight {dtype}; cast one of them.")
 
 
-def check_bias(bias: Tensor | None, partition: Partition, out: int) -> None:
-    """Raises InputError unless a bias has an entry for each of so many outputs, or a row of them for each partition."""
-    if bias is None:
-        return
-    shape = bias.shape
-    if shape != (partition.count, out) and shape != (out,):
+def check_bias(shape: Sequence[int] | None, count: int, out: int) -> None:
+    """Raises InputError unless a bias has an entry for each of so many outputs, or a row of them for each partition.
+
+    None is the shape of none.
+    """
+    if shape is not None and shape != (count, out) and shape != (out,):
         raise InputError(
-            f"bias has shape {tuple(shape)}; this weight takes [{out}], or [{partition.count}, {out}] with a row"
-            " for each partition."
+            f"bias has shape {tuple(shape)}; this weight takes [{out}], or [{count}, {out}] with a row for each"
+            " partition."
         )

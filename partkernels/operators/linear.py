@@ -9,11 +9,11 @@ from partkernels.arguments import InputError, check_live
 from partkernels.backend import dispatch
 from partkernels.backend.reference.linear import (
     empty_linear,
-    empty_linear_grad_bias,
     empty_linear_grad_input,
     empty_linear_grad_weight,
 )
 from partkernels.operators import nested
+from partkernels.operators.bias import grad_of_rows
 from partkernels.operators.checks import check_bias, check_inputs, check_narrow, check_weight
 from partkernels.operators.registration import OWNERS, PARTITION, autocast, define, differentiate, is_wanted
 from partkernels.operators.subnetwork_weight import select
@@ -27,7 +27,6 @@ _grad_input = define(
     f"Tensor grad_output, Tensor weight, int active, int? update, {PARTITION}",
     empty_linear_grad_input,
 )
-_grad_bias = define("linear_grad_bias", "Tensor grad_output, int update, int count", empty_linear_grad_bias)
 _grad_weight = define(
     "linear_grad_weight", f"Tensor grad_output, Tensor x, int update, {OWNERS}", empty_linear_grad_weight
 )
@@ -51,7 +50,7 @@ def _backward(ctx, grad):
         grad_weight = _grad_weight(grad, x, ctx.update, map, count, backend)
     if ctx.needs_input_grad[2]:
         if ctx.has_rows:
-            grad_bias = None if ctx.update is None else _grad_bias(grad, ctx.update, count, backend)
+            grad_bias = grad_of_rows(grad, -1, ctx.update, count, backend)
         else:
             grad_bias = grad.sum_to_size(grad.shape[-1])
     return grad_x, grad_weight, grad_bias, *[None] * 12
@@ -75,18 +74,6 @@ def _grad_input_backward(ctx, grad):
 
 
 differentiate("linear_grad_input", _grad_input_setup_context, _grad_input_backward)
-
-
-def _grad_bias_setup_context(ctx, inputs, output):
-    grad_output, ctx.update, *_ = inputs
-    ctx.shape = grad_output.shape
-
-
-def _grad_bias_backward(ctx, grad):
-    return grad[ctx.update - 1].expand(ctx.shape), *[None] * 3
-
-
-differentiate("linear_grad_bias", _grad_bias_setup_context, _grad_bias_backward)
 
 
 def _grad_weight_setup_context(ctx, inputs, output):
@@ -152,7 +139,7 @@ def linear(
     if len(shape) != 2:
         raise ValueError(f"the weight has shape {shape}; linear takes [out_features, in_features].")
     check_narrow(narrow, partition)
-    check_bias(bias, partition, shape[0])
+    check_bias(None if bias is None else bias.shape, partition.count, shape[0])
     if isinstance(partition, NestedPartition):
         few = partition.col_units.number(active)
         if not taken or taken[-1] not in (shape[1], few):

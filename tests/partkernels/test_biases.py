@@ -51,13 +51,22 @@ def test_many_rows_are_added_up_as_exactly_as_by_torch(target):
     Yardstick(lambda dtype: F.linear(x.to(dtype), weight.to(dtype), rows.to(dtype).sum(0)), torch.float32).check(ours)
 
 
-@pairwise(shape=[(0, 5), (1, 1), (3, 4, 5), (300, 70), (3000, 50)], layout=LAYOUTS, dtype=DTYPES, target=BY_ONE_PLAN)
-def test_the_gradient_of_rows_is_as_exact_as_torchs(shape, layout, dtype, target):
+@pairwise(
+    shape=[(0, 5), (3, 0, 5), (1, 1), (7,), (40000,), (3, 4, 5), (2, 3, 4, 5), (300, 70), (3000, 50), (4, 3, 60, 70)],
+    dim=[0, 1, -1],
+    layout=LAYOUTS,
+    dtype=DTYPES,
+    target=BY_ONE_PLAN,
+)
+def test_the_gradient_of_rows_is_as_exact_as_torchs(shape, dim, layout, dtype, target):
     grad = in_layout(target.randn(shape).to(dtype), layout)
+    dim = min(dim, grad.dim() - 1)
     with target.use(), poisoned_memory():
-        ours = calls["linear_grad_bias"](grad, 2, 4, target.backend)
-    Yardstick(lambda dtype: grad.to(dtype).flatten(0, -2).sum(0), dtype).check(ours[1])
-    assert ours.shape == (4, shape[-1]) and not ours[[0, 2, 3]].any()
+        ours = calls["grad_bias"](grad, dim, 2, 4, target.backend)
+    Yardstick(lambda dtype: grad.to(dtype).movedim(dim, 0).flatten(1).sum(1) if grad.dim() > 1 else grad, dtype).check(
+        ours[1]
+    )
+    assert ours.shape == (4, shape[dim]) and not ours[[0, 2, 3]].any()
 
 
 @pytest.mark.parametrize("name", ["linear", "conv2d"])

@@ -142,7 +142,7 @@ def raw_call(draw: Draw, name: str) -> tuple[torch._ops.OpOverload, list[Any]]:
             name: (x, weight, a["bias"], active, update, *flat),
             "linear_grad_input": (grad, weight, active, update, *flat),
             "linear_grad_weight": (grad, x, update, *owners),
-            "linear_grad_bias": (grad, update, partition.count),
+            "grad_bias": (grad, -1, update, partition.count),
         }
     else:
         x = a["x"] if a["x"].dim() == 4 else a["x"][None]

@@ -1,5 +1,5 @@
-// The bias of a subnetwork on the CPU, b_1 + ... + b_active, and its gradient, without a call of PyTorch's: each would
-// cost as much as a small layer.
+// The bias of a subnetwork on the CPU, b_1 + ... + b_active, without a call of PyTorch's: each would cost as much as a
+// small layer.
 #pragma once
 
 #include "accumulator.h"
@@ -45,30 +45,5 @@ class LiveBias {
   std::vector<T> sum_;
   OptionalTensor whole_;
 };
-
-// Of a bias [count, out], given grad_y [..., out]: its sum in row `update`, 0 elsewhere.
-inline Tensor bias_grad(const Tensor& grad_y, int64_t update, int64_t count) {
-  const Tensor rows = collapsible(grad_y);
-  const int64_t out = rows.sizes().back();
-  Tensor grad = empty({count, out}, rows);
-  with_type(rows.scalar_type(), [&]<class T>(T) {
-    std::fill_n(data<T>(grad), count * out, T{});
-    const auto from = matrix<const T>(rows);
-    if (from.rows * out >= cpu::kFewEntries) {  // PyTorch's threads add them up faster
-      constexpr int64_t kOverRows[] = {0};
-      Tensor sum = torch::stable::select(grad, 0, update - 1);
-      torch::stable::sum_out(sum, torch::stable::reshape(rows, Sizes{from.rows, out}), kOverRows);
-      return;
-    }
-    // Of so many terms, sums in float would be less exact than PyTorch's.
-    std::vector<double> sums(out);
-    for (int64_t r = 0; r < from.rows; ++r) {
-      for (int64_t c = 0; c < out; ++c) sums[c] += cpu::widen(from.data[r * from.row_stride + c * from.col_stride]);
-    }
-    T* const to = data<T>(grad) + (update - 1) * out;
-    for (int64_t c = 0; c < out; ++c) to[c] = cpu::narrow<T>(static_cast<cpu::Accumulator<T>>(sums[c]));
-  });
-  return grad;
-}
 
 }  // namespace partkernels::binding

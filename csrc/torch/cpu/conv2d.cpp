@@ -1,5 +1,6 @@
 // Convolutions by PyTorch's own: oneDNN's run at the processor's peak, and a weight is small beside the images that it
-// meets. A subnetwork's weight is rebuilt for them, at most 16 MiB of it at a time, in a workspace of the thread's.
+// meets. A subnetwork's weight is rebuilt for them, at most 16 MiB of it at a time, in a workspace of the thread's;
+// that of the last subnetwork, all of which is live, is the weight itself.
 //
 // All of it is C++ because a convolution leaves nothing in the caches: Python between its parts cost 100 us and more.
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
@@ -125,10 +126,17 @@ Sizes kernel_of(const Tensor& weight) {
   return {weight.size(2), weight.size(3)};
 }
 
-// The parts of a weight along a dimension that are rebuilt one after another; none if that is not possible.
-std::vector<Range> slices_of(const Tensor& weight, int64_t dim, int64_t groups) {
+// Whether a subnetwork's weight need not be rebuilt: all of it is live, and lies as PyTorch's convolution takes it.
+bool is_whole(const Tensor& weight, int64_t active, const Partition& partition) {
+  return active == partition.count && (weight.is_contiguous() || is_channels_last(weight));
+}
+
+// The parts of a weight along a dimension that are convolved one after another, each rebuilt before; none if that is
+// not possible.
+std::vector<Range> slices_of(const Tensor& weight, int64_t dim, int64_t groups, int64_t active,
+                             const Partition& partition) {
   const int64_t size = weight.size(dim), bytes = weight.numel() * static_cast<int64_t>(weight.element_size());
-  if (bytes <= most_bytes) return {{0, size}};
+  if (bytes <= most_bytes || is_whole(weight, active, partition)) return {{0, size}};
   const int64_t fit = most_bytes * size / bytes;
   if (groups > 1 || fit == 0) return {};
   const int64_t step = fit < kChannels ? fit : fit / kChannels * kChannels;
@@ -158,9 +166,10 @@ void* workspace(int64_t bytes) {
   return memory.get();
 }
 
-// w_k[rows, ins], dense, in this thread's workspace: the next one takes its place.
+// w_k[rows, ins], dense: the weight itself, or in this thread's workspace, where the next one takes its place.
 Tensor rebuild(const Tensor& weight, Range rows, Range ins, bool channels_last, int64_t active,
                const Partition& partition) {
+  if (is_whole(weight, active, partition)) return in_format(weight, channels_last);
   const Sizes sizes{rows.size, ins.size, weight.size(2), weight.size(3)};
   const int64_t bytes = rows.size * ins.size * sizes[2] * sizes[3] * static_cast<int64_t>(weight.element_size());
   Tensor out = borrowed(workspace(bytes), sizes, dense_strides(sizes, channels_last), weight);
@@ -269,7 +278,7 @@ int64_t limit_workspace(int64_t bytes) {
 // x [batch, in, height, width], weight [out, in / groups, height, width]; a bias is dense, and may be absent.
 Tensor convolve(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const Geometry& geometry,
                 int64_t active, const Partition& partition) {
-  const std::vector<Range> slices = slices_of(weight, 0, geometry.groups);
+  const std::vector<Range> slices = slices_of(weight, 0, geometry.groups, active, partition);
   const bool channels_last = prefers_channels_last(x);
   const Sizes size = output_size(sizes_of(x), sizes_of(weight), geometry);
   if (slices.empty() || torch_may_fail(x.scalar_type(), sizes_of(x), size, kernel_of(weight), geometry)) {
@@ -297,7 +306,7 @@ Tensor convolve(const Tensor& x, const Tensor& weight, const OptionalTensor& bia
 // input_size is x's.
 Tensor convolve_grad_input(const Tensor& grad_y, const Tensor& weight, const Sizes& input_size,
                            const Geometry& geometry, int64_t active, const Partition& partition) {
-  const std::vector<Range> slices = slices_of(weight, 1, geometry.groups);
+  const std::vector<Range> slices = slices_of(weight, 1, geometry.groups, active, partition);
   const bool channels_last = prefers_channels_last(grad_y);
   const ScalarType dtype = grad_y.scalar_type();
   if (slices.empty() || torch_may_fail(dtype, input_size, sizes_of(grad_y), kernel_of(weight), geometry)) {

@@ -16,17 +16,17 @@ from torch import Tensor
 
 from partkernels.backend import dispatch, plan, rebuilt
 from partkernels.backend.bias import live_bias
+from partkernels.backend.reference.bias import grad_bias
 from partkernels.backend.reference.conv2d import memory_format
 from partkernels.backend.reference.entries import gather_entries, scatter_entries
 from partkernels.backend.reference.linear import (
     empty_linear,
     empty_linear_grad_input,
     empty_linear_grad_weight,
-    linear_grad_bias,
 )
 
 __all__ = [
-    "conv2d", "conv2d_grad_input", "conv2d_grad_weight", "gather_entries", "linear", "linear_grad_bias",
+    "conv2d", "conv2d_grad_input", "conv2d_grad_weight", "gather_entries", "grad_bias", "linear",
     "linear_grad_input", "linear_grad_weight", "scatter_entries",
 ]  # fmt: skip
 

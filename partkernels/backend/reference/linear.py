@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from partkernels.backend.bias import live_bias, row
+from partkernels.backend.bias import live_bias
 from partkernels.backend.reference.subnetwork_weight import subnetwork_weight, subnetwork_weight_grad
 
 
@@ -23,15 +23,6 @@ def empty_linear_grad_input(grad_output: Tensor, weight: Tensor, *_) -> Tensor:
 def linear_grad_input(grad_output: Tensor, weight: Tensor, active: int, update: int | None, *partition) -> Tensor:
     """dx = dy w_s^(k)."""
     return grad_output @ subnetwork_weight(weight, active, *partition)
-
-
-def empty_linear_grad_bias(grad_output: Tensor, update: int, count: int, *_) -> Tensor:
-    return grad_output.new_empty(count, grad_output.shape[-1])
-
-
-def linear_grad_bias(grad_output: Tensor, update: int, count: int) -> Tensor:
-    """db of a bias [C, out_features]: the sum of dy in row update, 0 elsewhere."""
-    return row(grad_output.sum_to_size(grad_output.shape[-1]), update, count)
 
 
 def empty_linear_grad_weight(grad_output: Tensor, x: Tensor, *_) -> Tensor:

@@ -1,10 +1,11 @@
 """All operators, each of them a file of this folder."""
 
+from partkernels.backend.reference.bias import grad_bias
 from partkernels.backend.reference.conv2d import conv2d, conv2d_grad_input, conv2d_grad_weight
 from partkernels.backend.reference.defaults import drawn
 from partkernels.backend.reference.embedding import embedding
 from partkernels.backend.reference.entries import gather_entries, scatter_entries
-from partkernels.backend.reference.linear import linear, linear_grad_bias, linear_grad_input, linear_grad_weight
+from partkernels.backend.reference.linear import linear, linear_grad_input, linear_grad_weight
 from partkernels.backend.reference.optimizers import adam_steps, sgd_steps
 from partkernels.backend.reference.random_map import random_map
 from partkernels.backend.reference.subnetwork_weight import subnetwork_weight, subnetwork_weight_grad
@@ -17,8 +18,8 @@ __all__ = [
     "drawn",
     "embedding",
     "gather_entries",
+    "grad_bias",
     "linear",
-    "linear_grad_bias",
     "linear_grad_input",
     "linear_grad_weight",
     "random_map",

@@ -5,7 +5,7 @@ says which.
 """
 
 from partkernels.backend.plan import use_plan
-from partkernels.backend.reference.operators import linear_grad_bias
+from partkernels.backend.reference.bias import grad_bias
 from partkernels.backend.triton.conv2d import conv2d, conv2d_grad_input, conv2d_grad_weight
 from partkernels.backend.triton.embedding import embedding
 from partkernels.backend.triton.entries import gather_entries, scatter_entries
@@ -22,8 +22,8 @@ __all__ = [
     "conv2d_grad_weight",
     "embedding",
     "gather_entries",
+    "grad_bias",
     "linear",
-    "linear_grad_bias",
     "linear_grad_input",
     "linear_grad_weight",
     "scatter_entries",

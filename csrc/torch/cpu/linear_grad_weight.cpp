@@ -1,4 +1,4 @@
-// The gradients of linear's weight and bias; on a GPU they are PyTorch's.
+// The gradient of linear's weight; on a GPU it is PyTorch's.
 #include "backend.h"
 #include "checks.h"
 
@@ -20,16 +20,7 @@ Tensor linear_grad_weight(Tensor grad_y, Tensor x, int64_t update, Tensor map, i
   return grad_w;
 }
 
-Tensor linear_grad_bias(Tensor grad_y, int64_t update, int64_t count) {
-  check_live(update, update, count);
-  STD_TORCH_CHECK(grad_y.dim() > 0, "grad_output has no dimension; expected [..., out_features]");
-  return bias_grad(grad_y, update, count);
-}
-
-PARTKERNELS_KERNELS(m) {
-  m.impl("linear_grad_weight", TORCH_BOX(&linear_grad_weight));
-  m.impl("linear_grad_bias", TORCH_BOX(&linear_grad_bias));
-}
+PARTKERNELS_KERNELS(m) { m.impl("linear_grad_weight", TORCH_BOX(&linear_grad_weight)); }
 
 }  // namespace
 }  // namespace partkernels::binding
