@@ -58,11 +58,13 @@ def test_nothing_hides_the_module_that_it_lives_in(package):
             assert seen is None or getattr(seen, "__name__", "") == found.name, f"{parent}.{leaf} is {seen!r}"
 
 
-def test_importing_loads_nothing_large_beside_torch():
-    """torch's compiler alone takes 1.5 s; what needs one of these imports it then."""
+def test_importing_and_partitioning_load_nothing_large_beside_torch():
+    """torch's compiler alone takes 1.5 s and 160 MB; what needs one of these imports it then."""
     large = {"torch._dynamo", "torch._inductor", "triton", "torchvision", "scipy", "pandas", "matplotlib", "lightning"}
     program = (
-        "import sys, torch; before = {*sys.modules}; import partkernels, partnets; print(*{*sys.modules} - before)"
+        "import sys, torch; before = {*sys.modules}; import partkernels, partnets;"
+        " model = partnets.partition(torch.nn.Sequential(torch.nn.Linear(2, 2)), proportions=(0.5, 0.5));"
+        " model(torch.ones(1, 2)).sum().backward(); print(*{*sys.modules} - before)"
     )
     process = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert large.isdisjoint(process.stdout.split())
