@@ -128,7 +128,7 @@ Sizes kernel_of(const Tensor& weight) {
 
 // Whether a subnetwork's weight need not be rebuilt: all of it is live, and lies as PyTorch's convolution takes it.
 bool is_whole(const Tensor& weight, int64_t active, const Partition& partition) {
-  return active == partition.count && (weight.is_contiguous() || is_channels_last(weight));
+  return active == partition.count && (weight.is_contiguous() || is_channels_last(weight)) && most_bytes > 0;
 }
 
 // The parts of a weight along a dimension that are convolved one after another, each rebuilt before; none if that is
@@ -269,7 +269,8 @@ void copy(const Tensor& to, const Tensor& from) {
   torch::stable::copy_(destination, from);
 }
 
-// Sets the most bytes of a rebuilt weight, 0 for none, and returns what they were: for tests of larger weights.
+// Sets the most bytes of a rebuilt weight, and returns what they were: for tests of larger weights. At 0 convolutions
+// are ours alone.
 int64_t limit_workspace(int64_t bytes) {
   STD_TORCH_CHECK(0 <= bytes && bytes <= kWorkspace, "limit ", bytes, "; expected 0 to ", kWorkspace, " bytes");
   return most_bytes.exchange(bytes);
