@@ -41,7 +41,7 @@ Tensor grad_bias(Tensor grad_y, int64_t dim, int64_t update, int64_t count) {
     T* const row = data<T>(grad) + (update - 1) * out;
     if (outer && inner && grad_y.numel() < cpu::kFewEntries) {
       add_up<T>(grad_y, {*outer, {out, grad_y.stride(dim)}, *inner}, row);
-    } else if (grad_y.numel() > 0) {  // PyTorch's threads add them up faster
+    } else if (grad_y.numel() > 0) {  // by PyTorch: of many, its threads are faster
       int64_t before = 1;
       for (int64_t d = 0; d < dim; ++d) before *= grad_y.size(d);
       constexpr int64_t kAround[] = {0, 2};
