@@ -12,8 +12,7 @@ constexpr int64_t kMaxTaps = 64;
 // to that of a contiguous weight, the taps of a channel together.
 class TapsTogether {
  public:
-  TapsTogether(int64_t in, int64_t taps) : in_(in), taps_(taps) {
-    while (some_ < 8 && 2 * some_ * taps <= 64) some_ *= 2;
+  TapsTogether(int64_t in, int64_t taps) : in_(in), taps_(taps), some_(channels_at_once(taps)) {
     for (uint64_t channels = 0; channels < uint64_t{1} << some_; ++channels) {
       spread_[channels] = 0;
       for (int64_t i = 0; i < some_; ++i) spread_[channels] |= (channels >> i & 1) << i * taps;
@@ -22,21 +21,38 @@ class TapsTogether {
 
   // A word of `columns` beyond the last is read.
   void operator()(const uint64_t* columns, uint64_t* out) const {
-    const uint64_t low = (uint64_t{1} << some_) - 1;
+    if (taps_ == 9) {
+      put<9>(columns, out);
+    } else {
+      put<0>(columns, out);
+    }
+  }
+
+ private:
+  static constexpr int64_t channels_at_once(int64_t taps) {
+    return std::clamp<int64_t>(64 / std::max<int64_t>(taps, 1), 1, 8);
+  }
+
+  // For a number of taps that is known, 0 if it is not: a loop over them would be made of gathers, which take twice as
+  // long as the same loads one by one.
+  template <int64_t known>
+  void put(const uint64_t* columns, uint64_t* out) const {
+    const int64_t taps = known > 0 ? known : taps_, some = known > 0 ? channels_at_once(known) : some_;
+    const uint64_t low = (uint64_t{1} << some) - 1;
     uint64_t pending = 0;
     int64_t filled = 0;
     for (int64_t first = 0; first < in_; first += 64) {
       const int64_t n = std::min<int64_t>(64, in_ - first);
       uint64_t channels[kMaxTaps];
-      for (int64_t tap = 0; tap < taps_; ++tap) {
+      for (int64_t tap = 0; tap < taps; ++tap) {
         const int64_t col = tap * in_ + first, shift = col % 64;
         const uint64_t* const word = columns + col / 64;
         channels[tap] = (word[0] >> shift | word[1] << 1 << (63 - shift)) & ~uint64_t{0} >> (64 - n);
       }
-      for (int64_t i = 0; i < n; i += some_) {
+      for (int64_t i = 0; i < n; i += some) {
         uint64_t bits = 0;
-        for (int64_t tap = 0; tap < taps_; ++tap) bits |= spread_[channels[tap] >> i & low] << tap;
-        const int64_t count = std::min(some_, n - i) * taps_;
+        for (int64_t tap = 0; tap < taps; ++tap) bits |= spread_[channels[tap] >> i & low] << tap;
+        const int64_t count = std::min(some, n - i) * taps;
         pending |= bits << filled;
         filled += count;
         if (filled < 64) continue;
@@ -48,9 +64,8 @@ class TapsTogether {
     if (filled > 0) *out = pending;
   }
 
- private:
   int64_t in_, taps_;
-  int64_t some_ = 1;      // channels that are moved at once: 1, 2, 4 or 8, of which all taps fit into a word
+  int64_t some_;          // channels that are moved at once, at most 8, of which all taps fit into a word
   uint64_t spread_[256];  // of a bit for each of them: the bits a channel's taps apart
 };
 
