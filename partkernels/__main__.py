@@ -25,13 +25,18 @@ def main() -> None:
         print(f"  {name:10} {status}")
     if found["cpu"] == READY:
         print("\ninstruction sets of the cpu backend")
-        for name, status in _instruction_sets().items():
+        try:
+            taken = torch.ops.partkernels_cpu.instruction_set()
+        except RuntimeError as error:  # PARTKERNELS_CPU_ISA has none that runs here
+            taken = None
+            print(f"  none: {error}")
+        for name, status in _instruction_sets(taken).items():
             print(f"  {name:12} {status}")
 
 
-def _instruction_sets() -> dict[str, str]:
+def _instruction_sets(taken: str | None) -> dict[str, str]:
     """Of each that the cpu backend has code for, the best one first, whether it is taken, and if not, why."""
-    taken, asked = torch.ops.partkernels_cpu.instruction_set(), os.environ.get("PARTKERNELS_CPU_ISA")
+    asked = os.environ.get("PARTKERNELS_CPU_ISA")
     found = {}
     for line in torch.ops.partkernels_cpu.instruction_sets().splitlines():
         name, _, lacking = line.partition(":")
