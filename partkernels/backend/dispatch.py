@@ -45,7 +45,7 @@ def _check_name(name: str, source: str) -> None:
         raise ValueError(f"{source} names the backend {name!r}; known are auto, {names}.")
 
 
-_of_process = os.environ.get("PARTKERNELS_BACKEND", "auto")
+_of_process = os.environ.get("PARTKERNELS_BACKEND") or "auto"
 _check_name(_of_process, "PARTKERNELS_BACKEND")
 
 # What use_backend leaves with torch, which hands it on to threads that run backward passes.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 from torch.utils._pytree import tree_leaves
 
 import partkernels
@@ -27,7 +28,7 @@ from partnets.nn.live import subnetwork
 from partnets.nn.nesting import MEASURES, no_defaults
 from partnets.nn.own_parameters import OwnParameters, is_broadcast, own_parameters_class
 from partnets.nn.own_state import own_state_class, sharing
-from partnets.nn.partitioned import EXISTING, REPLACED, take_over
+from partnets.nn.partitioned import EXISTING, REPLACED, Partitioned, take_over
 from partnets.nn.registry import Rule, rule_of
 from partnets.utils import seeds
 from partnets.utils.eager import eagerly
@@ -125,12 +126,15 @@ def partition(
         ValueError: modules without a rule cannot be divided, since they keep running statistics, for example (each type
             is named once); a layer is partitioned already; a shared parameter has no one partition; a path in skip
             does not exist; or an argument is out of range. The model has not changed then.
+        TypeError: the model is no module.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, 10))
         >>> partition(model, (0.8, 0.1, 0.1))[0]
         Conv2d(1, 8, kernel_size=(3, 3), stride=(1, 1), partitions=[58, 7, 7])
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"the model is {model!r}; pass a module, as nn.Linear(4, 3) makes one.")
     check_seed("seed", seed)
     if isinstance(proportions, Tensor):
         proportions = proportions.tolist()
@@ -138,6 +142,7 @@ def partition(
     _check_scheme(scheme, proportions, example, proportions_of)
     stateful = named(model, stateful, "stateful")
     found = find_or_refuse(model, named(model, skip, "skip"), stateful, frozen)
+    _check_not_empty(found.layers)
     if scheme == "nested" and any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         raise ValueError(
             "the model is on the meta device, where nothing can be run, and scheme='nested' runs the example; partition"
@@ -203,6 +208,7 @@ def partition(
             for layer in read_by(module) & new.keys():
                 new[layer].is_read = True
     model = replace_modules(model, _inside(new) | new)
+    _compute_at_each_reading(model)
     REPLACED.update(dict.fromkeys(before.difference(model.parameters())))
     if not isinstance(model, PartitionedLayer):  # which look after themselves
         state_dict.guard(model)
@@ -214,6 +220,16 @@ def partition(
             new.get(layer, layer).whole_because = why
         _warn_of_nothing(new.values(), proportions)
     return model
+
+
+def _check_not_empty(layers: Mapping[str, nn.Module]) -> None:
+    for path, layer in layers.items():
+        for name, weight in layer.named_parameters():
+            if not is_lazy(weight) and weight.dim() > 1 and not weight.numel():
+                raise ValueError(
+                    f"{name} of {path or 'the model itself'} has shape {tuple(weight.shape)}, and no entries to divide;"
+                    " make it wider, or leave that layer out with skip=."
+                )
 
 
 def _check_finite(path: str, parametrized: nn.Module) -> None:
@@ -230,6 +246,19 @@ def _check_finite(path: str, parametrized: nn.Module) -> None:
                     " where all entries of an output are of later partitions, and so are 0: skip it, give its outputs"
                     " more inputs, or keep to schemes 'weight' and 'node' without defaults='zero'."
                 )
+
+
+def _compute_at_each_reading(model: nn.Module) -> None:
+    """Has parametrizations that partitions own compute their tensor whenever it is read.
+
+    torch.nn.utils.parametrize.cached() keeps one by its name alone, which would be that of another subnetwork. torch
+    makes a class for each parametrized module, so that nothing else reads by this property.
+    """
+    for module in model.modules():
+        for name in module.parametrizations if is_parametrized(module) else ():
+            if any(isinstance(part, Partitioned) for part in module.parametrizations[name].modules()):
+                present = property(lambda self, name=name: self.parametrizations[name]())
+                setattr(type(module), name, present.setter(getattr(type(module), name).fset))
 
 
 def _inside(new: dict[nn.Module, nn.Module]) -> dict[nn.Module, nn.Module]:

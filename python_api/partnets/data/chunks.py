@@ -319,7 +319,16 @@ def divided(name: str, batch_size: int, shares: Mapping[int, float]) -> dict[int
     return parts
 
 
+def check_chunks(chunks: Chunks) -> None:
+    """Raises TypeError unless data have been divided into chunks."""
+    if not isinstance(chunks, Chunks):
+        raise TypeError(
+            f"the data are a {type(chunks).__name__}; divide them first, as partnets.chunk(data, proportions) does."
+        )
+
+
 def check_unseen(chunks: Chunks) -> None:
-    """Raises ValueError unless there is a chunk that some subnetwork has not seen."""
+    """Raises ValueError unless there is a chunk that some subnetwork has not seen, and TypeError as check_chunks."""
+    check_chunks(chunks)
     if chunks.count < 2:
         raise ValueError("there is 1 chunk; L_ML needs at least 2, as in chunk(dataset, (0.8, 0.2)).")

@@ -11,7 +11,7 @@ from torch import Generator
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from partkernels.arguments import check_seed
-from partnets.data.chunks import Chunks, check_unseen, draw_k
+from partnets.data.chunks import Chunks, check_chunks, check_unseen, draw_k
 from partnets.data.examples import Collate
 from partnets.data.fetching import check_options
 from partnets.utils import random_state
@@ -82,6 +82,7 @@ class Loader(DataLoader):
         collate_fn: Collate | None = None,
         **options,
     ) -> None:
+        check_chunks(chunks)
         check_at_least(1, batch_size=batch_size, steps=steps)
         check_at_least(0, steps_ahead=steps_ahead)
         check_options(options, "Loader", also=["persistent_workers"])

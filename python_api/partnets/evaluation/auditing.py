@@ -34,8 +34,10 @@ APART = (
     "let a module keep it, in buffers or attributes, and name that in partnets.partition(..., stateful=[...]), which"
     " keeps it for each subnetwork; or take one that keeps nothing, or put it into evaluation mode"
 )
-
-
+KEPT_WHEN_EVALUATED = (
+    "name its module in partnets.partition(..., stateful=[...]), which keeps it for each subnetwork; or compute it at"
+    " each call"
+)
 LOST = (
     "inside of a subnetwork a parameter is computed from its entries: compute with the changed value instead, or write"
     " dict(layer.named_parameters()) outside"
@@ -86,7 +88,8 @@ def audit(
 
     - the outputs, loss and gradients of subnetwork k stay to the bit where the weights of all later partitions are NaN;
     - a pass of subnetwork C leaves nothing behind, of its data or of its weights, that subnetwork 1 reads or keeps:
-      buffers, attributes, what hooks remember, and how many random numbers have been drawn;
+      buffers, attributes, what hooks remember, and how many random numbers have been drawn; nor, while the model stays
+      in evaluation mode, what it makes of its weights once;
     - no two parameters share memory, and nothing is written into what reading a parameter gives, where it is lost.
 
     Afterwards model, gradients and random states are as before. It takes some 6 passes for each of at most 4
@@ -150,7 +153,9 @@ def leaks(
         with random_state.preserved(trial.device), trying(model):
             ks = sorted({1, 2, parts // 2, parts - 1} & set(range(1, parts)))
             reading = (leak for k in ks for leak in trial.reads_later_weights(k, batch))
-            remembering = trial.remembers(batch, other, last) if last > 1 else ()
+            remembering = list(trial.remembers(batch, other, last)) if last > 1 else []
+            if last > 1 and not remembering:
+                remembering = list(trial.remembers_when_evaluated(batch, other, last))
             return [*found, *itertools.islice(reading, 1), *remembering, *trial.writes()]
     finally:
         before.put_back()
@@ -237,6 +242,28 @@ class _Trial:
             what = "draws random numbers, and how many depends on the data: later noise tells of it"
             yield Leak(path, what, "draw as many for each batch, or take another module (LeakyReLU for RReLU)")
 
+    def remembers_when_evaluated(self, batch: Any, other: Any, last: int) -> Iterator[Leak]:
+        """A leak, if subnetwork 1 reads what the last one leaves behind until the mode changes.
+
+        Models make some of their weights once for evaluation, and drop it in train().
+        """
+        worlds = [(batch, _same), (other, _disturbed), (batch, _same)]
+
+        def first_after(given: Any, change: Callable[[Tensor], None]) -> tuple[Seen, Held]:
+            try:
+                with evaluating(self.model):
+                    with self._later_weights(1, change):
+                        self._evaluated(last, given)
+                    return Seen(self._evaluated(1, batch), {}), Held(self.model, without=self.apart)
+            finally:
+                self.before.put_back()
+
+        (one, left), (two, left_too), (again, _) = (first_after(*world) for world in worlds)
+        if set(one.differing(two)) - set(one.differing(again)):
+            path = next(iter(left.changed(left_too)), "")
+            what = "is kept in evaluation mode of the weights or the data of one subnetwork, and others read it"
+            yield Leak(path, what, KEPT_WHEN_EVALUATED)
+
     def _kept(self, run: Callable[[], Seen]) -> tuple[Seen, Held]:
         """What it gives, and what is held after it; then all is as before."""
         try:
@@ -257,10 +284,15 @@ class _Trial:
         values = {f"output {i}": leaf.detach().clone() for i, leaf in enumerate(tensors(output))} | {"loss": loss}
         values |= self._live_entries(grads, k)
         drawn = random_state.get_state(self.device)
-        with torch.no_grad(), evaluating(self.model), subnetwork(self.model, k):
-            output, _ = self.compute(copy.deepcopy(batch))
-        values |= {f"output {i} in evaluation": leaf.clone() for i, leaf in enumerate(tensors(output))}
+        with evaluating(self.model):
+            values |= self._evaluated(k, batch)
         return Seen(values, drawn)
+
+    def _evaluated(self, k: int, batch: Any) -> dict[str, Tensor]:
+        """The output of subnetwork k of a model in evaluation mode."""
+        with torch.no_grad(), subnetwork(self.model, k):
+            output, _ = self.compute(copy.deepcopy(batch))
+        return {f"output {i} in evaluation": leaf.clone() for i, leaf in enumerate(tensors(output))}
 
     def _learned(self, batch: Any) -> tuple[Any, Tensor, dict[nn.Parameter, Tensor]]:
         """The output in training mode, the loss, and the gradients."""

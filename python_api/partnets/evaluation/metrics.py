@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
 from partnets.data.batch import IGNORED, OWN_RULE, Forward, Loss, call, scores, total
-from partnets.data.chunks import Chunks
+from partnets.data.chunks import Chunks, check_chunks
 from partnets.data.examples import Collate, as_dataset
 from partnets.data.fetching import batches, check_options
 from partnets.evaluation.running_statistics import fresh_statistics
@@ -189,7 +189,8 @@ def loss_matrix(
 
 
 def check_counts(model: nn.Module, chunks: Chunks) -> None:
-    """Raises ValueError unless the model has as many partitions as there are chunks."""
+    """Raises ValueError unless the model has as many partitions as there are chunks, and TypeError without chunks."""
+    check_chunks(chunks)
     if count(model) != chunks.count:
         raise ValueError(
             f"the model has {count(model)} partitions and the data {chunks.count} chunks; pass the same number of"

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from partnets.data.batch import Forward, call
-from partnets.data.chunks import Chunks
+from partnets.data.chunks import Chunks, check_chunks
 from partnets.data.fetching import batches, check_options
 from partnets.nn.batch_norm import stale_norms, sum_of_weights
 from partnets.nn.live import subnetwork
@@ -61,6 +61,7 @@ def estimate_statistics(
         >>> model[1].is_stale
         False
     """
+    check_chunks(chunks)
     check_at_least(1, batch_size=batch_size, examples=examples)
     loading = check_options(loading, "estimate_statistics")
     stale = list(stale_norms(model).values())

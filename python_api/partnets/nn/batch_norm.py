@@ -134,9 +134,15 @@ class _BatchNorm(PartitionedLayer):
             destination[prefix + ESTIMATED_WITH] = self.estimated_with
 
     def _load_from_state_dict(self, state_dict, prefix, *rest):
+        # Looked at before: of old files torch adds num_batches_tracked to the state_dict.
+        given = {name for name, _ in self._statistics() if prefix + name in state_dict}
         before = self._batches()
         super()._load_from_state_dict(state_dict, prefix, *rest)
-        if self.count > 1 and prefix + "num_batches_tracked" in state_dict:
+        if self.count == 1 or not given:
+            return
+        if not {"running_mean", "running_var"} <= given:  # of two trainings, so that nobody knows of which weights
+            self._estimated_at = self._estimated_with = None
+        else:
             unchanged = self._estimated_at if self._batches() == before else None
             found = state_dict.get(prefix + ESTIMATED_AT, unchanged)
             self._estimated_with = state_dict.get(prefix + ESTIMATED_WITH) or None

@@ -110,7 +110,8 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: update is out of range.
             RuntimeError: the partition has no gradient, as after a backward pass outside of partnets.subnetwork, or of
-                another partition; nothing has changed then.
+                another partition; or the model was moved to another device or dtype after a step. Nothing has changed
+                then.
         """
         if isinstance(update, bool) or not isinstance(update, int) or not 1 <= update <= self.count:
             raise ValueError(
@@ -122,6 +123,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         self._check_gradient(update)
         rates = {module: module.rate().item() for module in set(self._rates.values())}
+        steps = []
         for group in self.param_groups:
             moments, stepped = self.moments(group), defaultdict(list)
             for parameter in group["params"]:
@@ -135,7 +137,9 @@ class PartitionedOptimizer(torch.optim.Optimizer):
                     stepped[self._rates.get(parameter)].append((found[0], state, found[1]))
             for module, entries in stepped.items():
                 rate = {} if module is None else {"lr": rates[module] * self._schedule(group)}
-                self.step_all(entries, update, group | rate)
+                steps.append((entries, group | rate))
+        for entries, group in steps:
+            self.step_all(entries, update, group)
         return loss
 
     def _check_gradient(self, update: int) -> None:
@@ -197,6 +201,13 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         for moment in self.moments(group):
             if moment not in state:
                 state[moment] = torch.zeros_like(parameter)
+            elif state[moment].dtype != parameter.dtype or state[moment].device != parameter.device:
+                layer, name = self._owners[parameter]
+                of, by = (f"{tensor.dtype} on {tensor.device}" for tensor in (state[moment], parameter))
+                raise RuntimeError(
+                    f"{moment} of the {name} of a {type(layer).__name__} is {of}, and the parameter {by}: the model was"
+                    " moved or converted after a step. Make a new optimiser, or load its state_dict into a new one."
+                )
         if self.counts and "step" not in state:
             state["step"] = torch.zeros(self.count, dtype=torch.int64, device="cpu")
         return state
@@ -230,7 +241,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
     def settings_of(self, group: dict, update: int) -> dict:
         """What torch's optimiser is told for one partition."""
         settings = {name: value for name, value in group.items() if name != "params"}
-        return settings | {name: settings[name][update - 1] for name in settings.keys() & {"weight_decay"}}
+        return settings | {name: decay_of(group, update) for name in settings.keys() & {"weight_decay"}}
 
     def entries_of(
         self, parameter: nn.Parameter, tensor: Tensor, update: int
@@ -369,6 +380,12 @@ def _learned_rates(model: nn.Module) -> dict[nn.Parameter, LearningRate]:
                         " modules of its own."
                     )
     return found
+
+
+def decay_of(group: dict, update: int) -> float:
+    """A group's weight decay for a partition; a single number, as schedules of it set one, is that of all."""
+    decay = group["weight_decay"]
+    return decay if isinstance(decay, int | float) else decay[update - 1]
 
 
 def check_partitioned(optimizer: object, name: str = "optimizer") -> None:

@@ -9,7 +9,7 @@ from torch import nn
 
 from partkernels.arguments import check_betas, check_momentum, check_not_negative
 from partkernels.operators.optimizers import run_adam, run_sgd
-from partnets.optim.base import PartitionedOptimizer
+from partnets.optim.base import PartitionedOptimizer, decay_of
 
 
 class SGD(PartitionedOptimizer):
@@ -65,7 +65,7 @@ class SGD(PartitionedOptimizer):
 
     def step_all(self, entries, update, group):
         parameters, grads, *buffers = zip(*(tensors for tensors, _, _ in entries), strict=True)
-        numbers = group["lr"], group["momentum"], group["weight_decay"][update - 1], group["nesterov"]
+        numbers = group["lr"], group["momentum"], decay_of(group, update), group["nesterov"]
         partitions = [partition for _, _, partition in entries]
         run_sgd(parameters, grads, buffers[0] if buffers else None, partitions, update, numbers)
 
@@ -125,8 +125,7 @@ class Adam(PartitionedOptimizer):
     def step_all(self, entries, update, group):
         counted = [state["step"] for _, state, _ in entries]
         steps = [steps.tolist()[update - 1] + 1 for steps in counted]
-        decay = group["weight_decay"][update - 1]
-        numbers = group["lr"], *group["betas"], group["eps"], decay, self.decoupled
+        numbers = group["lr"], *group["betas"], group["eps"], decay_of(group, update), self.decoupled
         tensors = zip(*(tensors for tensors, _, _ in entries), strict=True)
         run_adam(*tensors, [partition for _, _, partition in entries], update, steps, numbers)
         one = torch.zeros(self.count, dtype=torch.int64, device="cpu")

@@ -133,7 +133,8 @@ def _check_all_known(model: nn.Module, optimizer: PartitionedOptimizer) -> None:
         # Of another model's parameters it has none, which step() says.
         names = [name for name, parameter in model.named_parameters() if parameter in missing]
         raise RuntimeError(
-            f"{', '.join(names)} would never learn: the optimiser was made when it was frozen. Make a new one."
+            f"{', '.join(names)} would never learn: the optimiser was made when it was frozen, or before it took"
+            " another's place. Make a new one."
         )
 
 

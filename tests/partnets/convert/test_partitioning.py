@@ -659,3 +659,17 @@ def test_a_graph_with_parameters_of_its_own_is_refused_by_name():
 def test_proportions_may_be_a_tensor():
     model = partnets.partition(nn.Linear(10, 10), torch.tensor([0.5, 0.5]))
     assert model.partition.sizes() == [50, 50]
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("scheme", ["weight", "node"])
+def test_a_layer_without_entries_is_named(scheme):
+    model = nn.Sequential(nn.Linear(3, 8), nn.Sequential(nn.Linear(8, 0), nn.Linear(0, 5, bias=False)))
+    with pytest.raises(ValueError, match=r"weight of 1\.0 has shape \(0, 8\), and no entries to divide; .* skip=\."):
+        partnets.partition(model, PROPORTIONS, scheme=scheme)
+    partnets.partition(model, PROPORTIONS, scheme=scheme, skip="1")
+
+
+def test_a_class_is_no_model():
+    with pytest.raises(TypeError, match=r"the model is <class .*Linear'>; pass a module"):
+        partnets.partition(nn.Linear, PROPORTIONS)

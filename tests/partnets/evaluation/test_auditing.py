@@ -237,6 +237,23 @@ def batch(count=12):
     return torch.randn(count, 6), torch.arange(count) % 3
 
 
+class MadeForEvaluation(Around):
+    """Normalises a weight once for evaluation, and drops that in train()."""
+
+    kept = None
+
+    def train(self, mode=True):
+        self.kept = None
+        return super().train(mode)
+
+    def between(self, x):
+        if self.training:
+            return F.linear(x, F.normalize(self.layer.weight))
+        if self.kept is None:
+            self.kept = F.normalize(self.layer.weight)
+        return F.linear(x, self.kept)
+
+
 LEAKS = {
     Parameters: "the model itself reads weights of partitions that are not live",
     Entries: "the model itself reads weights",
@@ -255,6 +272,7 @@ LEAKS = {
     PythonRandom: "the model itself draws random numbers",
     OutOfSight: "OutOfSight.mean follows the data",
     MadeInForward: "teacher",
+    MadeForEvaluation: "kept is kept in evaluation mode",
 }
 
 
@@ -271,7 +289,7 @@ def test_a_leak_is_found_and_named_and_the_model_stays_as_it_was(around):
     assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
 
 
-KEEPERS = [RunningMean, Codebook, Experts, Number, Nested, Logged, Teacher, Frozen]
+KEEPERS = [RunningMean, Codebook, Experts, Number, Nested, Logged, Teacher, Frozen, MadeForEvaluation]
 
 
 @pytest.mark.parametrize("around", KEEPERS, ids=lambda around: around.__name__)

@@ -193,3 +193,18 @@ def test_lml_sums_what_stands_right_of_the_diagonal():
 def test_the_loss_matrix_needs_as_many_chunks_as_partitions():
     with pytest.raises(ValueError, match="3 partitions and the data 2 chunks"):
         loss_matrix(partitioned(), partnets.chunk(examples(), (0.5, 0.5)))
+
+
+@pytest.mark.parametrize("data", [(torch.ones(6, 4), torch.ones(6)), torch.utils.data.TensorDataset(torch.ones(6, 4))])
+def test_data_that_are_no_chunks_are_refused_by_whatever_takes_chunks(data):
+    model = partnets.partition(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), (0.5, 0.5))
+    takers = [
+        lambda: partnets.Trainer(model, data),
+        lambda: partnets.lml(model, data),
+        lambda: partnets.loss_matrix(model, data),
+        lambda: partnets.estimate_statistics(model, data),
+        lambda: partnets.Loader(data, 2, steps=2),
+    ]
+    for take in takers:
+        with pytest.raises(TypeError, match=rf"the data are a {type(data).__name__}; divide them first, as partnets"):
+            take()

@@ -187,3 +187,20 @@ def test_a_deep_network_computes_after_training_what_it_computed_in_it():
         stale = partnets.mean_loss(model, chunks.upto(3))
     one.estimate_statistics()
     assert partnets.mean_loss(model, chunks.upto(3)) < 0.7 * stale
+
+
+@pytest.mark.parametrize("is_plain", [True, False], ids=["a dict", "a state_dict"])
+@pytest.mark.parametrize("left_out", ["2.", "2.running_"])
+def test_weights_without_the_statistics_that_belong_to_them_leave_those_stale(left_out, is_plain):
+    (model, chunks), (other, _) = trained(4), trained(8)
+    for one in (model, other):
+        partnets.estimate_statistics(one, chunks)
+    given = other.state_dict()
+    for name in [name for name in given if name.startswith(left_out)]:
+        del given[name]
+    model.load_state_dict(dict(given) if is_plain else given, strict=False)
+    with pytest.warns(UserWarning, match="older than the weights"):
+        partnets.merge(model)
+    partnets.estimate_statistics(model, chunks)
+    for mine, theirs in zip(model[2].buffers(), other[2].buffers(), strict=True):
+        torch.testing.assert_close(mine, theirs)

@@ -356,6 +356,20 @@ def test_weight_normalised_layers_are_divided():
             torch.testing.assert_close(partnets.merge(model, active)(x), model(x), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("scheme", ["weight", "node"])
+def test_no_subnetwork_gets_a_weight_that_torch_has_cached_of_another(scheme):
+    layers = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 2)).double()
+    model, x = trained(partnets.partition(layers, PROPORTIONS, scheme=scheme)), torch.randn(3, 4, dtype=torch.float64)
+
+    def output(active):
+        with partnets.subnetwork(model, active):
+            return model(x)
+
+    expected = [output(active) for active in (3, 1, 2)]
+    with nn.utils.parametrize.cached():
+        assert all(map(torch.equal, [output(active) for active in (3, 1, 2)], expected))
+
+
 class Cropping(nn.Module):
     """As some models, it makes a table of another length fit as it loads it."""
 

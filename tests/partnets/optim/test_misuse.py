@@ -1,6 +1,7 @@
 """Loops that would train nothing, or what they must not, are stopped before anything has changed."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -194,3 +195,35 @@ def test_a_sparse_gradient_is_named(make):
     with pytest.raises(ValueError, match=r"grad is torch\.sparse_coo; pass a dense tensor"):
         optimizer.step(update=1)
     assert all(map(torch.equal, model.parameters(), before))
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_a_model_that_was_converted_after_a_step_needs_a_new_optimiser(name):
+    model = network()
+    frozen = {"params": [model[1].weight], "lr": 0.2}  # the first group could be stepped
+    optimizer = {"SGD": partial(optim.SGD, momentum=0.9), "Adam": optim.Adam}[name](model, groups=[frozen])
+    partnets.step_weights(model, optimizer, 1, None, lambda _: loss(model))
+    model[3].double()
+    with partnets.subnetwork(model, 1, 1):
+        hidden = model[:3](torch.randn(10, 6))
+        F.cross_entropy(model[3](hidden.double()), torch.arange(10) % 3).backward()
+    states = copy.deepcopy(optimizer.state_dict())
+    message = "of the weight of a Linear is torch.float32 on cpu, and the parameter torch.float64 on cpu: .*Make a new"
+    refused(model, lambda: optimizer.step(update=1), message)
+    for index, state in optimizer.state_dict()["state"].items():
+        assert all(torch.equal(value, states["state"][index][key]) for key, value in state.items())
+    new = type(optimizer)(model, groups=[frozen], **({"momentum": 0.9} if name == "SGD" else {}))
+    new.load_state_dict(optimizer.state_dict())
+    new.step(update=1)
+
+
+@pytest.mark.parametrize("make", [optim.SGD, optim.AdamW, partial(optim.PerPartition, torch.optim.RMSprop)])
+def test_a_schedule_may_set_one_weight_decay_for_all_partitions(make):
+    models = network(), network()
+    optimizers = [make(model, weight_decay=0.3) for model in models]
+    (group,) = optimizers[1].param_groups
+    group["weight_decay"] = 0.3
+    for model, optimizer in zip(models, optimizers, strict=True):
+        for k in (1, 2, 3):
+            partnets.step_weights(model, optimizer, k, None, lambda _, model=model: loss(model))
+    assert all(map(torch.equal, *(model.parameters() for model in models)))
