@@ -254,11 +254,14 @@ def _compute_at_each_reading(model: nn.Module) -> None:
     torch.nn.utils.parametrize.cached() keeps one by its name alone, which would be that of another subnetwork. torch
     makes a class for each parametrized module, so that nothing else reads by this property.
     """
-    for module in model.modules():
-        for name in module.parametrizations if is_parametrized(module) else ():
-            if any(isinstance(part, Partitioned) for part in module.parametrizations[name].modules()):
-                present = property(lambda self, name=name: self.parametrizations[name]())
-                setattr(type(module), name, present.setter(getattr(type(module), name).fset))
+    lists = {
+        (module, name) for module in model.modules() if is_parametrized(module) for name in module.parametrizations
+    }
+    for module, name in lists:
+        made, parts = module.parametrizations[name], module.parametrizations[name].modules()
+        if isinstance(made, ParametrizationList) and any(isinstance(part, Partitioned) for part in parts):
+            present = property(lambda self, name=name: self.parametrizations[name]())
+            setattr(type(module), name, present.setter(getattr(type(module), name).fset))
 
 
 def _inside(new: dict[nn.Module, nn.Module]) -> dict[nn.Module, nn.Module]:

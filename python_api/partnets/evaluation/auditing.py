@@ -290,6 +290,7 @@ class _Trial:
 
     def _evaluated(self, k: int, batch: Any) -> dict[str, Tensor]:
         """The output of subnetwork k of a model in evaluation mode."""
+        random_state.seed(0)
         with torch.no_grad(), subnetwork(self.model, k):
             output, _ = self.compute(copy.deepcopy(batch))
         return {f"output {i} in evaluation": leaf.clone() for i, leaf in enumerate(tensors(output))}

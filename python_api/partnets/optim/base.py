@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
 from typing import NoReturn
 
 import torch
@@ -311,6 +312,11 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         own = {"_rates": self.__dict__.get("_rates", {}), "_lrs": self.__dict__.get("_lrs", [])}
         super().__setstate__(own | state)
 
+    def state_dict(self) -> dict:
+        """As torch.optim.Optimizer's, with a weight decay for each partition."""
+        found = super().state_dict()
+        return found | {"param_groups": [self._with_decays(group) for group in found["param_groups"]]}
+
     def load_state_dict(self, state_dict: dict) -> None:
         """As torch.optim.Optimizer's; the state must be of such an optimiser of the same model.
 
@@ -385,7 +391,7 @@ def _learned_rates(model: nn.Module) -> dict[nn.Parameter, LearningRate]:
 def decay_of(group: dict, update: int) -> float:
     """A group's weight decay for a partition; a single number, as schedules of it set one, is that of all."""
     decay = group["weight_decay"]
-    return decay if isinstance(decay, int | float) else decay[update - 1]
+    return decay if isinstance(decay, Real) else decay[update - 1]
 
 
 def check_partitioned(optimizer: object, name: str = "optimizer") -> None:
