@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -34,7 +34,7 @@ APART = (
     "let a module keep it, in buffers or attributes, and name that in partnets.partition(..., stateful=[...]), which"
     " keeps it for each subnetwork; or take one that keeps nothing, or put it into evaluation mode"
 )
-KEPT_WHEN_EVALUATED = (
+KEPT_IN_A_MODE = (
     "name its module in partnets.partition(..., stateful=[...]), which keeps it for each subnetwork; or compute it at"
     " each call"
 )
@@ -88,8 +88,8 @@ def audit(
 
     - the outputs, loss and gradients of subnetwork k stay to the bit where the weights of all later partitions are NaN;
     - a pass of subnetwork C leaves nothing behind, of its data or of its weights, that subnetwork 1 reads or keeps:
-      buffers, attributes, what hooks remember, and how many random numbers have been drawn; nor, while the model stays
-      in evaluation mode, what it makes of its weights once;
+      buffers, attributes, what hooks remember, what its own train() will drop, and how many random numbers have been
+      drawn;
     - no two parameters share memory, and nothing is written into what reading a parameter gives, where it is lost.
 
     Afterwards model, gradients and random states are as before. It takes some 6 passes for each of at most 4
@@ -153,9 +153,7 @@ def leaks(
         with random_state.preserved(trial.device), trying(model):
             ks = sorted({1, 2, parts // 2, parts - 1} & set(range(1, parts)))
             reading = (leak for k in ks for leak in trial.reads_later_weights(k, batch))
-            remembering = list(trial.remembers(batch, other, last)) if last > 1 else []
-            if last > 1 and not remembering:
-                remembering = list(trial.remembers_when_evaluated(batch, other, last))
+            remembering = trial.remembers(batch, other, last) if last > 1 else ()
             return [*found, *itertools.islice(reading, 1), *remembering, *trial.writes()]
     finally:
         before.put_back()
@@ -215,14 +213,21 @@ class _Trial:
 
     def remembers(self, batch: Any, other: Any, last: int) -> Iterator[Leak]:
         """Leaks, if a pass of the last subnetwork leaves something behind that subnetwork 1 reads, or keeps."""
-        drawn, worlds = [], [(batch, _same), (other, _disturbed)]
+        drawn, within, worlds = [], [], [(batch, _same), (other, _disturbed)]
 
         def first_after(given: Any, change: Callable[[Tensor], None]) -> Seen:
-            with self._later_weights(1, change):
-                drawn.append(self._pass(last, given).drawn)
-            return self._pass(1, batch)
+            # One after the other in each mode: what a model keeps, its own train() may drop.
+            values = {}
+            for mode, compute in ((nullcontext(), self._trained), (evaluating(self.model), self._evaluated)):
+                with mode:
+                    with self._later_weights(1, change):
+                        drawn.append(compute(last, given).drawn)
+                    values |= compute(1, batch).values
+                    within.append(Held(self.model, without=self.apart))
+            return Seen(values, {})
 
         (one, left), (two, left_too) = (self._kept(partial(first_after, *world)) for world in worlds)
+        kept = [path for before, after in zip(within[:2], within[2:], strict=True) for path in before.changed(after)]
         differing, changed = one.differing(two), left.changed(left_too)
         if differing or changed:
             again, left_again = self._kept(partial(first_after, *worlds[0]))
@@ -234,35 +239,15 @@ class _Trial:
             changed = [path for path in changed if path not in left.changed(left_again)]
         for path in changed:
             yield Leak(path, "follows the data: it carries what later chunks look like to earlier subnetworks", APART)
-        if differing and not changed:
+        if differing and not changed and kept:
+            yield Leak(kept[0], "is kept until the mode changes, of one subnetwork, and others read it", KEPT_IN_A_MODE)
+        elif differing and not changed:
             what = f"gives another {differing[0]} after later chunks were seen, by what is kept out of sight"
             yield Leak("", what, APART)
-        if not all(map(same, *map(tree_leaves, drawn[:2]))):
+        if not all(map(same, *map(tree_leaves, (drawn[0], drawn[2])))):
             path = self._first_difference(last, worlds, after=1, of_outputs=False)
             what = "draws random numbers, and how many depends on the data: later noise tells of it"
             yield Leak(path, what, "draw as many for each batch, or take another module (LeakyReLU for RReLU)")
-
-    def remembers_when_evaluated(self, batch: Any, other: Any, last: int) -> Iterator[Leak]:
-        """A leak, if subnetwork 1 reads what the last one leaves behind until the mode changes.
-
-        Models make some of their weights once for evaluation, and drop it in train().
-        """
-        worlds = [(batch, _same), (other, _disturbed), (batch, _same)]
-
-        def first_after(given: Any, change: Callable[[Tensor], None]) -> tuple[Seen, Held]:
-            try:
-                with evaluating(self.model):
-                    with self._later_weights(1, change):
-                        self._evaluated(last, given)
-                    return Seen(self._evaluated(1, batch), {}), Held(self.model, without=self.apart)
-            finally:
-                self.before.put_back()
-
-        (one, left), (two, left_too), (again, _) = (first_after(*world) for world in worlds)
-        if set(one.differing(two)) - set(one.differing(again)):
-            path = next(iter(left.changed(left_too)), "")
-            what = "is kept in evaluation mode of the weights or the data of one subnetwork, and others read it"
-            yield Leak(path, what, KEPT_WHEN_EVALUATED)
 
     def _kept(self, run: Callable[[], Seen]) -> tuple[Seen, Held]:
         """What it gives, and what is held after it; then all is as before."""
@@ -272,9 +257,15 @@ class _Trial:
             self.before.put_back()
 
     def _pass(self, k: int, batch: Any) -> Seen:
-        """Both modes of subnetwork k; in training mode with gradients, those of ψ too.
+        """Both modes of subnetwork k."""
+        trained = self._trained(k, batch)
+        with evaluating(self.model):
+            return Seen(trained.values | self._evaluated(k, batch).values, trained.drawn)
 
-        Each computes with a batch of its own: a forward may take things out of it.
+    def _trained(self, k: int, batch: Any) -> Seen:
+        """A pass in the mode in which the model trains, with gradients, those of ψ too.
+
+        It computes with a batch of its own: a forward may take things out of it.
         """
         random_state.seed(0)
         still = evaluating(*running_norms(self.model)[1])
@@ -283,17 +274,15 @@ class _Trial:
         self.written |= {(layer, name): None for layer, name, live, value in read if not same(live.detach(), value)}
         values = {f"output {i}": leaf.detach().clone() for i, leaf in enumerate(tensors(output))} | {"loss": loss}
         values |= self._live_entries(grads, k)
-        drawn = random_state.get_state(self.device)
-        with evaluating(self.model):
-            values |= self._evaluated(k, batch)
-        return Seen(values, drawn)
+        return Seen(values, random_state.get_state(self.device))
 
-    def _evaluated(self, k: int, batch: Any) -> dict[str, Tensor]:
-        """The output of subnetwork k of a model in evaluation mode."""
+    def _evaluated(self, k: int, batch: Any) -> Seen:
+        """A pass of a model in evaluation mode."""
         random_state.seed(0)
         with torch.no_grad(), subnetwork(self.model, k):
             output, _ = self.compute(copy.deepcopy(batch))
-        return {f"output {i} in evaluation": leaf.clone() for i, leaf in enumerate(tensors(output))}
+        values = {f"output {i} in evaluation": leaf.clone() for i, leaf in enumerate(tensors(output))}
+        return Seen(values, random_state.get_state(self.device))
 
     def _learned(self, batch: Any) -> tuple[Any, Tensor, dict[nn.Parameter, Tensor]]:
         """The output in training mode, the loss, and the gradients."""

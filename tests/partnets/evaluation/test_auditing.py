@@ -254,6 +254,22 @@ class MadeForEvaluation(Around):
         return F.linear(x, self.kept)
 
 
+class Stateful(Around):
+    """Goes on from the batch before, until the mode changes."""
+
+    hidden = 0.0
+
+    def train(self, mode=True):
+        self.hidden = 0.0
+        return super().train(mode)
+
+    def between(self, x):
+        if self.training:
+            x = x + self.hidden
+            self.hidden = x.detach().mean(0)
+        return x
+
+
 LEAKS = {
     Parameters: "the model itself reads weights of partitions that are not live",
     Entries: "the model itself reads weights",
@@ -272,7 +288,8 @@ LEAKS = {
     PythonRandom: "the model itself draws random numbers",
     OutOfSight: "OutOfSight.mean follows the data",
     MadeInForward: "teacher",
-    MadeForEvaluation: "kept is kept in evaluation mode",
+    MadeForEvaluation: "kept is kept until the mode changes",
+    Stateful: "hidden is kept until the mode changes",
 }
 
 
@@ -289,7 +306,7 @@ def test_a_leak_is_found_and_named_and_the_model_stays_as_it_was(around):
     assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
 
 
-KEEPERS = [RunningMean, Codebook, Experts, Number, Nested, Logged, Teacher, Frozen, MadeForEvaluation]
+KEEPERS = [RunningMean, Codebook, Experts, Number, Nested, Logged, Teacher, Frozen, MadeForEvaluation, Stateful]
 
 
 @pytest.mark.parametrize("around", KEEPERS, ids=lambda around: around.__name__)
