@@ -554,9 +554,15 @@ MUTANTS = [
         ),
         (
             "draws of the audit",
-            "        if not all(map(same, *map(tree_leaves, drawn[:2]))):",
+            "        if not all(map(same, *map(tree_leaves, (drawn[0], drawn[2])))):",
             "        if False:",
             "an audit misses draws that depend on the data",
+        ),
+        (
+            "evaluation of the audit",
+            "((nullcontext(), self._trained), (evaluating(self.model), self._evaluated)):",
+            "((nullcontext(), self._trained), (evaluating(self.model), self._pass)):",
+            "an audit misses what is kept until the mode changes",
         ),
     ),
     *_of(
@@ -903,8 +909,8 @@ MUTANTS = [
         f"{NETS}/optim/test_optim.py",
         (
             "decay of another",
-            'numbers = group["lr"], group["momentum"], group["weight_decay"][update - 1],',
-            'numbers = group["lr"], group["momentum"], group["weight_decay"][0],',
+            'numbers = group["lr"], group["momentum"], decay_of(group, update),',
+            'numbers = group["lr"], group["momentum"], decay_of(group, 1),',
             "the first partition's decay is that of all",
         ),
         (
