@@ -554,7 +554,7 @@ MUTANTS = [
         ),
         (
             "draws of the audit",
-            "        if not all(map(same, *map(tree_leaves, (drawn[0], drawn[2])))):",
+            "        if not all(map(same, *map(tree_leaves, (one.drawn, two.drawn)))):",
             "        if False:",
             "an audit misses draws that depend on the data",
         ),

@@ -334,6 +334,13 @@ def find_or_refuse(model: nn.Module, skipped: set[nn.Module], stateful: set[nn.M
         )
     if found.obstacles:
         raise ValueError(_refusal(found.obstacles))
+    for path, layer in found.layers.items():
+        for name, weight in layer.named_parameters():
+            if weight in divided and weight.dim() > 1 and not weight.numel():
+                raise ValueError(
+                    f"{name} of {path or 'the model itself'} has shape {tuple(weight.shape)}, and no entries to divide;"
+                    " make it wider, or leave that layer out with skip=."
+                )
     if kept := _kept_elsewhere(model, divided):
         path, attribute, name = kept[0]
         raise ValueError(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 from torch.utils._pytree import tree_leaves
 
@@ -142,7 +141,6 @@ def partition(
     _check_scheme(scheme, proportions, example, proportions_of)
     stateful = named(model, stateful, "stateful")
     found = find_or_refuse(model, named(model, skip, "skip"), stateful, frozen)
-    _check_not_empty(found.layers)
     if scheme == "nested" and any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         raise ValueError(
             "the model is on the meta device, where nothing can be run, and scheme='nested' runs the example; partition"
@@ -222,16 +220,6 @@ def partition(
     return model
 
 
-def _check_not_empty(layers: Mapping[str, nn.Module]) -> None:
-    for path, layer in layers.items():
-        for name, weight in layer.named_parameters():
-            if not is_lazy(weight) and weight.dim() > 1 and not weight.numel():
-                raise ValueError(
-                    f"{name} of {path or 'the model itself'} has shape {tuple(weight.shape)}, and no entries to divide;"
-                    " make it wider, or leave that layer out with skip=."
-                )
-
-
 def _check_finite(path: str, parametrized: nn.Module) -> None:
     """Raises ValueError if a subnetwork's parameters make a weight that is not finite, as weight_norm of a row of 0."""
     with torch.no_grad(), evaluating(parametrized), preserved(device_of(parametrized)):
@@ -254,14 +242,11 @@ def _compute_at_each_reading(model: nn.Module) -> None:
     torch.nn.utils.parametrize.cached() keeps one by its name alone, which would be that of another subnetwork. torch
     makes a class for each parametrized module, so that nothing else reads by this property.
     """
-    lists = {
-        (module, name) for module in model.modules() if is_parametrized(module) for name in module.parametrizations
-    }
-    for module, name in lists:
-        made, parts = module.parametrizations[name], module.parametrizations[name].modules()
-        if isinstance(made, ParametrizationList) and any(isinstance(part, Partitioned) for part in parts):
-            present = property(lambda self, name=name: self.parametrizations[name]())
-            setattr(type(module), name, present.setter(getattr(type(module), name).fset))
+    for module in model.modules():
+        for name, made in module.parametrizations.items() if is_parametrized(module) else ():
+            if isinstance(made, ParametrizationList) and any(isinstance(part, Partitioned) for part in made.modules()):
+                present = property(lambda self, name=name: self.parametrizations[name]())
+                setattr(type(module), name, present.setter(getattr(type(module), name).fset))
 
 
 def _inside(new: dict[nn.Module, nn.Module]) -> dict[nn.Module, nn.Module]:

@@ -213,18 +213,18 @@ class _Trial:
 
     def remembers(self, batch: Any, other: Any, last: int) -> Iterator[Leak]:
         """Leaks, if a pass of the last subnetwork leaves something behind that subnetwork 1 reads, or keeps."""
-        drawn, within, worlds = [], [], [(batch, _same), (other, _disturbed)]
+        within, worlds = [], [(batch, _same), (other, _disturbed)]
 
         def first_after(given: Any, change: Callable[[Tensor], None]) -> Seen:
             # One after the other in each mode: what a model keeps, its own train() may drop.
-            values = {}
+            values, drawn = {}, []
             for mode, compute in ((nullcontext(), self._trained), (evaluating(self.model), self._evaluated)):
                 with mode:
                     with self._later_weights(1, change):
                         drawn.append(compute(last, given).drawn)
                     values |= compute(1, batch).values
                     within.append(Held(self.model, without=self.apart))
-            return Seen(values, {})
+            return Seen(values, drawn[0])
 
         (one, left), (two, left_too) = (self._kept(partial(first_after, *world)) for world in worlds)
         kept = [path for before, after in zip(within[:2], within[2:], strict=True) for path in before.changed(after)]
@@ -244,7 +244,7 @@ class _Trial:
         elif differing and not changed:
             what = f"gives another {differing[0]} after later chunks were seen, by what is kept out of sight"
             yield Leak("", what, APART)
-        if not all(map(same, *map(tree_leaves, (drawn[0], drawn[2])))):
+        if not all(map(same, *map(tree_leaves, (one.drawn, two.drawn)))):
             path = self._first_difference(last, worlds, after=1, of_outputs=False)
             what = "draws random numbers, and how many depends on the data: later noise tells of it"
             yield Leak(path, what, "draw as many for each batch, or take another module (LeakyReLU for RReLU)")
