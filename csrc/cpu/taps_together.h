@@ -12,10 +12,11 @@ constexpr int64_t kMaxTaps = 64;
 // to that of a contiguous weight, the taps of a channel together.
 class TapsTogether {
  public:
-  TapsTogether(int64_t in, int64_t taps) : in_(in), taps_(taps), some_(channels_at_once(taps)) {
-    for (uint64_t channels = 0; channels < uint64_t{1} << some_; ++channels) {
+  TapsTogether(int64_t in, int64_t taps) : in_(in), taps_(taps) {
+    const int64_t some = channels_at_once(taps);
+    for (uint64_t channels = 0; channels < uint64_t{1} << some; ++channels) {
       spread_[channels] = 0;
-      for (int64_t i = 0; i < some_; ++i) spread_[channels] |= (channels >> i & 1) << i * taps;
+      for (int64_t i = 0; i < some; ++i) spread_[channels] |= (channels >> i & 1) << i * taps;
     }
   }
 
@@ -29,6 +30,7 @@ class TapsTogether {
   }
 
  private:
+  // Channels that are moved at once, of which all taps fit into a word.
   static constexpr int64_t channels_at_once(int64_t taps) {
     return std::clamp<int64_t>(64 / std::max<int64_t>(taps, 1), 1, 8);
   }
@@ -37,7 +39,7 @@ class TapsTogether {
   // long as the same loads one by one.
   template <int64_t known>
   void put(const uint64_t* columns, uint64_t* out) const {
-    const int64_t taps = known > 0 ? known : taps_, some = known > 0 ? channels_at_once(known) : some_;
+    const int64_t taps = known > 0 ? known : taps_, some = channels_at_once(taps);
     const uint64_t low = (uint64_t{1} << some) - 1;
     uint64_t pending = 0;
     int64_t filled = 0;
@@ -65,8 +67,7 @@ class TapsTogether {
   }
 
   int64_t in_, taps_;
-  int64_t some_;          // channels that are moved at once, at most 8, of which all taps fit into a word
-  uint64_t spread_[256];  // of a bit for each of them: the bits a channel's taps apart
+  uint64_t spread_[256];  // of a bit for each channel that is moved at once: the bits a channel's taps apart
 };
 
 }  // namespace partkernels::cpu::PARTKERNELS_ISA
