@@ -137,15 +137,15 @@ def check_live(partition, active: int, update: int | None) -> None:
 
 
 def of_each(name: str, value: int | Sequence[int], dims: int, least: int) -> tuple[int, ...]:
-    """A number for each dimension, of one for all or as many; raises ValueError if one is too small."""
+    """A number for each dimension, of one for all or as many; raises ValueError if one is too small, or no int64."""
     sizes = (value,) if isinstance(value, Integral) else value
     # Numbers of numpy's may have few bits, in which their sums are other numbers.
     sizes = [int(n) if isinstance(n, Integral) else n for n in sizes] if isinstance(sizes, tuple | list) else []
     if len(sizes) == 1:
         sizes *= dims
-    if len(sizes) != dims or any(isinstance(n, float | str) or n < least for n in sizes):
+    if len(sizes) != dims or any(isinstance(n, float | str) or not least <= n < SEED_LIMIT for n in sizes):
         what = "a pair of ints, each" if dims == 2 else "one"
-        raise ValueError(f"{name}={value!r}; pass an int or {what} at least {least}.")
+        raise ValueError(f"{name}={value!r}; pass an int or {what} at least {least} and below 2**63.")
     return tuple(sizes)
 
 

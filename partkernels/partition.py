@@ -107,9 +107,11 @@ class Partition:
             raise ValueError(f"ids are {ids.dtype}; pass torch.uint8 with values 1..C.")
         shape = checked_shape(ids.shape)
         low, high = int(ids.min()), int(ids.max())
+        if low < 1:
+            raise ValueError(f"ids run from {low} to {high}; partitions are numbered from 1: pass ids in 1..C.")
         count = high if count is None else count
         check_count(count)
-        if low < 1 or high > count:
+        if high > count:
             raise ValueError(f"ids run from {low} to {high}, but there are {count} partitions; pass ids in 1..{count}.")
         packed = packed_map.pack(packed_map.to_matrix(ids - 1), bits_for(count))
         return cls(shape, count, packed, Zeros() if defaults is None else defaults)

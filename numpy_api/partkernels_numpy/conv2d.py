@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -95,12 +95,12 @@ def conv2d_grad_input(
     active = checked_number("active", active, partition)
     check_defaults(weight, partition)
     grad_output = check_like("grad_output", grad_output, "the weight", weight)
-    geometry = _Geometry(tuple(map(plain, input_shape)), partition, stride, padding, dilation, groups)
+    input_shape = _checked_input_shape(input_shape)
+    geometry = _Geometry(input_shape, partition, stride, padding, dilation, groups)
     geometry.check_output(grad_output)
     grad_x = np.empty(geometry.input, weight.dtype)
     _library.conv2d_grad_input(grad_output, weight, geometry.numbers, groups, partition.native, active, grad_x)
-    height, width = (int(n) for n in input_shape[2:])
-    return np.ascontiguousarray(grad_x[:, :, :height, :width])
+    return np.ascontiguousarray(grad_x[:, :, : input_shape[2], : input_shape[3]])
 
 
 def conv2d_grad_weight(
@@ -145,6 +145,13 @@ def conv2d_grad_weight(
     padded = geometry.padded(x)
     _library.conv2d_grad_weight(grad_output, padded, geometry.numbers, groups, partition.native, update, grad_w)
     return grad_w
+
+
+def _checked_input_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    sizes = tuple(map(plain, shape)) if isinstance(shape, Iterable) else ()
+    if len(sizes) != 4 or not all(type(n) is int and n >= 0 for n in sizes):
+        raise ValueError(f"input_shape={shape!r}; pass x.shape, [batch, in_channels, height, width].")
+    return sizes
 
 
 class _Geometry:

@@ -14,6 +14,7 @@ from partkernels.backend.bias import learning_bias
 from partkernels.backend.reference.conv2d import memory_format
 from partkernels.operators import dense
 from partkernels.operators.memory import no_view
+from partkernels.operators.registration import is_transformed
 from partkernels.partition import NestedPartition
 from partkernels.units import Units
 
@@ -162,7 +163,7 @@ def _grad_weight(ctx: Any, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         out[: rows.stop, cols.stop :] = 0
     else:
         out = grad.new_zeros(weight.shape)
-    can_write = not (torch.is_grad_enabled() or _is_transformed())  # or products would not be differentiable
+    can_write = not (torch.is_grad_enabled() or _is_followed())  # or products would not be differentiable
     for strip, among in ctx.strips:
         if can_write:
             ctx.product.grad_weight(grad, x, weight, *among, out=out[strip])
@@ -171,13 +172,13 @@ def _grad_weight(ctx: Any, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     return out
 
 
-def _is_transformed() -> bool:
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+def _is_followed() -> bool:
+    return torch.compiler.is_compiling() or is_transformed()
 
 
 def _apply(function: type[torch.autograd.Function], *args: Any) -> Any:
     """function.apply, without what that does for torch.func and its default values: 0.1 ms of Python."""
-    if _is_transformed():
+    if _is_followed():
         return function.apply(*args)
     return super(torch.autograd.Function, function).apply(*args)
 

@@ -190,7 +190,7 @@ def _call(name: str, kernel: Callable) -> Callable:
     def call(*args):
         if torch.compiler.is_compiling() or (name in _autocast and _is_any_autocast_enabled()):
             return operator(*args)
-        if _is_transformed():
+        if is_transformed():
             return _functions[name].apply(*args) if name in _functions else operator(*args)
         is_learning, requires_grad = torch.is_grad_enabled(), False
         for i in tensors:
@@ -219,7 +219,7 @@ _autocast: set[str] = set()
 _functions: dict[str, type[torch.autograd.Function]] = {}
 
 
-def _is_transformed() -> bool:
+def is_transformed() -> bool:
     """Inside torch.func's transforms or forward-mode differentiation, whose tensors look like any other."""
     return _are_functorch_transforms_active() or forward_ad._current_level >= 0
 

@@ -25,6 +25,10 @@ def conv2d(**changed):
     return pkn.conv2d(**{"x": ones(2, 2, 5, 5), "weight": ones(4, 2, 3, 3), "partition": Q, "active": 1, **changed})
 
 
+def grad_input(input_shape):
+    return pkn.conv2d_grad_input(ones(2, 4, 3, 3), ones(4, 2, 3, 3), Q, 1, input_shape)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -65,6 +69,10 @@ def conv2d(**changed):
         (lambda: conv2d(x=ones(2, 2, 2, 5)), pkn.InputError, "size 2 is smaller than the kernel, 3"),
         (lambda: conv2d(groups=3), ValueError, "groups=3; pass an int that divides the weight's 4"),
         (lambda: conv2d(groups=0), ValueError, "groups=0"),
+        (lambda: conv2d(stride=2**64), ValueError, r"each at least 1 and below 2\*\*63"),
+        (lambda: grad_input(8), ValueError, "input_shape=8; pass x.shape"),
+        (lambda: grad_input((1, 2, 5.0, 5)), ValueError, r"input_shape=\(1, 2, 5.0, 5\); pass x.shape"),
+        (lambda: grad_input((1, 2, 5)), ValueError, "pass x.shape"),
         (lambda: conv2d(stride=0), ValueError, "stride=0; pass an int or a pair of ints, each at least 1"),
         (lambda: conv2d(padding=-1), ValueError, "padding=-1"),
         (lambda: conv2d(padding="full"), ValueError, "padding='full'"),
@@ -89,6 +97,7 @@ def conv2d(**changed):
         (lambda: pkn.Partition.from_ids(ones(2, 2)), ValueError, "ids are float32; pass an array of numpy.uint8"),
         (lambda: pkn.Partition.from_ids([[1, 2]]), ValueError, "ids are list"),
         (lambda: pkn.Partition.from_ids(np.zeros((2, 2), np.uint8), count=2), ValueError, "ids run from 0 to 0"),
+        (lambda: pkn.Partition.from_ids(np.zeros((2, 2), np.uint8)), ValueError, "numbered from 1: pass ids in 1..C"),
         (lambda: pkn.Partition((4, 6), 2, P.map[:, :8]), ValueError, r"of shape \(4, 16\)"),
         (lambda: pkn.Partition((4, 6), 3, np.full((4, 16), 255, np.uint8)), ValueError, "id above its count of 3"),
         (lambda: pkn.Partition((4, 6), 2, np.full((4, 16), 255, np.uint8)), ValueError, "padding that is not 0"),
