@@ -46,14 +46,17 @@ def replacing(path: str | os.PathLike, *, binary: bool = False) -> Iterator[IO]:
         'rotation'
     """
     path = regular(path)
-    for left in path.parent.glob(f".{glob.escape(path.name)}.{HOST}.*"):
+    name = os.fsencode(path.name)
+    # The longest names leave no place for the rest of the temporary one.
+    start = f".{path.name if len(name) < 200 else hashlib.blake2b(name, digest_size=16).hexdigest()}.{HOST}."
+    for left in path.parent.glob(glob.escape(start) + "*"):
         with suppress(OSError), open(left, "r+b") as file:
             if _lock(file, wait=False):
                 left.unlink()
     how = {"mode": "xb"} if binary else {"mode": "x", "encoding": "utf-8", "newline": ""}
     while True:
         # Not tempfile: its files are readable by their owner alone, and stay so when they are renamed.
-        temporary = path.with_name(f".{path.name}.{HOST}.{secrets.token_hex(8)}")
+        temporary = path.with_name(start + secrets.token_hex(8))
         with open(temporary, **how) as file:
             _lock(file)
             if not temporary.exists():

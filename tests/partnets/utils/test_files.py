@@ -61,6 +61,15 @@ def test_what_another_still_writes_is_left_alone(tmp_path):
     assert path.read_text() == "last" and os.listdir(tmp_path) == ["notes.txt"]
 
 
+@pytest.mark.parametrize("name", ["a" * 255, "ü" * 127])
+def test_names_may_be_as_long_as_the_file_system_takes(name, tmp_path):
+    path = tmp_path / name
+    with replacing(path) as file, replacing(tmp_path / name[:-1]) as other:
+        file.write("long")
+        other.write("shorter")
+    assert path.read_text() == "long" and len(os.listdir(tmp_path)) == 2
+
+
 def test_what_another_host_or_another_file_has_left_is_kept(tmp_path):
     for name in (".notes.txt.00000000.ab", ".notes.txt.old.00000000.ab", ".notes.txt"):
         (tmp_path / name).touch()
