@@ -15,30 +15,40 @@
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
 
-// y = a product of operands that are packed, and a bias.
+// output = a product of operands that are packed.
 //
-// may_add_there: whether sums may be added up in y, in an order that takes the depth of all columns together.
-template <Layout layout, class T, class PackLeft, class PackRight>
-void multiply_packed(int64_t depth, const Matrix<T>& y, bool may_add_there, const T* bias, const PackLeft& pack_left,
-                     const PackRight& pack_right, const ParallelFor& parallel_for) {
+// may_add_there: whether sums may be added up in the output, in an order that takes the depth of all columns together.
+// batch: rows at a time where they may not. store(i, m, j, n, sums, stride): output[i : i + m, j : j + n] from its
+// sums, whose rows are `stride` apart, and which may lie where they are stored.
+template <Layout layout, class T, class PackLeft, class PackRight, class Store>
+void multiply_packed(int64_t depth, const Matrix<T>& output, bool may_add_there, int64_t batch,
+                     const PackLeft& pack_left, const PackRight& pack_right, const Store& store,
+                     const ParallelFor& parallel_for) {
   using Unit = typename UnitOf<T>::type;
   if constexpr (std::is_same_v<Unit, T>) {
-    if (may_add_there && y.col_stride == 1 && depth > 0) {
+    if (may_add_there && output.col_stride == 1 && depth > 0) {
       gemm_in_output<T, layout>(
-          depth, y, pack_left, pack_right,
+          depth, output, pack_left, pack_right,
           [&](int64_t i, int64_t m, int64_t j, int64_t n) {
-            if (bias) store_rows(y, i, m, j, n, y.data + i * y.row_stride + j, y.row_stride, bias);
+            store(i, m, j, n, output.data + i * output.row_stride + j, output.row_stride);
           },
           parallel_for);
       return;
     }
   }
   gemm<Unit, layout>(
-      y.rows, y.cols, depth, kBatch<Unit>, pack_left, pack_right,
-      [&](int64_t i, int64_t m, int64_t j, int64_t n, const Sum<Unit>* product) {
-        store_rows(y, i, m, j, n, product, kCols, bias);
-      },
+      output.rows, output.cols, depth, batch, pack_left, pack_right,
+      [&](int64_t i, int64_t m, int64_t j, int64_t n, const Sum<Unit>* sums) { store(i, m, j, n, sums, kCols); },
       parallel_for);
+}
+
+// multiply_packed's store, for y with a bias.
+template <class T>
+auto add_bias(const Matrix<T>& y, const T* bias) {
+  return [&y, bias](int64_t i, int64_t m, int64_t j, int64_t n, const auto* sums, int64_t stride) {
+    const void* const there = y.data + i * y.row_stride + j * y.col_stride;
+    if (bias || sums != there) store_rows(y, i, m, j, n, sums, stride, bias);
+  };
 }
 
 // y = x w^T: rows of w are rebuilt a few at a time and transposed into panels.
@@ -72,7 +82,8 @@ void linear(Matrix<const T> x, const Subnetwork<T>& w, const T* bias, Matrix<T> 
   };
   // For a few rows of x the weight is best read row by row.
   const bool may_add_there = x.rows > kRows / 2;
-  multiply_packed<Layout::row_major>(x.cols, y, may_add_there, bias, pack_left, pack_right, parallel_for);
+  multiply_packed<Layout::row_major>(x.cols, y, may_add_there, kBatch<Unit>, pack_left, pack_right, add_bias(y, bias),
+                                     parallel_for);
 }
 
 // grad_x = grad_y w: w lies as the panels need it.
@@ -102,7 +113,8 @@ void linear_grad_input(Matrix<const T> grad_y, const Subnetwork<T>& w, Matrix<T>
           block);
     }
   };
-  multiply_packed<Layout::row_major, T>(grad_y.cols, grad_x, true, nullptr, pack_left, pack_right, parallel_for);
+  multiply_packed<Layout::row_major>(grad_y.cols, grad_x, true, kBatch<Unit>, pack_left, pack_right,
+                                     add_bias<T>(grad_x, nullptr), parallel_for);
 }
 
 template <class T>
@@ -122,22 +134,9 @@ void linear_grad_weight(Matrix<const T> grad_y, Matrix<const T> x, Owners owners
   const auto pack_right = [&](int64_t k, int64_t d, int64_t j, int64_t n, Unit* block) {
     pack_right_depth(x, k, d, j, n, block);
   };
-  if constexpr (std::is_same_v<Unit, T>) {
-    if (rows_are_contiguous(grad_w) && x.rows > 0) {
-      const Matrix<T> output{grad_w.data, grad_w.rows, x.cols, grad_w.row_stride, 1};
-      gemm_in_output<T, Layout::depth_major>(
-          x.rows, output, pack_left, pack_right,
-          [&](int64_t i, int64_t m, int64_t j, int64_t n) {
-            store(i, m, j, n, output.data + i * output.row_stride + j, output.row_stride);
-          },
-          parallel_for);
-      return;
-    }
-  }
-  gemm<Unit, Layout::depth_major>(
-      grad_y.cols, x.cols, x.rows, 3 * kRows, pack_left, pack_right,
-      [&](int64_t i, int64_t m, int64_t j, int64_t n, const Sum<Unit>* product) { store(i, m, j, n, product, kCols); },
-      parallel_for);
+  const Matrix<T> output{grad_w.data, grad_w.rows, x.cols, grad_w.row_stride, 1};  // if its rows are contiguous
+  multiply_packed<Layout::depth_major>(x.rows, output, rows_are_contiguous(grad_w), 3 * kRows, pack_left, pack_right,
+                                       store, parallel_for);
 }
 
 }  // namespace partkernels::cpu::PARTKERNELS_ISA
