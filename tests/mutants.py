@@ -560,9 +560,15 @@ MUTANTS = [
         ),
         (
             "evaluation of the audit",
-            "((nullcontext(), self._trained), (evaluating(self.model), self._evaluated)):",
-            "((nullcontext(), self._trained), (evaluating(self.model), self._pass)):",
+            "(nullcontext(), self._trained), (evaluating(self.model), self._evaluated)",
+            "(nullcontext(), self._trained), (evaluating(self.model), self._pass)",
             "an audit misses what is kept until the mode changes",
+        ),
+        (
+            "maxima in the audit",
+            "behind[-1].set(path, torch.nan)",
+            "behind[-1].set(path, 0.0)",
+            "an audit misses a running maximum that subnetwork 1 exceeds",
         ),
     ),
     *_of(
@@ -573,6 +579,16 @@ MUTANTS = [
             "    for path in out_of_reach(model, layers):",
             "    for path in ():",
             "layers that an object keeps stay as they were",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/convert/finding.py",
+        f"{NETS}/nn/test_own_parameters.py",
+        (
+            "hooks that keep parameters",
+            "and (path not in ruled or attribute in of_all_modules)",
+            "and path not in ruled",
+            "a hook goes on with a weight that no subnetwork has",
         ),
     ),
     *_of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -160,23 +160,31 @@ def find(
 
 def out_of_reach(model: nn.Module, layers: dict[str, nn.Module]) -> list[str]:
     """The paths of those layers that a model keeps where replace_modules does not replace them."""
-    paths, found, seen = {layer: path for path, layer in layers.items()}, [], set()
+    paths = {layer: path for path, layer in layers.items()}
+    held = [value for _, _, value, is_reached in _held(model) if isinstance(value, nn.Module) and not is_reached]
+    return [paths[module] for module in held if module in paths]
 
-    def visit(value: Any, is_reached: bool) -> None:
-        if isinstance(value, nn.Module) and not is_reached and value in paths:
-            found.append(paths[value])
+
+def _held(model: nn.Module) -> Iterator[tuple[str, str, Any, bool]]:
+    """All that modules hold in attributes, and in what these hold: containers, functions, objects of one's own.
+
+    Yields:
+        A module's path, its attribute, a value that is there, and whether replace_modules looks there.
+    """
+    seen = set(map(id, model.modules()))
+
+    def visit(value: Any, is_reached: bool) -> Iterator[tuple[Any, bool]]:
+        yield value, is_reached
         if id(value) not in seen:
             seen.add(id(value))
             for _, part in inside(value):
-                visit(part, is_reached and isinstance(value, list | tuple | dict))
+                yield from visit(part, is_reached and isinstance(value, list | tuple | dict))
 
-    modules = list(model.modules())
-    seen.update(map(id, modules))
-    for module in modules:
-        for name, value in vars(module).items():
-            if name not in ("_modules", "_parameters", "_buffers"):
-                visit(value, is_reached=True)
-    return found
+    for path, module in model.named_modules():
+        for attribute, held in vars(module).items():
+            if attribute not in ("_modules", "_parameters", "_buffers"):
+                for value, is_reached in visit(held, True):
+                    yield path, attribute, value, is_reached
 
 
 def _lost(module: nn.Module, frozen: bool) -> Obstacle | None:
@@ -345,7 +353,7 @@ def find_or_refuse(model: nn.Module, skipped: set[nn.Module], stateful: set[nn.M
         path, attribute, name = kept[0]
         raise ValueError(
             f"{path or 'the model'} keeps {name} in {attribute} too, which would have what all partitions learn, or"
-            " what nobody does: read the parameter from its module where it is used, and leave the list out."
+            " what nobody does: read the parameter from its module where it is used, and keep it nowhere else."
         )
     if apart := _views_of_state(model, found):
         raise ValueError(
@@ -367,24 +375,17 @@ def find_or_refuse(model: nn.Module, skipped: set[nn.Module], stateful: set[nn.M
 
 
 def _kept_elsewhere(model: nn.Module, divided: Mapping[nn.Parameter, str]) -> list[tuple[str, str, str]]:
-    """Of modules that keep parameters of others in attributes: their path, the attribute and the parameter's name.
+    """Of modules that keep parameters in attributes: their path, the attribute and the parameter's name.
 
-    Those with rules know what they keep, as torch's recurrent layers.
+    Those with rules know what they keep, as torch's recurrent layers, but for what hooks on them do.
     """
-    found = []
-    for path, module in model.named_modules():
-        if rule_of(type(module)) is not None:
-            continue
-        for attribute, value in vars(module).items():
-            if attribute in ("_parameters", "_buffers", "_modules"):
-                continue
-            values = (
-                value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
-            )
-            found += [
-                (path, attribute, divided[one]) for one in values if isinstance(one, nn.Parameter) and one in divided
-            ]
-    return found
+    of_all_modules = vars(nn.Module()).keys()
+    ruled = {path for path, module in model.named_modules() if rule_of(type(module)) is not None}
+    return [
+        (path, attribute, divided[value])
+        for path, attribute, value, _ in _held(model)
+        if isinstance(value, nn.Parameter) and value in divided and (path not in ruled or attribute in of_all_modules)
+    ]
 
 
 def _views_of_state(model: nn.Module, found: Found) -> tuple[str, str] | None:

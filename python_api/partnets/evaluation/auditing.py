@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -34,6 +34,7 @@ APART = (
     "let a module keep it, in buffers or attributes, and name that in partnets.partition(..., stateful=[...]), which"
     " keeps it for each subnetwork; or take one that keeps nothing, or put it into evaluation mode"
 )
+FOLLOWS = "follows the data: it carries what later chunks look like to earlier subnetworks"
 KEPT_IN_A_MODE = (
     "name its module in partnets.partition(..., stateful=[...]), which keeps it for each subnetwork; or compute it at"
     " each call"
@@ -180,19 +181,15 @@ class _Trial:
 
     def reads_later_weights(self, k: int, batch: Any) -> Iterator[Leak]:
         """A leak, if what subnetwork k computes or keeps depends on the weights of partitions above k."""
-        clean, after = self._kept(lambda: self._pass(k, batch))
+        run = partial(self._pass, k, batch)
+        clean = self._kept(run)
         try:
             with self._later_weights(k, _poisoned):
-                poisoned, after_poison = self._kept(lambda: self._pass(k, batch))
+                poisoned = self._kept(run)
         except Exception as error:  # whatever a model does about weights that are no numbers
             yield Leak("", f"fails where the weights of later partitions are NaN ({error})", LIVE)
             return
-        differing, kept = clean.differing(poisoned), after.changed(after_poison)
-        if differing or kept:  # what differs by itself, as sums by atomics on a GPU, tells by its NaN alone
-            again, after_again = self._kept(lambda: self._pass(k, batch))
-            unsteady = {name for name in clean.differing(again) if not _has_more_nan(clean, poisoned, name)}
-            differing = [name for name in differing if name not in unsteady]
-            kept = [path for path in kept if path not in after.changed(after_again)]
+        differing, kept = self._changed_by_nan(run, clean, poisoned)
         if any(name.startswith("output") for name in differing):
             path = self._first_difference(k, [(batch, _same), (batch, _poisoned)], after=k, of_outputs=True)
             yield Leak(path, "reads weights of partitions that are not live", LIVE)
@@ -213,21 +210,26 @@ class _Trial:
 
     def remembers(self, batch: Any, other: Any, last: int) -> Iterator[Leak]:
         """Leaks, if a pass of the last subnetwork leaves something behind that subnetwork 1 reads, or keeps."""
-        within, worlds = [], [(batch, _same), (other, _disturbed)]
+        behind, within, worlds = [], [], [(batch, _same), (other, _disturbed)]
 
-        def first_after(given: Any, change: Callable[[Tensor], None]) -> Seen:
+        def first_after(given: Any, change: Callable[[Tensor], None], lost: Sequence[list[str]] = ((), ())) -> Seen:
             # One after the other in each mode: what a model keeps, its own train() may drop.
             values, drawn = {}, []
-            for mode, compute in ((nullcontext(), self._trained), (evaluating(self.model), self._evaluated)):
+            modes = (nullcontext(), self._trained), (evaluating(self.model), self._evaluated)
+            for (mode, compute), paths in zip(modes, lost, strict=True):
                 with mode:
                     with self._later_weights(1, change):
                         drawn.append(compute(last, given).drawn)
+                    behind.append(self._held())
+                    for path in paths:
+                        behind[-1].set(path, torch.nan)
                     values |= compute(1, batch).values
-                    within.append(Held(self.model, without=self.apart))
+                    within.append(self._held())
             return Seen(values, drawn[0])
 
         (one, left), (two, left_too) = (self._kept(partial(first_after, *world)) for world in worlds)
         kept = [path for before, after in zip(within[:2], within[2:], strict=True) for path in before.changed(after)]
+        replaced = [before.changed(after) for before, after in zip(behind[:2], behind[2:], strict=True)]
         differing, changed = one.differing(two), left.changed(left_too)
         if differing or changed:
             again, left_again = self._kept(partial(first_after, *worlds[0]))
@@ -238,23 +240,61 @@ class _Trial:
             differing = [name for name in differing if name not in one.differing(again)]
             changed = [path for path in changed if path not in left.changed(left_again)]
         for path in changed:
-            yield Leak(path, "follows the data: it carries what later chunks look like to earlier subnetworks", APART)
+            yield Leak(path, FOLLOWS, APART)
         if differing and not changed and kept:
             yield Leak(kept[0], "is kept until the mode changes, of one subnetwork, and others read it", KEPT_IN_A_MODE)
         elif differing and not changed:
             what = f"gives another {differing[0]} after later chunks were seen, by what is kept out of sight"
             yield Leak("", what, APART)
+        elif not changed and any(replaced):
+            # The first's pass has put something else there. It may have looked at what was there before, as a running
+            # maximum does: NaN, which is no number to compare with, would stay, or be seen.
+            run = partial(first_after, *worlds[0])
+            yield from self._reads_what_it_replaces(run, (one, left), replaced)
         if not all(map(same, *map(tree_leaves, (one.drawn, two.drawn)))):
             path = self._first_difference(last, worlds, after=1, of_outputs=False)
             what = "draws random numbers, and how many depends on the data: later noise tells of it"
             yield Leak(path, what, "draw as many for each batch, or take another module (LeakyReLU for RReLU)")
 
+    def _reads_what_it_replaces(
+        self, run: Callable[..., Seen], clean: tuple[Seen, Held], replaced: Sequence[list[str]]
+    ) -> Iterator[Leak]:
+        """A leak, if subnetwork 1 depends on what the last one left behind there, in training or in evaluation mode."""
+        try:
+            differing, changed = self._changed_by_nan(run, clean, self._kept(partial(run, lost=replaced)))
+        except Exception:  # whatever a model does about numbers that are none
+            differing, changed = ["output"], []
+        if differing or changed:
+            paths = [*itertools.chain(*replaced)]
+            path = next((path for path in paths if path in changed), paths[0])
+            yield Leak(path, FOLLOWS, APART)
+
+    def _changed_by_nan(
+        self, run: Callable[[], Seen], clean: tuple[Seen, Held], other: tuple[Seen, Held]
+    ) -> tuple[list[str], list[str]]:
+        """The names of what is computed otherwise where something is NaN, and the paths of what is held otherwise.
+
+        What differs by itself, as sums by atomics on a GPU, tells by its NaN alone.
+        """
+        (one, left), (two, left_too) = clean, other
+        differing, changed = one.differing(two), left.changed(left_too)
+        if differing or changed:
+            again, left_again = self._kept(run)
+            unsteady = {name for name in one.differing(again) if not _has_more_nan(one, two, name)}
+            differing = [name for name in differing if name not in unsteady]
+            changed = [path for path in changed if path not in left.changed(left_again)]
+        return differing, changed
+
     def _kept(self, run: Callable[[], Seen]) -> tuple[Seen, Held]:
         """What it gives, and what is held after it; then all is as before."""
         try:
-            return run(), Held(self.model, without=self.apart)
+            return run(), self._held()
         finally:
             self.before.put_back()
+
+    def _held(self) -> Held:
+        """What is held, without what each subnetwork has for itself."""
+        return Held(self.model, without=self.apart, known=self.before)
 
     def _pass(self, k: int, batch: Any) -> Seen:
         """Both modes of subnetwork k."""
@@ -385,7 +425,7 @@ def _poisoned(entries: Tensor) -> None:
 
 
 def _disturbed(entries: Tensor) -> None:
-    entries.mul_(-1.25).add_(0.01)
+    entries.mul_(-2).add_(0.01)  # louder: what a maximum so far is compared with
 
 
 def _has_more_nan(one: Seen, other: Seen, name: str) -> bool:

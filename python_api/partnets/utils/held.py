@@ -12,6 +12,7 @@ import types
 from array import array
 from collections import UserDict, UserList, defaultdict, deque
 from collections.abc import Callable, Container, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -37,6 +38,7 @@ class Held:
     Args:
         model: any module.
         without: dotted paths of what is left out.
+        known: an earlier one, whose copies are taken for those tensors that have not changed since.
 
     Attributes:
         values: {dotted path: a copy of a tensor or of an array, or a plain value}.
@@ -52,10 +54,12 @@ class Held:
         [0.0, 0.0]
     """
 
-    def __init__(self, model: nn.Module, without: Container[str] = ()) -> None:
+    def __init__(self, model: nn.Module, without: Container[str] = (), known: Held | None = None) -> None:
         self._without = without
+        self._known = {} if known is None else known.values
         self.values: dict[str, Any] = {}
         self._put_back: list[Callable[[], None]] = []
+        self._set: dict[str, Callable[[float], object]] = {}
         self._seen: set[int] = set()
         self._classes: set[type] = set()
         self._alive: list[Any] = []  # or an id could be given twice
@@ -65,6 +69,7 @@ class Held:
             for name, part in named(remove_duplicate=False):
                 self._places[id(part)].add(name)
         self._take("", model, 0)
+        self._known = {}
 
     def changed(self, after: Held) -> list[str]:
         """The paths of what differs, or is only in one of the two, in order."""
@@ -82,6 +87,12 @@ class Held:
                     failed.append(error)
         if failed:
             raise failed[0]
+
+    def set(self, path: str, number: float) -> None:
+        """Sets what is there to a number, in place: a tensor of real numbers, or a float; anything else stays."""
+        if path in self._set:
+            with torch.no_grad(), suppress(RuntimeError):  # as of a layout that cannot be filled
+                self._set[path](number)
 
     def _take(self, path: str, value: Any, depth: int) -> None:
         if path in self._without:
@@ -114,7 +125,9 @@ class Held:
     def _take_tensor(self, path: str, tensor: Tensor) -> None:
         if tensor.is_meta or nn.parameter.is_lazy(tensor):
             return
-        self.values[path] = kept = tensor.detach().clone()
+        known = self._known.get(path)
+        has_changed = not (isinstance(known, Tensor) and same(tensor.detach(), known))
+        self.values[path] = kept = tensor.detach().clone() if has_changed else known
         grad = tensor.grad if tensor.is_leaf else None
 
         def put_back() -> None:
@@ -126,6 +139,8 @@ class Held:
                 tensor.grad = grad
 
         self._put_back.append(put_back)
+        if tensor.is_floating_point():
+            self._set[path] = tensor.detach().fill_
 
     def _take_dict(self, path: str, items: dict, depth: int) -> None:
         kept = dict(items)
@@ -139,6 +154,12 @@ class Held:
         for key, value in kept.items():
             inside = key in ("_parameters", "_buffers", "_modules")
             self._take(path if inside else _joined(path, key), value, depth + 1)
+            self._take_float(_joined(path, key), value, partial(items.__setitem__, key))
+
+    def _take_float(self, path: str, value: Any, put: Callable[[float], object]) -> None:
+        """How to set a number, which is none that can be changed in place."""
+        if type(value) is float and path not in self._without:
+            self._set[path] = put
 
     def _take_slots(self, path: str, value: Any, depth: int) -> None:
         """What an object has in slots, and what its own classes have, as a number of all calls."""
@@ -160,6 +181,7 @@ class Held:
         self._put_back.append(put_back)
         for name, part in kept.items():
             self._take(_joined(path, name), part, depth + 1)
+            self._take_float(_joined(path, name), part, partial(setattr, of, name))
 
     def _take_container(self, path: str, value: Any, depth: int) -> None:
         if isinstance(value, dict):
@@ -168,14 +190,18 @@ class Held:
         if isinstance(value, list | deque):
             kept = list(value)
             self._put_back.append(lambda: (value.clear(), value.extend(kept)))
+            for i, part in enumerate(kept):
+                self._take_float(_joined(path, i), part, partial(value.__setitem__, i))
         elif isinstance(value, set):
             kept = set(value)
             self._put_back.append(lambda: (value.clear(), value.update(kept)))
             self.values[path] = frozenset(map(repr, kept))
         elif isinstance(value, types.FunctionType):
-            for cell in value.__closure__ or ():
+            for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
                 if (kept := _content(cell)) is not EMPTY:
-                    self._put_back.append(lambda cell=cell, kept=kept: setattr(cell, "cell_contents", kept))
+                    put = partial(setattr, cell, "cell_contents")
+                    self._put_back.append(partial(put, kept))
+                    self._take_float(_joined(path, name), kept, put)
         elif is_ones_own(value):
             self._take_dict(path, getattr(value, "__dict__", {}), depth)
             self._take_slots(path, value, depth)

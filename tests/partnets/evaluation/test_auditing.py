@@ -270,6 +270,42 @@ class Stateful(Around):
         return x
 
 
+class Observer(Around):
+    """Its range is that of the loudest pass so far, as quantisation calibrates it: often an earlier subnetwork's."""
+
+    def made(self):
+        self.register_buffer("range", torch.zeros(()))
+
+    def between(self, x):
+        self.range = torch.maximum(self.range, x.detach().abs().amax())
+        return x / self.range
+
+
+class Loud(Around):
+    """As a Python number."""
+
+    most = 0.0
+
+    def between(self, x):
+        self.most = max(self.most, x.abs().amax().item())
+        return x / self.most
+
+
+class Loudest(Around):
+    """In a variable of a hook, in evaluation mode alone."""
+
+    def made(self):
+        most = 0.0
+
+        def normalise(layer, args, output):
+            nonlocal most
+            if not layer.training:
+                most = max(most, output.abs().amax().item())
+            return output / (1 + most)
+
+        self.layer.register_forward_hook(normalise)
+
+
 LEAKS = {
     Parameters: "the model itself reads weights of partitions that are not live",
     Entries: "the model itself reads weights",
@@ -290,6 +326,9 @@ LEAKS = {
     MadeInForward: "teacher",
     MadeForEvaluation: "kept is kept until the mode changes",
     Stateful: "hidden is kept until the mode changes",
+    Observer: "range follows the data",
+    Loud: "most follows the data",
+    Loudest: "layer._forward_hooks.",
 }
 
 
@@ -306,7 +345,18 @@ def test_a_leak_is_found_and_named_and_the_model_stays_as_it_was(around):
     assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
 
 
+@pytest.mark.parametrize("around", [Observer, Loud, Loudest])
+def test_a_maximum_that_subnetwork_1_exceeds_itself_in_the_trial_is_found(around):
+    model = model_of(around)
+    partition = model.layer.partitions["weight"]
+    with torch.no_grad():
+        model.layer.weight[partition.mask(2) | partition.mask(3)] *= 0.01
+    (leak,) = partnets.audit(model, batch(), F.cross_entropy)
+    assert str(leak).startswith(LEAKS[around]) and "follows the data" in str(leak)
+
+
 KEEPERS = [RunningMean, Codebook, Experts, Number, Nested, Logged, Teacher, Frozen, MadeForEvaluation, Stateful]
+KEEPERS += [Observer, Loud]
 
 
 @pytest.mark.parametrize("around", KEEPERS, ids=lambda around: around.__name__)

@@ -5,6 +5,7 @@ import copy
 import functools
 import io
 import pickle
+import types
 
 import pytest
 import torch
@@ -463,7 +464,18 @@ class Gated(nn.Module):
         return self.layers[1](self.layers[0](x).relu())
 
 
-@pytest.mark.parametrize("kept", [list, tuple, lambda biases: dict(enumerate(biases))])
+KEPT = [
+    list,
+    tuple,
+    lambda biases: dict(enumerate(biases)),
+    lambda biases: {"gates": [tuple(biases)]},
+    lambda biases: lambda x: x + biases[0],
+    lambda biases: functools.partial(torch.add, biases[1]),
+    lambda biases: types.SimpleNamespace(first=biases[0]),
+]
+
+
+@pytest.mark.parametrize("kept", KEPT)
 @pytest.mark.parametrize("scheme", ["weight", "nested"])
 def test_parameters_of_children_that_are_kept_elsewhere_are_refused(scheme, kept):
     model = Gated(kept)
@@ -471,3 +483,11 @@ def test_parameters_of_children_that_are_kept_elsewhere_are_refused(scheme, kept
     with pytest.raises(ValueError, match=r"the model keeps layers\.\d\.bias in gates too"):
         partnets.partition(model, PROPORTIONS, **{"scheme": scheme} | ({"example": x} if scheme == "nested" else {}))
     assert all(one is other for one, other in zip(before, model.parameters(), strict=True))
+
+
+def test_a_parameter_that_a_hook_on_its_layer_keeps_is_refused():
+    model = nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 4))
+    weight = model[0].weight
+    model[0].register_forward_hook(lambda layer, x, y: y + weight.mean())
+    with pytest.raises(ValueError, match=r"0 keeps 0\.weight in _forward_hooks too"):
+        partnets.partition(model, PROPORTIONS)

@@ -85,3 +85,29 @@ def test_slots_and_what_classes_have_are_put_back():
     ]  # fmt: skip
     before.put_back()
     assert not before.changed(Held(model)) and Everywhere.calls == 0 and not Everywhere.seen
+
+
+def test_what_has_not_changed_is_copied_once():
+    model = nn.BatchNorm1d(2)
+    before = Held(model)
+    model(torch.randn(3, 2))
+    after = Held(model, known=before)
+    assert after.values["weight"] is before.values["weight"]
+    assert before.changed(after) == ["running_mean", "running_var", "num_batches_tracked"]
+
+
+def test_tensors_of_real_numbers_and_floats_are_set_in_place_and_put_back():
+    model, count = nn.BatchNorm1d(2), 0.5
+
+    def hook(*_):
+        return count
+
+    model.list, model.scale = [1.0, 2], 3.0
+    model.register_forward_hook(hook)
+    mean, before = model.running_mean, Held(model)
+    for path in before.values:
+        before.set(path, 7.0)
+    assert model.list == [7.0, 2] and model.scale == hook() == 7.0 and model.running_mean is mean
+    assert (mean == 7).all() and not model.num_batches_tracked
+    before.put_back()
+    assert before.changed(Held(model)) == [] and hook() == 0.5
