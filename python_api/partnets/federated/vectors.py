@@ -39,8 +39,9 @@ class Vectors:
         lengths: of each vector, by its name: the partitions' in their order, ψ's last.
         dtypes: likewise.
         hyper: the parameters of ψ.
-        fingerprint: of all that must be alike on both sides: the types of modules, the partitions, their default
-            values, and all of the model that does not travel, as frozen weights. Hex digits.
+        fingerprint: of all that must be alike on both sides: the types of modules and the settings of torch's layers,
+            the partitions, their default values, and all of the model that does not travel, as frozen weights. Hex
+            digits.
 
     Raises:
         ValueError: the model has running statistics, which would carry what a later chunk looks like into all
@@ -173,12 +174,25 @@ class Vectors:
         for path, module in self.model.named_modules():
             # What modules with parameters say of themselves may have values in it.
             said = "" if [*module.parameters(recurse=False)] else module.extra_repr()
-            found.update(f"{path} {type(module).__qualname__} {ADDRESS.sub('', said)}".encode())
+            found.update(f"{path} {type(module).__qualname__} {ADDRESS.sub('', said)} {_settings(module)}".encode())
         for name in sorted(state.keys() - paths):
             if name.rpartition(".")[2] != LEARNED_FROM:
                 found.update(name.encode())
                 _digest(state[name], found)
         return found.hexdigest()
+
+
+def _settings(module: nn.Module) -> dict[str, Any]:
+    """What a layer of torch's, or one made of it, computes with: its stride, heads or eps."""
+    if type(module).__module__.partition(".")[0] not in ("torch", "partnets"):
+        return {}
+    plain, others = bool | int | float | str | None, ("training", LEARNED_FROM)
+    return {
+        name: value
+        for name, value in sorted(vars(module).items())
+        if not (name.startswith("_") or name in others)
+        and all(isinstance(part, plain) for part in (value if isinstance(value, tuple) else (value,)))
+    }
 
 
 def _digest(value: Any, found: Any) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from partnets.convert.deploying import deployed
-from partnets.convert.finding import named
+from partnets.convert.finding import named, out_of_reach
 from partnets.convert.merging import merge
 from partnets.convert.reads import read_by
 from partnets.convert.replacing import replace_modules
@@ -63,7 +63,8 @@ def convert(
 
     Raises:
         ValueError: no layer can respond, one does already, or the model is partitioned; a hyperparameter is outside of
-            the model; a path in skip does not exist. The model has not changed then.
+            the model; a path in skip does not exist; a layer is kept where it cannot be replaced. The model has not
+            changed then.
         TypeError: hyper has something else than a Hyperparameter.
 
     Example:
@@ -89,6 +90,11 @@ def convert(
         raise ValueError(
             f"no layer of this {type(model).__name__} can respond to hyperparameters, which then get no gradient; known"
             f" are {names}, with parameters that learn."
+        )
+    if lost := out_of_reach(model, {path: module for path, module in model.named_modules() if module in found}):
+        raise ValueError(
+            f"{lost[0] or 'the model'} is kept by an object, a function or a method too, which would go on with it as"
+            " it was; call it as a module's attribute, or name it in skip=."
         )
     options = {"learn_scale": learn_scale, "per_example": per_example, "batch_dim": batch_dim}
     vector = HyperVector(modules, centred=centred, linearised=linearised, scale=scale, **options)

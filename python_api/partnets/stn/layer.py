@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator
 from itertools import zip_longest
@@ -124,6 +125,7 @@ class HyperLayer(nn.Module):
         """
         new = as_class(self, self.ordinary)
         new._modules = {}  # torch's recurrent layers reset all that is inside them, a hyper.DropConnect as well
+        new._buffers = copy.deepcopy(new._buffers)  # and its norms their running statistics
         for name in self.names():
             like = self._parameters[name]
             new._parameters[name] = nn.Parameter(torch.empty_like(like, memory_format=torch.contiguous_format))

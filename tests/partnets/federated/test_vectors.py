@@ -65,12 +65,29 @@ CHANGES = {
     "other default values": {"defaults": "zero"},
     "stored default values": {"defaults": "stored"},
     "another buffer": {"scale": 2.0},
+    "another eps": {"eps": 0.1},
+    "other groups": {"groups": 2},
+    "another stride": {"stride": 2},
+    "another padding mode": {"padding_mode": "circular"},
+    "other heads": {"heads": 4},
 }
 
 
-def changed(proportions=(0.5, 0.3, 0.2), seed=0, scale=1.0, **options):
+def changed(
+    proportions=(0.5, 0.3, 0.2),
+    seed=0,
+    scale=1.0,
+    eps=1e-5,
+    groups=1,
+    stride=1,
+    padding_mode="zeros",
+    heads=2,
+    **options,
+):
     torch.manual_seed(0)
-    network = nn.Sequential(hyper.InputMask(6), nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3))
+    network = nn.Sequential(hyper.InputMask(6), nn.Linear(6, 8), nn.LayerNorm(8, eps), nn.GELU(), nn.Linear(8, 3))
+    network.extend([nn.GroupNorm(groups, 4), nn.Conv1d(4, 4, 3, stride, 1, padding_mode=padding_mode)])
+    network.append(nn.MultiheadAttention(8, heads))
     network.register_buffer("scale", torch.tensor(scale))
     return federated.Vectors(partnets.partition(network, proportions, seed=seed, **options), network[0])
 

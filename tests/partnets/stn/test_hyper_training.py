@@ -358,6 +358,22 @@ def test_a_refused_conversion_changes_nothing():
     with pytest.raises(ValueError, match="that learn"):
         stn.convert(frozen, dropout)
     assert type(frozen[0]) is nn.Linear
+    kept = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), dropout)
+    inner = kept[1].forward
+    kept[1].forward = lambda x: 2 * inner(x)
+    with pytest.raises(ValueError, match="1 is kept by an object, a function or a method too"):
+        stn.convert(kept, dropout)
+    assert type(kept[0]) is nn.Linear
+    assert type(stn.convert(kept, dropout, skip="1")[1]) is nn.Linear
+
+
+def test_running_statistics_are_those_of_before():
+    model = nn.Sequential(norm := nn.BatchNorm1d(3), dropout := hyper.Dropout())
+    norm(torch.randn(20, 3) * 2 + 1)
+    before = {name: buffer.clone() for name, buffer in norm.named_buffers()}
+    converted = stn.convert(model, dropout)[0]
+    assert all(torch.equal(buffer, before[name]) for name, buffer in converted.named_buffers())
+    assert all(torch.equal(buffer, before[name]) for name, buffer in norm.named_buffers())
 
 
 def test_an_ordinary_trainer_says_what_it_lacks():
