@@ -31,6 +31,8 @@ class PartitionedOptimizer(torch.optim.Optimizer):
 
     # Whether the state has the number of steps of each partition.
     counts = False
+    # Settings of torch's optimiser of this kind that this one has not.
+    unserved: tuple[str, ...] = ()
     # Of parameters whose learning rate is learned, the module that has it. No class has a value for it: Lightning's
     # wrapper derives from this class, and looks into the optimiser for what it has not itself.
     _rates: Mapping[nn.Parameter, LearningRate]
@@ -109,7 +111,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
             What closure returns.
 
         Raises:
-            ValueError: update is out of range.
+            ValueError: update is out of range, or a group has a setting of torch's that this optimiser has not.
             RuntimeError: the partition has no gradient, as after a backward pass outside of partnets.subnetwork, or of
                 another partition; or the model was moved to another device or dtype after a step. Nothing has changed
                 then.
@@ -126,6 +128,12 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         rates = {module: module.rate().item() for module in set(self._rates.values())}
         steps = []
         for group in self.param_groups:
+            for name in self.unserved:
+                if group.get(name):
+                    raise ValueError(
+                        f"a group has {name}={group[name]}, which partnets.optim.{self.kind} has not; take"
+                        f" partnets.optim.PerPartition(torch.optim.{self.kind}, model, {name}=...)."
+                    )
             moments, stepped = self.moments(group), defaultdict(list)
             for parameter in group["params"]:
                 if parameter.grad is None:
@@ -388,6 +396,26 @@ def _learned_rates(model: nn.Module) -> dict[nn.Parameter, LearningRate]:
     return found
 
 
+def _are_alike(parameter: nn.Parameter, *holders: tuple[Partitioned, str]) -> bool:
+    """Whether two layers have the same entries of one parameter in each partition."""
+    (one, first), (other, second) = holders
+    if one is other and first == second:
+        return True
+    for k in range(1, min(one.count, other.count) + 1):
+        found = [layer.entries(name, [parameter], k) for layer, name in holders]
+        if None in found:
+            if found[0] is not found[1]:
+                return False
+            continue
+        places = [(view.shape, view.stride(), view.storage_offset()) for (view,), _ in found]
+        maps = [partition for _, partition in found]
+        if places[0] != places[1] or (None in maps and maps[0] is not maps[1]):
+            return False
+        if maps[0] is not maps[1] and not torch.equal(*(partition.ids() for partition in maps)):
+            return False
+    return True
+
+
 def decay_of(group: dict, update: int) -> float:
     """A group's weight decay for a partition; a single number, as schedules of it set one, is that of all."""
     decay = group["weight_decay"]
@@ -452,19 +480,24 @@ def owners(model: nn.Module) -> dict[nn.Parameter, tuple[Partitioned, str]]:
     """The layer and name of each trainable parameter that a partitioned layer owns.
 
     Raises:
-        ValueError: another parameter, but of partnets.hyper, would learn; or FullyShardedDataParallel has them.
+        ValueError: another parameter, but of partnets.hyper, would learn; two layers have one, and divide it
+            otherwise; or FullyShardedDataParallel has them.
     """
     if any(hasattr(p, "_fsdp_flattened") or path.endswith("_flat_param") for path, p in model.named_parameters()):
         raise ValueError(
             "FullyShardedDataParallel flattens parameters, so that nobody knows their partitions; shard the model by"
             " partnets.distributed.fully_shard."
         )
-    found = {
-        parameter: (layer, name)
-        for _, layer in partitioned_layers(model)
-        for name, parameter in layer.owned()
-        if parameter.requires_grad
-    }
+    found: dict[nn.Parameter, tuple[Partitioned, str]] = {}
+    for path, layer in partitioned_layers(model):
+        for name, parameter in layer.owned():
+            if parameter.requires_grad and not _are_alike(
+                parameter, found.setdefault(parameter, (layer, name)), (layer, name)
+            ):
+                raise ValueError(
+                    f"{path}.{name} is another layer's parameter too, and each divides it by partitions of its own: tie"
+                    " them before partnets.partition, or take a copy."
+                )
     known = found.keys() | set(hyperparameters(model))
     strangers = [
         path for path, parameter in model.named_parameters() if parameter.requires_grad and parameter not in known

@@ -44,6 +44,8 @@ class SGD(PartitionedOptimizer):
         -1.0
     """
 
+    unserved = "dampening", "maximize"
+
     def __init__(
         self,
         model: nn.Module,
@@ -97,6 +99,7 @@ class Adam(PartitionedOptimizer):
     """
 
     counts = True
+    unserved = "amsgrad", "maximize"
     decoupled = False
 
     def __init__(

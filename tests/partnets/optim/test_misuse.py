@@ -230,3 +230,42 @@ def test_a_schedule_may_set_one_weight_decay_for_all_partitions(make):
             resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
             optimizer = resumed
     assert all(map(torch.equal, *(model.parameters() for model in models)))
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [(optim.SGD, "maximize"), (optim.SGD, "dampening"), (optim.Adam, "amsgrad"), (optim.AdamW, "maximize")],
+)
+def test_a_setting_of_torchs_that_a_group_is_given_later_is_not_ignored(make, name):
+    model = network()
+    optimizer = make(model, lr=0.1, groups=[{"params": [model[1].weight]}])
+    before = [parameter.clone() for parameter in model.parameters()]
+    optimizer.param_groups[1][name] = 0.5 if name == "dampening" else True
+    with pytest.raises(ValueError, match=rf"{name}=(True|0.5), which partnets.optim.{make.__name__} has not; take"):
+        partnets.step_weights(model, optimizer, 1, None, lambda _: loss(model))
+    assert all(map(torch.equal, model.parameters(), before))
+
+
+def tied(**options):
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    if options.pop("before", False):
+        model[1].weight = model[0].weight
+    model = partnets.partition(model, PROPORTIONS, **options)
+    model[1].weight = model[0].weight
+    return model
+
+
+@pytest.mark.parametrize("scheme", ["weight", "node"])
+@pytest.mark.parametrize("make", [optim.SGD, optim.Adam, partial(optim.PerPartition, torch.optim.Adam)])
+def test_a_weight_that_two_layers_divide_otherwise_is_refused(make, scheme):
+    with pytest.raises(ValueError, match=r"1\.weight is another layer's parameter too.*before partnets.partition"):
+        make(tied(scheme=scheme), lr=0.1)
+    make(tied(scheme=scheme, before=True), lr=0.1)
+
+
+def test_a_weight_that_two_nested_layers_divide_otherwise_is_refused():
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
+    partnets.partition(model, PROPORTIONS, scheme="nested", example=torch.ones(2, 6))
+    model[2].weight = model[0].weight  # of which all inputs are live
+    with pytest.raises(ValueError, match="another layer's parameter too"):
+        optim.Adam(model)
