@@ -68,6 +68,7 @@ def estimate_statistics(
     if not stale:
         return
     before = [(norm, norm.training, norm.momentum) for norm in stale]
+    statistics = [(buffer, buffer.clone()) for norm in stale for buffer in norm.buffers()]
     device = device_of(model)
     try:
         with preserved(device), torch.no_grad(), evaluating(model):
@@ -80,6 +81,10 @@ def estimate_statistics(
                 with subnetwork(model, active=k, update=k):
                     for batch in _batches(chunks, k, batch_size, examples, loading):
                         forward(model, to_device(batch, device))
+    except BaseException:
+        for buffer, value in statistics:
+            buffer.copy_(value)
+        raise
     finally:
         for norm, training, momentum in before:
             norm.training, norm.momentum = training, momentum

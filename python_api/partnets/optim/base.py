@@ -328,6 +328,9 @@ class PartitionedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict) -> None:
         """As torch.optim.Optimizer's; the state must be of such an optimiser of the same model.
 
+        Moments are of entries. Whose an entry is, the model's own state_dict says: load that too, or moments that one
+        partition has learned are another's.
+
         Raises:
             ValueError: as check_state_dict; nothing has changed then.
         """

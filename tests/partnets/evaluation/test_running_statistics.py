@@ -69,6 +69,21 @@ def test_no_subnetwork_gets_statistics_of_later_chunks():
     assert not torch.equal(model[2].running_mean[2], other[2].running_mean[2])
 
 
+def test_an_estimate_that_fails_changes_nothing():
+    model, chunks = trained()
+    before = {name: value.clone() for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+    calls = iter(range(2))
+
+    def forward(model, batch):
+        next(calls)
+        return model(batch[0]), batch[1]
+
+    with pytest.raises(StopIteration):
+        partnets.estimate_statistics(model, chunks, batch_size=10, forward=forward)
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+    assert model[2].is_stale
+
+
 def test_the_statistics_of_at_most_so_many_examples_are_of_those():
     model, chunks = trained()
     partnets.estimate_statistics(model, chunks, batch_size=10, examples=40)
