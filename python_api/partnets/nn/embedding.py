@@ -23,13 +23,16 @@ class Table(PartitionedLayer):
     unit_names = ("embedding_dim",)
 
     def divide(self, proportions, **options):
-        asked = [name for name in ("max_norm", "scale_grad_by_freq", "sparse") if getattr(self, name)]
-        if asked:
+        self._check_options()
+        super().divide(proportions, **options)
+
+    def _check_options(self) -> None:
+        if self.max_norm or self.scale_grad_by_freq or self.sparse:
+            asked = [name for name in ("max_norm", "scale_grad_by_freq", "sparse") if getattr(self, name)]
             raise ValueError(
                 f"a {self.ordinary.__name__} with {', '.join(asked)} cannot be partitioned: these change the table, or"
                 " its gradient, by whole rows; leave them out, or the layer with skip=."
             )
-        super().divide(proportions, **options)
 
     def divided(self, name, weight, proportions, seed, scheme):
         partition = super().divided(name, weight, proportions, seed, scheme)
@@ -79,6 +82,7 @@ class Table(PartitionedLayer):
 
     def rows(self, ids: Tensor) -> Tensor:
         """The rows of the live subnetwork's table at ids, [..., embedding_dim]."""
+        self._check_options()  # which may have been set since
         weight = self.own("weight")
         if self.update is None:
             weight = weight.detach()

@@ -147,8 +147,8 @@ def vector_of(model: nn.Module) -> HyperVector:
 def freeze(model: nn.Module, values: Mapping[str, float] | None = None) -> nn.Module:
     """An ordinary model, of torch alone, which computes what this one computes at given hyperparameters.
 
-    Layers have the weights W + (V λ) ⊙ W_hyper, and modules of partnets.hyper become what their to_ordinary() gives, as
-    torch's dropout. It is in evaluation mode.
+    Layers have the weights W + (V λ) ⊙ W_hyper, each its own, also where W was tied to another's; and modules of
+    partnets.hyper become what their to_ordinary() gives, as torch's dropout. It is in evaluation mode.
 
     Args:
         model: as of `convert`; it stays as it is. Of a partitioned one subnetwork C is frozen.

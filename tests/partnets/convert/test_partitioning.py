@@ -358,6 +358,18 @@ def test_the_row_of_the_padding_is_no_sign_of_training(make):
     assert table.partition.defaults.std == 1.0
 
 
+@pytest.mark.parametrize(("name", "value"), [("max_norm", 1.0), ("scale_grad_by_freq", True), ("sparse", True)])
+@pytest.mark.parametrize("make", [nn.Embedding, nn.EmbeddingBag])
+def test_what_changes_whole_rows_of_a_table_is_refused_before_and_after(make, name, value):
+    message = f"a {make.__name__} with {name} cannot be partitioned"
+    with pytest.raises(ValueError, match=message):
+        partnets.partition(make(3, 4, **{name: value}), (0.5, 0.5))
+    table = partnets.partition(make(3, 4), (0.5, 0.5))
+    setattr(table, name, value)
+    with pytest.raises(ValueError, match=message):
+        table(torch.tensor([[0, 1]]))
+
+
 def test_a_frozen_weight_is_not_redrawn_without_a_word():
     with pytest.warns(UserWarning, match="the weights of the model itself anew"):
         partnets.partition(nn.Linear(30, 20).requires_grad_(False), (0.5, 0.5), frozen=True)
