@@ -20,7 +20,7 @@ PAGES = {
     "docs/stn.md": (2, "history", "History"),
     "docs/federated.md": (3, "found", "Round"),
     "docs/export.md": (4, "loaded", "Sequential"),
-    "docs/integrations.md": (5, "bert", "BertForSequenceClassification"),
+    "docs/integrations.md": (6, "bert", "BertForSequenceClassification"),
 }
 
 

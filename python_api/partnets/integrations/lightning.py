@@ -49,8 +49,9 @@ class PartitionedModule(LightningModule):
 
     Raises:
         ImportError: Lightning is not installed; when this module is imported.
-        ValueError: the loader or the optimisers are not as above, the model and the chunks differ in C, or
-            partnets.audit finds a leak, unless the class has audit = False; when training starts.
+        ValueError: the loader or the optimisers are not as above, the model and the chunks differ in C, gradients are
+            scaled (precision="16-mixed") with `clip` or ψ that looks ahead, or partnets.audit finds a leak, unless the
+            class has audit = False; when training starts.
 
     Example:
         >>> import partnets, torch
@@ -167,4 +168,17 @@ class PartitionedModule(LightningModule):
             raise ValueError(
                 f"ψ looks {steps} steps ahead, and the loader has batches for {loader.steps_ahead}; pass"
                 f" partnets.Loader(steps_ahead={steps})."
+            )
+        if getattr(self.trainer.precision_plugin, "scaler", None) is None:
+            return
+        # Lightning's plugin unscales within the optimiser's step, and raises where somebody has done so before.
+        if self.clip is not None:
+            raise ValueError(
+                f"clip={self.clip} would see gradients as the GradScaler of precision='16-mixed' scales them; pass"
+                " precision='bf16-mixed', or clip = None."
+            )
+        if steps:
+            raise ValueError(
+                "ψ looks ahead, by a gradient that the GradScaler of precision='16-mixed' has not scaled; pass"
+                " precision='bf16-mixed'."
             )

@@ -89,7 +89,8 @@ def step_weights(
         loss: loss(batch), the mean negative log-likelihood per example in nats, computed by the model. What
             hyper.Penalty modules in the model give is added to it.
         clip: the gradient of w_k is scaled down to this norm where it is longer; None leaves it.
-        backward: computes the gradients of the loss, if not its own backward().
+        backward: computes the gradients of the loss, if not its own backward(). They are clipped and stepped as it
+            leaves them: one that scales the loss has to unscale them, as by scaler.unscale_(optimizer).
 
     Returns:
         The loss without penalties, detached.

@@ -9,9 +9,11 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins.precision import MixedPrecision
 from ownership import same
 from torch import nn
 
+import partkernels
 import partnets
 from partnets import hyper
 from partnets.integrations.lightning import PartitionedModule
@@ -69,7 +71,7 @@ def module(chunks, kind=Classifier):
     return kind(chunks)
 
 
-def fit(one, draws, folder, checkpoint=None, save=False):
+def fit(one, draws, folder, checkpoint=None, save=False, **options):
     keep = ModelCheckpoint(folder / "kept", "{step}", every_n_train_steps=SAVED, save_top_k=-1)
     trainer = lightning.Trainer(
         accelerator="cpu",
@@ -80,6 +82,7 @@ def fit(one, draws, folder, checkpoint=None, save=False):
         enable_checkpointing=save,
         enable_progress_bar=False,
         enable_model_summary=False,
+        **options,
     )
     trainer.fit(one, draws, ckpt_path=checkpoint, weights_only=True)
     return trainer
@@ -258,6 +261,52 @@ def test_what_cannot_be_trained_is_named_with_the_cure(kind, make, message, tmp_
     chunks = data()
     with pytest.raises(ValueError, match=message):
         fit(module(chunks, kind), make(chunks), tmp_path)
+
+
+def scaled(scale=1024.0):
+    """What precision="16-mixed" makes on a GPU."""
+    return {"plugins": [MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=scale))]}
+
+
+class Clipped(Classifier):
+    clip = 0.1
+
+
+class Ahead(Regularised):
+    clip = None
+
+
+@pytest.mark.parametrize(
+    ("kind", "ahead", "message"),
+    [
+        (
+            Clipped,
+            {},
+            r"clip=0\.1 would see gradients as the GradScaler .*; pass precision='bf16-mixed', or clip = None",
+        ),
+        (Ahead, {"steps_ahead": 2}, "ψ looks ahead, .* has not scaled; pass precision='bf16-mixed'"),
+    ],
+)
+def test_what_a_scaler_of_gradients_would_falsify_is_refused(kind, ahead, message, tmp_path):
+    one, before = module(data(), kind), module(data(), kind)
+    with pytest.raises(ValueError, match=message):
+        fit(one, partnets.Loader(one.chunks, 8, steps=STEPS, hyper_batch_size=8, **ahead), tmp_path, **scaled())
+    assert equal(one, before)
+
+
+class Plain(Classifier):
+    def configure_optimizers(self):
+        return partnets.optim.SGD(self, lr=0.1), torch.optim.SGD(hyper.hyperparameters(self), lr=0.1)
+
+
+def test_otherwise_a_scaler_changes_no_step(tmp_path):
+    pair = [module(data(), Plain) for _ in range(2)]
+    for one, scale in zip(pair, (1.0, 1024.0), strict=True):
+        torch.manual_seed(2)
+        with partkernels.use_backend("reference"):  # on a CPU the others have no float16
+            fit(one, loader(one.chunks), tmp_path / str(scale), **scaled(scale))
+    for a, b in zip(*[one.parameters() for one in pair], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3)  # float16 holds small gradients once they are scaled
 
 
 def test_a_module_without_a_loss_is_told_to_define_one():

@@ -82,6 +82,30 @@ def test_the_gradient_is_clipped_and_starts_from_zero(model, batch):
     assert moved.isfinite().all() and moved.norm() <= 0.1 + 1e-6
 
 
+@pytest.mark.parametrize("own", [True, False], ids=["the scaler's step", "a backward that unscales"])
+def test_gradients_that_are_unscaled_first_are_clipped_as_without_a_scaler(model, batch, own):
+    expected = copy.deepcopy(model)
+    torch.manual_seed(2)
+    partnets.step_weights(expected, partnets.optim.SGD(expected, lr=1.0), 1, batch, loss_of(expected), clip=0.1)
+    torch.manual_seed(2)
+    optimizer, scaler = partnets.optim.SGD(model, lr=1.0), torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    def backward(loss):
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+
+    if own:
+        optimizer.zero_grad()
+        with partnets.weights_learning(model, 1):
+            backward(loss_of(model)(batch))
+        nn.utils.clip_grad_norm_(optimizer.parameters(), 0.1)
+        scaler.step(optimizer, update=1)
+    else:
+        partnets.step_weights(model, optimizer, 1, batch, loss_of(model), clip=0.1, backward=backward)
+    for a, b in zip(model.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
 def test_an_error_in_the_loss_leaves_the_model_as_it_was(model, batch):
     def fails(batch):
         raise KeyboardInterrupt
