@@ -35,9 +35,10 @@ class PartitionedModule(LightningModule):
     has a hyper_batch_size. Everything else is Lightning's own.
 
     A training step is a step of w_k (Eq. 3) and one of ψ (Eq. 4), as of partnets.Trainer. It logs "loss" and
-    "hyper_loss". Lightning's optimisation is manual: gradients are clipped by `clip`, schedulers stepped in
-    on_train_batch_end, and global_step, and so max_steps, counts the steps of both optimisers. Checkpoints have the
-    random states as well, and resume to the same bits. Call super() where you override the hooks below.
+    "hyper_loss". Lightning's optimisation is manual: gradients are clipped by `clip`, schedulers stepped in a
+    training_step of your own, after super()'s, and global_step, and so max_steps, counts the steps of both optimisers.
+    Checkpoints have the random states as well, and resume to the same bits. Call super() where you override the hooks
+    below.
 
     ψ that acts on training alone looks ahead: give the loader as many steps_ahead. Unseen data judge by training_loss
     too, with such modules in evaluation mode.
@@ -52,6 +53,8 @@ class PartitionedModule(LightningModule):
         ValueError: the loader or the optimisers are not as above, the model and the chunks differ in C, gradients are
             scaled (precision="16-mixed") with `clip` or ψ that looks ahead, or partnets.audit finds a leak, unless the
             class has audit = False; when training starts.
+        RuntimeError: on_train_start was overridden without calling super()'s, or on_save_checkpoint or
+            on_load_checkpoint, of a training that resumes; before the first step.
 
     Example:
         >>> import partnets, torch
@@ -79,6 +82,7 @@ class PartitionedModule(LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
+        self._checked, self._noise = False, None
 
     def training_loss(self, batch: Any) -> Tensor:
         """The mean negative log-likelihood of a batch's examples, in nats; of the live subnetwork."""
@@ -86,6 +90,11 @@ class PartitionedModule(LightningModule):
 
     def training_step(self, draw: Draw, batch_idx: int) -> None:
         """A step of w_k, and one of ψ if the draw has a batch for it."""
+        if not self._checked:
+            raise RuntimeError(
+                f"{type(self).on_train_start.__qualname__} left out what PartitionedModule checks as training starts,"
+                " the audit too; let it call super().on_train_start()."
+            )
         optimizers = self.optimizers()
         optimizer, hyper_optimizer = (optimizers, None) if draw.hyper_k is None else optimizers
         compute, options = self.training_loss, {"backward": self.manual_backward}
@@ -102,8 +111,13 @@ class PartitionedModule(LightningModule):
 
     def on_train_start(self) -> None:
         """Checks what is to be trained, and sets the random states of the checkpoint that training resumes from."""
-        loader = self.trainer.train_dataloader
+        loader, checkpoint = self.trainer.train_dataloader, self.trainer.ckpt_path
         self._check(loader, self.trainer.optimizers)
+        if checkpoint is not None and self._noise is None:
+            raise RuntimeError(
+                f"there are no random states of {checkpoint}: training would not go on to the same bits. When saving"
+                f" and now, let on_save_checkpoint and on_load_checkpoint of {type(self).__name__} call super()'s."
+            )
         check_same_chunks(self, loader.chunks)
         if self.audit:
             with self._without_logs():
@@ -111,8 +125,9 @@ class PartitionedModule(LightningModule):
                     self, loader.chunks, loader.dataset.batch_size, lambda batch: (self.training_loss(batch),) * 2
                 )
         remember_chunks(self, loader.chunks)
-        if self.trainer.ckpt_path is not None:
+        if checkpoint is not None:
             random_state.set_state(self._noise, self.device)
+        self._checked = True
 
     def estimate_statistics(self) -> None:
         """partnets.estimate_statistics, of what the training's Loader draws from."""
@@ -146,7 +161,7 @@ class PartitionedModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keeps the random states until training starts."""
-        self._noise = checkpoint["noise"]
+        self._noise = checkpoint.get("noise")
 
     def _check(self, loader: Any, optimizers: list) -> None:
         if not isinstance(loader, Loader):

@@ -138,21 +138,76 @@ def test_twenty_steps_are_those_of_a_loop_by_hand(tmp_path):
     assert logged(tmp_path) == [pytest.approx(record, rel=1e-6) for record in values]
 
 
+class Scheduled(Classifier):
+    def configure_optimizers(self):
+        optimizers = super().configure_optimizers()
+        return [*optimizers], [torch.optim.lr_scheduler.StepLR(one, 3, gamma=0.7) for one in optimizers]
+
+    def training_step(self, draw, batch_idx):
+        super().training_step(draw, batch_idx)
+        for scheduler in self.lr_schedulers():
+            scheduler.step()
+
+
 # That checkpoints have the weights after a step is as it should be.
-@pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization", "ignore:The dirpath has changed")
-def test_a_training_resumes_from_within_an_epoch_to_the_same_bits(tmp_path):
-    chunks = data()
-    first = module(chunks)
+of_checkpoints = pytest.mark.filterwarnings(
+    "ignore:Using ModelCheckpoint with manual optimization", "ignore:The dirpath has changed"
+)
+
+
+def saved(one, folder):
+    """The path of a checkpoint from within the second epoch of a training."""
     torch.manual_seed(2)
-    fit(first, loader(chunks), tmp_path / "first", save=True)
-    second = module(chunks)
+    fit(one, loader(one.chunks), folder, save=True)
+    return folder / "kept" / f"step={SAVED}.ckpt"
+
+
+@of_checkpoints
+@pytest.mark.parametrize("kind", [Classifier, Scheduled])
+def test_a_training_resumes_from_within_an_epoch_to_the_same_bits(kind, tmp_path):
+    first, second = module(data(), kind), module(data(), kind)
+    checkpoint = saved(first, tmp_path / "first")
     torch.manual_seed(3)
-    checkpoint = tmp_path / "first" / "kept" / f"step={SAVED}.ckpt"
-    fit(second, loader(chunks), tmp_path / "second", checkpoint, save=True)
+    fit(second, loader(second.chunks), tmp_path / "second", checkpoint, save=True)
     assert equal(first, second)
     for a, b in zip(first.trainer.optimizers, second.trainer.optimizers, strict=True):
         torch.testing.assert_close(a.state_dict(), b.state_dict(), rtol=0, atol=0)
     assert logged(tmp_path / "second") == logged(tmp_path / "first")[-len(logged(tmp_path / "second")) :]
+
+
+class StartsAlone(Classifier):
+    def on_train_start(self):
+        pass
+
+
+def test_a_start_without_the_checks_is_told_before_the_first_step(tmp_path):
+    one, before = module(data(), StartsAlone), module(data(), StartsAlone)
+    message = r"StartsAlone\.on_train_start .* call super\(\)\.on_train_start\(\)"
+    with pytest.raises(RuntimeError, match=message):
+        fit(one, loader(one.chunks), tmp_path)
+    assert equal(one, before)
+
+
+class SavesAlone(Classifier):
+    def on_save_checkpoint(self, checkpoint):
+        pass
+
+
+class LoadsAlone(Classifier):
+    def on_load_checkpoint(self, checkpoint):
+        pass
+
+
+@of_checkpoints
+@pytest.mark.parametrize("kind", [SavesAlone, LoadsAlone])
+def test_a_checkpoint_without_random_states_is_for_inference_alone(kind, tmp_path):
+    checkpoint = saved(module(data(), kind), tmp_path)
+    loaded = kind.load_from_checkpoint(checkpoint, chunks=data())
+    message = (
+        rf"no random states .*{checkpoint.name}: .* let on_save_checkpoint and on_load_checkpoint of {kind.__name__}"
+    )
+    with pytest.raises(RuntimeError, match=message):
+        fit(loaded, loader(loaded.chunks), tmp_path / "on", checkpoint, save=True)
 
 
 def test_a_module_that_was_loaded_to_be_trained_anew_has_noise_of_its_own(tmp_path):
