@@ -155,11 +155,30 @@ def test_biases_do_not_decay(tmp_path):
         ({"optim": "galore_adamw"}, "galore_adamw; pass one of partnets.optim"),
         ({"optim_args": "amsgrad=True"}, r"optim_args='amsgrad=True' .* pass one of partnets.optim"),
         ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps is 2"),
+        ({"train_sampling_strategy": "sequential"}, "train_sampling_strategy is sequential, .* leave it 'random'"),
+        ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy is group_by_length"),
     ],
 )
 def test_what_it_does_not_do_is_refused(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         normalised(tmp_path, **options)
+
+
+def test_an_optimiser_of_all_partitions_is_refused(tmp_path):
+    chunks = partnets.chunk(Rows([{"x": torch.randn(6), "labels": i % 2} for i in range(60)]), (0.8, 0.1, 0.1))
+    given = {"train_dataset": chunks, "optimizer_cls_and_kwargs": (torch.optim.SGD, {"lr": 1.0})}
+    message = r"optimizer_cls_and_kwargs has SGD, .* pass one of partnets\.optim as optimizers="
+    with pytest.raises(ValueError, match=message):
+        PartitionedTrainer(regularised(), transformers.TrainingArguments(str(tmp_path), **QUIET), **given)
+
+
+def test_the_seed_of_the_data_decides_what_is_drawn(tmp_path):
+    def draws(**seeds):
+        return [(k, batch["x"]) for k, batch, *_ in normalised(tmp_path, **seeds).get_train_dataloader()]
+
+    one, other, same = draws(seed=1), draws(seed=1, data_seed=7), draws(seed=7)
+    equal = [[a[0] == b[0] and torch.equal(a[1], b[1]) for a, b in zip(other, of, strict=True)] for of in (one, same)]
+    assert not all(equal[0]) and all(equal[1])
 
 
 def test_a_loss_that_would_never_learn_is_refused(tmp_path):

@@ -94,6 +94,14 @@ class PartitionedTrainerMixin:
             raise ValueError(f"optim is {optim}; {cure}")
         if self.args.optim_args and self.optimizer is None:
             raise ValueError(f"optim_args={self.args.optim_args!r} are for an optimiser of transformers; {cure}")
+        if self.optimizer_cls_and_kwargs is not None:
+            name = self.optimizer_cls_and_kwargs[0].__name__
+            raise ValueError(f"optimizer_cls_and_kwargs has {name}, an optimiser of all partitions at once; {cure}")
+        strategy = getattr(self.args, "train_sampling_strategy", "random")  # transformers 5.0 has none
+        if strategy != "random":
+            raise ValueError(
+                f"train_sampling_strategy is {strategy}, and partnets.Loader draws at random; leave it 'random'."
+            )
         if self.args.fp16:
             raise ValueError(
                 "fp16=True scales gradients, which a step of ψ would not undo; train with bf16 or float32."
@@ -156,7 +164,8 @@ class PartitionedTrainerMixin:
         steps = math.ceil(len(chunks.order) / size)
         hyper_size = None if self.hyper_optimizer is None else size
         options |= {"hyper_batch_size": hyper_size, "steps_ahead": self._steps_ahead}
-        loader = Loader(chunks, size, steps=steps, seed=self.args.seed, **options)
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        loader = Loader(chunks, size, steps=steps, seed=seed, **options)
         return self.accelerator.prepare(loader)
 
     def _collated(self, chunks: Chunks) -> Chunks:
@@ -328,8 +337,8 @@ class PartitionedTrainer(PartitionedTrainerMixin, transformers.Trainer):
     Raises:
         ImportError: transformers is not installed; when this module is imported.
         ValueError: train_dataset are no chunks or differ in C from the model, the optimiser is not of partnets.optim,
-            or the arguments ask for gradient accumulation, fp16, or several processes or GPUs. As training starts: the
-            audit finds a leak.
+            or the arguments ask for gradient accumulation, fp16, another train_sampling_strategy than "random", or
+            several processes or GPUs. As training starts: the audit finds a leak.
 
     Example:
         >>> from partnets.integrations.hugging_face import PartitionedTrainer
