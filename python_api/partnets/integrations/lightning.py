@@ -109,6 +109,14 @@ class PartitionedModule(LightningModule):
             loss = step_hyper(self, hyper_optimizer, batches, compute, **options)
         self.log("hyper_loss", loss)
 
+    def on_fit_start(self) -> None:
+        """Refuses what Lightning makes a loader of its own for."""
+        if self.trainer.overfit_batches:
+            raise ValueError(
+                f"overfit_batches={self.trainer.overfit_batches} replaces the loader, which says what each batch is"
+                " for; leave it 0, and pass a partnets.Loader of chunks of few examples."
+            )
+
     def on_train_start(self) -> None:
         """Checks what is to be trained, and sets the random states of the checkpoint that training resumes from."""
         loader, checkpoint = self.trainer.train_dataloader, self.trainer.ckpt_path

@@ -117,9 +117,13 @@ class PartitionedOptimizer(torch.optim.Optimizer):
                 then.
         """
         if isinstance(update, bool) or not isinstance(update, int) or not 1 <= update <= self.count:
-            raise ValueError(
-                f"update={update!r}, but there are {self.count} partitions; pass an int in 1..{self.count}."
-            )
+            cure = f"pass an int in 1..{self.count}."
+            if update is None:  # as loops have it that step whatever they are given
+                cure += (
+                    " partnets.step_weights does; for Lightning and Hugging Face's trainer take PartitionedModule or"
+                    " PartitionedTrainer of partnets.integrations."
+                )
+            raise ValueError(f"update={update!r}, but there are {self.count} partitions; {cure}")
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -427,11 +431,17 @@ def decay_of(group: dict, update: int) -> float:
 
 def check_partitioned(optimizer: object, name: str = "optimizer") -> None:
     """Raises ValueError unless this can step one partition at a time."""
-    if not isinstance(optimizer, PartitionedOptimizer):
+    if isinstance(optimizer, PartitionedOptimizer):
+        return
+    if isinstance(inner := getattr(optimizer, "optimizer", None), PartitionedOptimizer):  # Accelerate's
         raise ValueError(
-            f"{name} is a {type(optimizer).__name__}, which steps all partitions at once; pass one of"
-            " partnets.optim, such as optim.PerPartition(torch.optim.RMSprop, model)."
+            f"{name} is a {type(optimizer).__name__} around a {type(inner).__name__}, whose step takes no partition;"
+            f" pass {name}.optimizer, the {type(inner).__name__} itself."
         )
+    raise ValueError(
+        f"{name} is a {type(optimizer).__name__}, which steps all partitions at once; pass one of"
+        " partnets.optim, such as optim.PerPartition(torch.optim.RMSprop, model)."
+    )
 
 
 def check_shapes(state: dict, expected: dict) -> None:

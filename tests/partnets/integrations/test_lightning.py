@@ -318,6 +318,12 @@ def test_what_cannot_be_trained_is_named_with_the_cure(kind, make, message, tmp_
         fit(module(chunks, kind), make(chunks), tmp_path)
 
 
+def test_a_loader_that_lightning_would_make_anew_is_refused(tmp_path):
+    one = module(data())
+    with pytest.raises(ValueError, match=r"overfit_batches=2 replaces .* leave it 0, and pass a partnets\.Loader of"):
+        fit(one, loader(one.chunks), tmp_path, overfit_batches=2)
+
+
 def scaled(scale=1024.0):
     """What precision="16-mixed" makes on a GPU."""
     return {"plugins": [MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=scale))]}

@@ -152,8 +152,11 @@ def test_an_optimiser_from_before_the_partition_is_told_that_it_trains_nothing(d
 
 
 def test_a_step_without_a_partition_names_them():
-    with pytest.raises(ValueError, match="update=None, but there are 3 partitions"):
+    cure = r"pass an int in 1\.\.3\. .*partnets\.step_weights.* PartitionedModule or PartitionedTrainer"
+    with pytest.raises(ValueError, match=f"update=None, but there are 3 partitions; {cure}"):
         optim.Adam(network()).step()
+    with pytest.raises(ValueError, match=r"update=4, but there are 3 partitions; pass an int in 1\.\.3\.$"):
+        optim.Adam(network()).step(4)
 
 
 def test_parameters_are_not_taken_for_a_model():

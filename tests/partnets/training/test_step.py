@@ -165,6 +165,15 @@ def test_a_wrong_argument_is_named_before_anything_changes(model, batch, call, m
     assert all((parameter.grad == 1).all() for parameter in model.parameters())
 
 
+def test_an_optimiser_that_was_wrapped_is_to_be_passed_itself(model, batch):
+    accelerate = pytest.importorskip("accelerate")
+    wrapped = accelerate.Accelerator(cpu=True).prepare(w(model))
+    message = r"optimizer is a AcceleratedOptimizer around a Adam, .* pass optimizer\.optimizer"
+    with pytest.raises(ValueError, match=message):
+        weights(model, wrapped, 1, batch, loss_of(model))
+    weights(model, wrapped.optimizer, 1, batch, loss_of(model))
+
+
 def test_a_weight_that_learns_since_the_optimiser_was_made_is_named():
     network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     network[0].requires_grad_(False)
