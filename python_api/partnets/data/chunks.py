@@ -30,6 +30,7 @@ class Chunks:
     Attributes:
         dataset: all of the data, D_1:C.
         sizes: the number of examples of each chunk.
+        ranks: how many processes have a part of each batch; others than 1 with partnets.distributed.share.
         collate: makes a batch of a list of examples: torch's default_collate, unless another was given to
             partnets.chunk. The tensors of a TensorDataset are indexed without the default one.
 
@@ -41,6 +42,8 @@ class Chunks:
         >>> chunks.sizes, len(chunks[2]), len(chunks.upto(2))
         ([8, 2], 2, 10)
     """
+
+    ranks = 1
 
     def __init__(
         self, dataset: Dataset, order: Tensor, sizes: Sequence[int], collate: Collate = default_collate

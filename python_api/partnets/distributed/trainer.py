@@ -58,7 +58,10 @@ class Trainer(partnets.Trainer):
             )
         facts = {"the seed": self.seed, "the chunks": chunks.order, "the examples": checkpoint.digest(chunks)}
         check_agreement(facts | checkpoint.configuration(self))
-        ranks, parts = dist.get_world_size(), [*self._parts.values(), *self._hyper_parts.values()]
+        ranks, parts = self.chunks.ranks, [*self._parts.values(), *self._hyper_parts.values()]
+        for name in ("batch_size", "hyper_batch_size"):
+            if (size := getattr(self, name)) % ranks:
+                raise ValueError(f"{name}={size}, which {ranks} ranks cannot share; pass a multiple of {ranks}.")
         if any(examples % ranks for examples in parts):
             raise ValueError(
                 f"one_pass divides the batches into {', '.join(map(str, parts))} examples, which {ranks} ranks cannot"

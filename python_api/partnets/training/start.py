@@ -24,7 +24,7 @@ from partnets.utils.likelihood import is_cross_entropy
 from partnets.utils.modules import device_of, to_device
 from partnets.utils.random_state import preserved
 
-# Examples of which an audit's batches have at most so many.
+# Examples of which an audit's batches have at most so many, on each rank.
 AUDITED = 16
 # Shares of the weights and of the examples that differ by more than this are hardly meant.
 FAR_APART = 0.2
@@ -42,14 +42,14 @@ def check_leaks(
     """As refuse_leaks, with two batches of D_2.
 
     Args:
-        batch_size: that of the training, of which AUDITED are enough.
+        batch_size: that of the training, of which AUDITED are enough on each rank.
         sampling: which subnetworks learn: those whose share is not 0; all if empty.
     """
     if chunks.count == 1:
         return
-    generator = Generator().manual_seed(0)
+    generator, size = Generator().manual_seed(0), min(batch_size, AUDITED * chunks.ranks)
     last = max((k for k, share in enumerate(sampling, start=1) if share), default=chunks.count)
-    refuse_leaks(model, lambda: chunks.sample(2, min(batch_size, AUDITED), generator), compute, last)
+    refuse_leaks(model, lambda: chunks.sample(2, size, generator), compute, last)
 
 
 def refuse_leaks(

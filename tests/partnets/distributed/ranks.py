@@ -1,4 +1,4 @@
-"""Two processes in a gloo group that stay for all tests of a session: starting them takes longer than the tests."""
+"""Processes in a gloo group that stay for all tests of a session: starting them takes longer than the tests."""
 
 import datetime
 import traceback

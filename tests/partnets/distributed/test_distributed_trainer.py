@@ -34,6 +34,14 @@ def test_two_ranks_learn_what_one_process_learns_from_the_same_batches(options, 
         torch.testing.assert_close(found, learned(one), rtol=1e-9, atol=1e-11)
 
 
+def test_ranks_whose_number_divides_no_16_share_what_the_audit_takes(three_ranks):
+    options = {"batch_size": 24}
+    one = trainer(partnets.Trainer, **options)
+    one.fit(4)
+    for found in three_ranks(train, 4, options):
+        torch.testing.assert_close(found, learned(one), rtol=1e-9, atol=1e-11)
+
+
 def ensemble(kind, steps):
     torch.manual_seed(0)
     extractor = hyper.Submodule(nn.Linear(6, 5))
@@ -191,6 +199,12 @@ def construct_with(options):
 def test_ranks_whose_trainers_differ_are_refused(options, named, two_ranks):
     with pytest.raises(AssertionError, match=f"ValueError: the ranks differ in {named}.*; make model"):
         two_ranks(construct_with, options)
+
+
+@pytest.mark.parametrize("name", ["batch_size", "hyper_batch_size"])
+def test_sizes_that_ranks_cannot_share_are_refused_by_their_names(name, two_ranks):
+    with pytest.raises(AssertionError, match=f"ValueError: {name}=21, which 2 ranks cannot share; pass a multiple"):
+        two_ranks(construct_with, {name: (21, 21)})
 
 
 def test_parts_that_ranks_cannot_share_are_refused(two_ranks):
