@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from partkernels import NestedPartition
 from partnets.nn.partitioned import partitioned_layers
+from partnets.training.state import TrainingState
+from partnets.training.validation import leaves
 
 
 def check_agreement(facts: dict[str, object], group: dist.ProcessGroup | None = None) -> None:
@@ -51,6 +53,22 @@ def partitions(model: nn.Module) -> dict[str, object]:
             facts[f"the map of {weight}"] = packed
             facts[f"the defaults of {weight}"] = arguments if stored is None else stored
     return facts
+
+
+def settings(trainer: TrainingState) -> dict[str, object]:
+    """The settings of a trainer's optimisers and schedulers, each by its place: facts for check_agreement.
+
+    Functions and other objects are left out: what they do no rank can tell another.
+    """
+    states: dict[str, object] = {}
+    for name in ("optimizer", "hyper_optimizer"):
+        if (optimizer := getattr(trainer, name)) is not None:
+            states[f"{name}.param_groups"] = [{**group, "params": None} for group in optimizer.param_groups]
+    for name in ("scheduler", "hyper_scheduler"):
+        if (scheduler := getattr(trainer, name)) is not None:
+            states[name] = scheduler.state_dict()
+    found = (leaf for name, state in states.items() for leaf in leaves(state, name))
+    return {at: value for at, value in found if isinstance(value, bool | int | float | str | Tensor | None)}
 
 
 def _digest(fact: object) -> str:

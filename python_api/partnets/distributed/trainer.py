@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 import partnets
 from partnets.data.chunks import Chunks
 from partnets.distributed.collectives import averaged, gathered, on_rank_0
-from partnets.distributed.consistency import check_agreement
+from partnets.distributed.consistency import check_agreement, settings
 from partnets.distributed.ddp import DDP
 from partnets.distributed.shared_chunks import share
 from partnets.training import checkpoint
@@ -37,7 +37,8 @@ class Trainer(partnets.Trainer):
         options: of partnets.Trainer, the same on all ranks; batch sizes are those of all ranks together.
 
     Raises:
-        ValueError: the ranks differ in something that decides the run; and partnets.Trainer's own errors.
+        ValueError: the ranks differ in something that decides the run, as a seed, a size or a setting of an optimiser
+            or a scheduler, or they cannot share a batch of such a size; and partnets.Trainer's own errors.
 
     Example:
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -57,7 +58,8 @@ class Trainer(partnets.Trainer):
                 " sharded: leave it whole, or set what is tuned by hyper.assign and leave it out of hyper."
             )
         facts = {"the seed": self.seed, "the chunks": chunks.order, "the examples": checkpoint.digest(chunks)}
-        check_agreement(facts | checkpoint.configuration(self))
+        facts |= {"lml_every": self.lml_every, "patience": self.patience}
+        check_agreement(facts | checkpoint.configuration(self) | settings(self))
         ranks, parts = self.chunks.ranks, [*self._parts.values(), *self._hyper_parts.values()]
         for name in ("batch_size", "hyper_batch_size"):
             if (size := getattr(self, name)) % ranks:

@@ -31,7 +31,7 @@ LARGEST = torch.finfo(torch.float32).max
 
 def check(trainer: TrainingState, saved: dict, rank: int) -> None:
     """Raises ValueError, which names the part and what is wrong with it, unless a trainer can take all of this."""
-    if empty := [at for at, value in _leaves(saved) if isinstance(value, Tensor) and value.is_meta]:
+    if empty := [at for at, value in leaves(saved) if isinstance(value, Tensor) and value.is_meta]:
         raise ValueError(f"{empty[0]} is on the meta device, without values.")
     for name, check_part in PARTS.items():
         if name in saved:
@@ -85,7 +85,7 @@ def _optimizer(trainer: TrainingState, state: dict, _) -> None:
     _settings(state["param_groups"], optimizer.state_dict()["param_groups"])
     indices = [index for group in state["param_groups"] for index in group["params"]]
     for index, parameter in zip(indices, optimizer.parameters(), strict=True):
-        for at, value in _leaves(state["state"].get(index, {}), f"state.{index}"):
+        for at, value in leaves(state["state"].get(index, {}), f"state.{index}"):
             # torch casts them. Numbers, as of steps, have dtypes of their own.
             entries = isinstance(value, Tensor) and value.is_floating_point() and value.dim()
             if entries and value.dtype != parameter.dtype:
@@ -204,7 +204,7 @@ def _settings(groups: list[dict], own: list[dict]) -> None:
     """Of groups of an optimiser: each number that is not negative here is none in the file either."""
     for i, (group, mine) in enumerate(zip(groups, own, strict=True)):
         _like({name: group[name] for name in mine.keys() & group.keys()}, mine, f"param_groups.{i}")
-        for at, value in _leaves({n: v for n, v in group.items() if n != "params"}, f"param_groups.{i}"):
+        for at, value in leaves({n: v for n, v in group.items() if n != "params"}, f"param_groups.{i}"):
             if isinstance(value, int | float | Tensor):
                 _check_not_negative([value], at)
         if not all(beta < 1 for beta in group.get("betas", ())):
@@ -255,10 +255,10 @@ def _raise_unlike(at: str, found, own) -> None:
     raise ValueError(f"{at or 'it'} is {shown[0]}, and this trainer's {shown[1]}.")
 
 
-def _leaves(value, at: str = "") -> Iterator[tuple[str, object]]:
+def leaves(value, at: str = "") -> Iterator[tuple[str, object]]:
     """What is in dicts, lists and tuples and is none itself, each with its place."""
     if not isinstance(value, Mapping | list | tuple):
         yield at, value
         return
     for name, one in value.items() if isinstance(value, Mapping) else enumerate(value):
-        yield from _leaves(one, f"{at}.{name}".lstrip("."))
+        yield from leaves(one, f"{at}.{name}".lstrip("."))

@@ -7,7 +7,7 @@ from torch import nn
 from training import examples, learned, trainer, whole
 
 import partnets
-from partnets import distributed, hyper
+from partnets import distributed, hyper, optim
 
 ONE_PASS = {"one_pass": True, "batch_size": 20, "hyper_batch_size": 8}
 
@@ -194,11 +194,62 @@ def construct_with(options):
 
 @pytest.mark.parametrize(
     ("options", "named"),
-    [({"seed": (0, 1)}, "the seed"), ({"batch_size": (16, 8), "hyper_every": (1, 2)}, "batch_size, hyper_batch_size")],
+    [
+        ({"seed": (0, 1)}, "the seed"),
+        ({"lml_every": (4, 8)}, "lml_every"),
+        ({"patience": (3, 4)}, "patience"),
+        ({"batch_size": (16, 8), "hyper_every": (1, 2)}, "batch_size, hyper_batch_size"),
+    ],
 )
 def test_ranks_whose_trainers_differ_are_refused(options, named, two_ranks):
     with pytest.raises(AssertionError, match=f"ValueError: the ranks differ in {named}.*; make model"):
         two_ranks(construct_with, options)
+
+
+def construct_with_settings(name, setting, values):
+    """An optimiser or a scheduler with another setting on each rank."""
+    torch.manual_seed(0)
+    model = partnets.partition(nn.Sequential(mask := hyper.InputMask(6), nn.Linear(6, 2)), (0.6, 0.2, 0.2))
+    own = {setting: values[dist.get_rank()]}
+    optimizer = optim.Adam(model, **own) if name == "optimizer" else optim.Adam(model)
+    options = {"optimizer": optimizer}
+    if name == "hyper_optimizer":
+        options[name] = torch.optim.Adam(mask.parameters(), **own)
+    if name == "scheduler":
+        options[name] = torch.optim.lr_scheduler.StepLR(optimizer, 10, **own)
+    distributed.Trainer(model, partnets.chunk(examples(), (0.6, 0.2, 0.2)), hyper=mask, batch_size=16, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "values", "named"),
+    [
+        ("optimizer", "lr", (0.01, 0.02), r"optimizer\.param_groups\.0\.lr"),
+        ("optimizer", "betas", ((0.9, 0.999), (0.9, 0.99)), r"optimizer\.param_groups\.0\.betas\.1"),
+        (
+            "hyper_optimizer",
+            "lr",
+            (torch.tensor(0.01), torch.tensor(0.0100001)),
+            r"hyper_optimizer\.param_groups\.0\.lr",
+        ),
+        ("scheduler", "gamma", (0.1, 0.5), r"scheduler\.gamma"),
+    ],
+)
+def test_ranks_whose_optimizers_differ_are_refused(name, setting, values, named, two_ranks):
+    with pytest.raises(AssertionError, match=f"ValueError: the ranks differ in {named}; make model"):
+        two_ranks(construct_with_settings, name, setting, values)
+
+
+def construct_with_a_schedule_of_a_function():
+    model = partnets.partition(nn.Linear(6, 2), (0.6, 0.2, 0.2))
+    optimizer = optim.SGD(model, lr=0.1)
+    optimizer.param_groups[0]["of the user"] = object()  # whose repr is another on each rank
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    chunks = partnets.chunk(examples(), (0.6, 0.2, 0.2))
+    distributed.Trainer(model, chunks, optimizer=optimizer, scheduler=scheduler, batch_size=16)
+
+
+def test_settings_that_are_no_plain_values_are_not_compared(two_ranks):
+    two_ranks(construct_with_a_schedule_of_a_function)
 
 
 @pytest.mark.parametrize("name", ["batch_size", "hyper_batch_size"])
