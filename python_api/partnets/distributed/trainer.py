@@ -73,18 +73,21 @@ class Trainer(partnets.Trainer):
             self._forward = DDP(model)
         self.shows_progress = dist.get_rank() == 0
 
-    def iterate(self):
-        k, loss, hyper_k, hyper_loss = super().iterate()
-        both = [loss, 0.0 if hyper_loss is None else hyper_loss]
-        losses = torch.tensor(both, dtype=torch.float64, device=self.device)
-        dist.all_reduce(losses)
-        for value in losses:  # on every rank, or the others would wait for one that has raised
-            check_finite(value, f"step {self.steps + 1}")
-        loss, mean = (losses / dist.get_world_size()).tolist()
-        return k, loss, hyper_k, None if hyper_loss is None else mean
+    def _loss(self, *arguments, **options) -> Tensor:
+        loss = super()._loss(*arguments, **options)
+        self._own = loss.detach()
+        return loss
 
     def _backward(self, loss: Tensor) -> None:
+        own = [self._own, loss.detach()]  # without penalties, and with them
+        means = torch.stack(own).double() / dist.get_world_size()
+        reduction = dist.all_reduce(means, async_op=True)  # meanwhile the gradients are computed
         loss.backward()
+        reduction.wait()
+        # All ranks raise or none, or the others would wait for one; and before the step, as one process does.
+        check_finite(means[1], f"step {self.steps + 1}")
+        for value, mean in zip(own, means, strict=True):
+            value.copy_(mean)  # in place: what steps of w and of ψ return is that of all ranks
 
     _averaged = staticmethod(averaged)
 

@@ -67,10 +67,11 @@ def alone(tensors: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tens
     return list(tensors)
 
 
-def check_all_finite(loss: Tensor, averaged: Averaged, what: str) -> None:
-    """As check_finite, on all ranks: the others would wait for one that raises."""
+def check_all_finite(loss: Tensor, averaged: Averaged, what: str) -> Tensor:
+    """As check_finite, on all ranks: the others would wait for one that raises. Gives the mean over them."""
     (mean,) = averaged([loss.detach()], [loss])
     check_finite(mean, what)
+    return mean
 
 
 @contextmanager

@@ -219,8 +219,8 @@ def step_lookahead(
             compute by is not wrapped in DDP then.
 
     Returns:
-        The sum of the weighted losses, detached: of the present weights where some of ψ learns directly, and else of
-        those after the steps.
+        The sum of the weighted losses, detached, of all ranks: of the present weights where some of ψ learns directly,
+        and else of those after the steps.
 
     Raises:
         ValueError: a k is out of range, a k has other than so many batches, `by` is none of these, a parameter of ψ is
@@ -291,7 +291,7 @@ def _gradients(
     clip: float | None,
     averaged: Averaged,
 ) -> tuple[Tensor, dict[nn.Parameter, Tensor]]:
-    """The loss of subnetwork k on a batch of D_k+1, and its gradients by ψ, of this rank.
+    """The loss of subnetwork k on a batch of D_k+1, of all ranks, and its gradients by ψ, of this rank.
 
     The loss is that of the present weights, where something learns directly, and else of where the first looks.
     """
@@ -311,17 +311,16 @@ def _gradients(
     if direct:
         with hyper_learning(model, k + 1), penalties(), evaluating(*off):
             loss_of_unseen = hyper_loss(unseen)
-            check_all_finite(loss_of_unseen, averaged, "a step of ψ")
+            value = check_all_finite(loss_of_unseen, averaged, "a step of ψ")
             if loss_of_unseen.requires_grad:
                 gradients = torch.autograd.grad(loss_of_unseen, direct, allow_unused=True)
                 found = {p: by for p, by in zip(direct, gradients, strict=True) if by is not None}
-        value = loss_of_unseen.detach()
     with leaving_nothing(model):
         for one, psi in own.items():
             inner = InnerSteps(model, optimizer, k, loss, psi, one.exact, clip, averaged)
             judged = functools.partial(inner.judged, unseen, hyper_loss, psi, off)
             after, through, of_forward = one.gradients(inner, seen[: one.steps], judged)
-            check_all_finite(after, averaged, "a step of ψ")
+            after = check_all_finite(after, averaged, "a step of ψ")
             value = after if value is None else value
             for parameter, gradient in [*zip(psi, through, strict=True), *zip(psi, of_forward, strict=True)]:
                 if gradient is not None:

@@ -104,6 +104,42 @@ def test_a_loss_that_is_infinite_on_one_rank_raises_on_both(two_ranks):
     two_ranks(infinite, "lookahead")
 
 
+class Broken(hyper.Penalty):
+    """A loss or a penalty, which is NaN on the last rank once it is set to be."""
+
+    is_now = False
+
+    def forward(self, output, y=None):
+        return super().forward(output) if y is None else nn.functional.cross_entropy(output, y) + self.penalty(output)
+
+    def penalty(self, x):
+        broken = self.is_now and dist.get_rank() == dist.get_world_size() - 1
+        return x.sum() * (float("nan") if broken else 0.0)
+
+
+def not_finite(part, sharded):
+    """What changes in the step of w, or of ψ, in which a loss or a penalty is NaN on one rank."""
+    broken = Broken()
+    options = {"loss": nn.functional.cross_entropy} | ({part: broken} if part != "penalty" else {})
+    one = trainer(distributed.Trainer, sharded=sharded, lml_every=None, keep_best=False, **options)
+    if part == "penalty":
+        one.model[4].register_forward_hook(lambda module, x, output: broken(output))
+    one.fit(2)
+    one.audit, broken.is_now = False, True
+    before = [whole(parameter) for parameter in one.model.parameters()]
+    with pytest.raises(FloatingPointError, match="the loss of step 3 is nan"):
+        one.fit(1)
+    changed = [not torch.equal(old, whole(new)) for old, new in zip(before, one.model.parameters(), strict=True)]
+    return any(changed[:2]), any(changed[2:]), all(whole(each).isfinite().all() for each in one.model.parameters())
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("part", ["loss", "hyper_loss", "penalty"])
+def test_a_loss_that_is_nan_on_one_rank_raises_on_all_before_anything_is_stepped(part, sharded, two_ranks):
+    # ψ is stepped after w, whose loss was finite.
+    assert two_ranks(not_finite, part, sharded) == [(False, part == "hyper_loss", True)] * 2
+
+
 def sharded_ahead():
     torch.manual_seed(0)
     network = nn.Linear(6, 3)
