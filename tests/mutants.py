@@ -1238,9 +1238,25 @@ MUTANTS = [
         ),
         (
             "packed order",
-            "put(view, partition, k, values)",
-            "put(view, partition, k, values.flip(0))",
+            "put(view, partition, k, mean)",
+            "put(view, partition, k, mean.flip(0))",
             "a gradient's entries change places",
+        ),
+        (
+            "packed partitions",
+            "found[0, k], found[1, k] = 1, 0",
+            "pass",
+            "the gradients of ranks that learn other partitions are mixed without a word",
+        ),
+    ),
+    *_of(
+        "python_api/partnets/distributed/trainer.py",
+        f"{NETS}/distributed/test_distributed_trainer.py",
+        (
+            "finite on all ranks",
+            'check_finite(means[1], f"step {self.steps + 1}")',
+            "pass",
+            "a loss that is NaN on one rank makes all weights NaN",
         ),
     ),
     # --- federated ---

@@ -12,10 +12,12 @@ from partnets.distributed.packing import Packing, all_reduce_packed
 class DDP(nn.parallel.DistributedDataParallel):
     """torch.nn.parallel.DistributedDataParallel of a partitioned model: only what learns travels between ranks.
 
-    A step of partition k sends w_k's share of the gradient, a step of ψ that of ψ alone; DDP itself adds an int32 for
-    each parameter tensor, to know which of them were used. partnets.subnetwork works on the wrapped model and on this
-    one; optimisers take the wrapped one. All ranks must run the same subnetworks in the same order: draw k alike
-    everywhere, as partnets.distributed.draw does. For gradients of several batches, as for no_sync, torch's rules hold.
+    A step of partition k sends w_k's share of the gradient, a step of ψ that of ψ alone, each with a few numbers that
+    say whose it is; DDP itself adds an int32 for each parameter tensor, to know which of them were used.
+    partnets.subnetwork works on the wrapped model and on this one; optimisers take the wrapped one. All ranks must run
+    the same subnetworks in the same order: draw k alike everywhere, as partnets.distributed.draw does. Where others
+    learn, and their gradients have the same size, the backward pass raises ValueError on all ranks; of other sizes the
+    ranks fail as torch's do. For gradients of several batches, as for no_sync, torch's rules hold.
 
     Args:
         module: partitioned, the same on all ranks.

@@ -46,6 +46,8 @@ class Packing:
             parameter: (layer, name) for _, layer in partitioned_layers(model) for name, parameter in layer.owned()
         }
         self._learning: dict[nn.Parameter, set[int]] = {}
+        self._last = max((layer.count for layer, _ in self._owners.values()), default=0)
+        self._reductions: list[tuple[Future[Tensor], Tensor]] = []
         self.has_travelled = False
 
     def expect(self) -> None:
@@ -56,10 +58,11 @@ class Packing:
         """
         if self.has_travelled:
             self._learning.clear()
+            self._reductions.clear()  # of a backward pass that was cut short
             self.has_travelled = False
         for parameter in self._parameters:
             layer, _ = self._owners.get(parameter, (None, ""))
-            if parameter.requires_grad and (learning := {1} if layer is None else layer.learning()):
+            if parameter.requires_grad and (learning := {0} if layer is None else layer.learning()):
                 self._learning.setdefault(parameter, set()).update(learning)
 
     def travelling(self, parameter: nn.Parameter, grad: Tensor) -> Iterator[tuple[Tensor, Partition | None, int]]:
@@ -70,6 +73,40 @@ class Packing:
             if found is not None:
                 (view,), partition = found
                 yield view, partition, update
+
+    def who_learns(self, parameters: list[nn.Parameter], like: Tensor) -> Tensor:
+        """For ψ, w_1, ..., w_C whether they learn, and for each whether it does not, as 1 or 0: [2 (1 + C)].
+
+        In the mean over ranks that differ both are above 0, and nowhere else: in every dtype, of however many ranks.
+        """
+        found = like.new_zeros(2, 1 + self._last)
+        found[1] = 1
+        for k in set().union(*(self._learning.get(parameter, ()) for parameter in parameters)):
+            found[0, k], found[1, k] = 1, 0
+        return found.flatten()
+
+    def compare(self, reduction: Future[Tensor], who_learns: Tensor) -> None:
+        """Has the backward pass raise ValueError at its end, on all ranks, unless all of them have learned the same.
+
+        Args:
+            reduction: of a bucket, after which who_learns is the mean over ranks.
+            who_learns: as of the function.
+        """
+        if not self._reductions:  # from a reduction's own callback torch would make a RuntimeError with a traceback
+            torch.autograd.Variable._execution_engine.queue_callback(self._check)
+        self._reductions.append((reduction, who_learns))
+
+    def _check(self) -> None:
+        reductions, self._reductions = self._reductions, []
+        for reduction, _ in reductions:
+            reduction.wait()
+        means = torch.stack([mean for _, mean in reductions]).view(-1, 2, 1 + self._last)
+        if different := (means > 0).all(1).any(0).nonzero().flatten().tolist():
+            names = ", ".join(f"w_{k}" if k else "ψ" for k in different)
+            raise ValueError(
+                f"{names} learned in this backward pass on some ranks and not on others, so that gradients of several"
+                " are mixed; choose the same subnetwork on all ranks, as partnets.distributed.draw does."
+            )
 
 
 def _in_place(grad: Tensor, parameter: nn.Parameter) -> Tensor:
@@ -94,14 +131,17 @@ def all_reduce_packed(packing: Packing, bucket: dist.GradBucket) -> Future[Tenso
         done.set_result(buffer)
         return done
     pieces = [take(view, partition, k) for view, partition, k in parts]
+    packing.bytes += sum(piece.nbytes for piece in pieces)
+    pieces.append(packing.who_learns(bucket.parameters(), buffer))
     packed = torch.cat(pieces).div_(dist.get_world_size(packing.group))
-    packing.bytes += packed.nbytes
-    lengths = [len(piece) for piece in pieces]
+    *means, who_learns = packed.split([len(piece) for piece in pieces])  # once they are reduced, in place
 
     def unpack(future: Future) -> Tensor:
-        (reduced,) = future.value()
-        for (view, partition, k), values in zip(parts, reduced.split(lengths), strict=True):
-            put(view, partition, k, values)
+        future.value()
+        for (view, partition, k), mean in zip(parts, means, strict=True):
+            put(view, partition, k, mean)
         return buffer
 
-    return dist.all_reduce(packed, group=packing.group, async_op=True).get_future().then(unpack)
+    reduction = dist.all_reduce(packed, group=packing.group, async_op=True).get_future().then(unpack)
+    packing.compare(reduction, who_learns)
+    return reduction

@@ -9,7 +9,7 @@ from torch import nn
 from training import OPTIMIZERS, PROPORTIONS, learn, loss, mine, network
 
 import partnets
-from partnets import distributed, hyper
+from partnets import distributed, hyper, optim
 from partnets.nn.partitioned import partitioned_layers
 from partnets.utils.modules import frozen
 
@@ -131,6 +131,23 @@ def test_gradients_gathered_without_synchronising_travel_with_the_next_that_do(u
     expected = [parameter.grad for parameter in model.parameters()]
     for found in two_ranks(gradients, updates):
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def other_partitions(dtype):
+    """A step in which each rank has another partition, of the same size: whether it raises and changes nothing."""
+    model = partnets.partition(nn.Sequential(nn.Linear(8, 10), nn.Linear(10, 3)), (0.6, 0.2, 0.2)).to(dtype)
+    call, optimizer, k = distributed.DDP(model, bucket_cap_mb=1e-4), optim.SGD(model, lr=1.0), 2 + dist.get_rank()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    message = "w_2, w_3 learned in this backward pass on some ranks and not on others.*; choose the same subnetwork"
+    with pytest.raises(ValueError, match=message), partnets.subnetwork(model, active=k, update=k):
+        call(torch.ones(4, 8, dtype=dtype)).sum().backward()
+        optimizer.step(update=k)
+    return all(map(torch.equal, before, model.parameters()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_ranks_that_learn_other_partitions_of_one_size_are_refused_before_the_step(dtype, two_ranks):
+    assert two_ranks(other_partitions, dtype) == [True, True]
 
 
 def evaluation_between():
