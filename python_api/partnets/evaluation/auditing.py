@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -47,6 +47,8 @@ OUT_OF_SIGHT = (
     "what a class, a loss, slots or an object of a library keep is one for all subnetworks: let a module of the model"
     " keep it, in buffers or attributes, and name that in partnets.partition(..., stateful=[...])"
 )
+# Whether the last subnetwork trains, and whether the first does after it.
+MODES = (True, True), (False, False), (True, False), (False, True)
 # Devices that add up in the same order each time.
 STEADY = {"cpu"}
 
@@ -210,30 +212,43 @@ class _Trial:
 
     def remembers(self, batch: Any, other: Any, last: int) -> Iterator[Leak]:
         """Leaks, if a pass of the last subnetwork leaves something behind that subnetwork 1 reads, or keeps."""
-        behind, within, worlds = [], [], [(batch, _same), (other, _disturbed)]
+        told: set[str] = set()
+        for trains, first_trains in MODES:
+            if told and trains != first_trains:
+                return
+            for leak in self._carries(trains, first_trains, batch, other, last):
+                if (key := leak.path or leak.what) not in told:
+                    told.add(key)
+                    yield leak
 
-        def first_after(given: Any, change: Callable[[Tensor], None], lost: Sequence[list[str]] = ((), ())) -> Seen:
-            # One after the other in each mode: what a model keeps, its own train() may drop.
-            values, drawn = {}, []
-            modes = (nullcontext(), self._trained), (evaluating(self.model), self._evaluated)
-            for (mode, compute), paths in zip(modes, lost, strict=True):
-                with mode:
-                    with self._later_weights(1, change):
-                        drawn.append(compute(last, given).drawn)
-                    behind.append(self._held())
-                    for path in paths:
-                        behind[-1].set(path, torch.nan)
-                    values |= compute(1, batch).values
-                    within.append(self._held())
-            return Seen(values, drawn[0])
+    def _carries(self, trains: bool, first_trains: bool, batch: Any, other: Any, last: int) -> Iterator[Leak]:
+        """Leaks from a pass of the last subnetwork to one of the first that comes next, in these modes."""
+        worlds, behind, within, drawn = [(batch, _same), (other, _disturbed)], [], [], []
 
-        (one, left), (two, left_too) = (self._kept(partial(first_after, *world)) for world in worlds)
-        kept = [path for before, after in zip(within[:2], within[2:], strict=True) for path in before.changed(after)]
-        replaced = [before.changed(after) for before, after in zip(behind[:2], behind[2:], strict=True)]
-        differing, changed = one.differing(two), left.changed(left_too)
+        def first_after(given: Any, change: Callable[[Tensor], None], lost: Sequence[str] = ()) -> Seen:
+            with ExitStack() as stack:
+                stack.enter_context(self._mode(trains))
+                with self._later_weights(1, change):
+                    drawn.append(self._computed(trains, last, given).drawn)
+                if first_trains != trains:
+                    stack.close()
+                    stack.enter_context(self._mode(first_trains))
+                behind.append(self._held())
+                for path in lost:
+                    behind[-1].set(path, torch.nan)
+                seen = self._computed(first_trains, 1, batch)
+                within.append(self._held())  # before the mode changes, where the model's own train() may drop it
+            return seen
+
+        run = partial(first_after, *worlds[0])
+        (one, left), (two, left_too) = self._kept(run), self._kept(partial(first_after, *worlds[1]))
+        replaced, kept = behind[0].changed(behind[1]), within[0].changed(within[1])
+        # What a mode keeps for itself alone, and overwrites in each pass, tells the other nothing.
+        is_one, differing = trains == first_trains, one.differing(two)
+        changed = left.changed(left_too) if is_one else []
         if differing or changed:
-            again, left_again = self._kept(partial(first_after, *worlds[0]))
-            if self.device.type in STEADY and (one.differing(again) or left.changed(left_again)):
+            again, left_again = self._kept(run)
+            if self.device.type in STEADY and (one.differing(again) or (is_one and left.changed(left_again))):
                 what = "gives something else each time, of one batch and one seed: it keeps something out of sight"
                 yield Leak("", what, OUT_OF_SIGHT)
                 return
@@ -241,33 +256,30 @@ class _Trial:
             changed = [path for path in changed if path not in left.changed(left_again)]
         for path in changed:
             yield Leak(path, FOLLOWS, APART)
-        if differing and not changed and kept:
+        if differing and not changed and kept and is_one:
             yield Leak(kept[0], "is kept until the mode changes, of one subnetwork, and others read it", KEPT_IN_A_MODE)
+        elif differing and not changed and kept:
+            yield Leak(kept[0], "is kept in one mode, of one subnetwork, and others read it in the other", APART)
         elif differing and not changed:
             what = f"gives another {differing[0]} after later chunks were seen, by what is kept out of sight"
             yield Leak("", what, APART)
-        elif not changed and any(replaced):
-            # The first's pass has put something else there. It may have looked at what was there before, as a running
-            # maximum does: NaN, which is no number to compare with, would stay, or be seen.
-            run = partial(first_after, *worlds[0])
-            yield from self._reads_what_it_replaces(run, (one, left), replaced)
-        if not all(map(same, *map(tree_leaves, (one.drawn, two.drawn)))):
+        elif not changed and replaced and self._reads(replaced, run, (one, left), is_one):
+            yield Leak(replaced[0], FOLLOWS, APART)
+        if trains and is_one and not all(map(same, *map(tree_leaves, drawn[:2]))):
             path = self._first_difference(last, worlds, after=1, of_outputs=False)
             what = "draws random numbers, and how many depends on the data: later noise tells of it"
             yield Leak(path, what, "draw as many for each batch, or take another module (LeakyReLU for RReLU)")
 
-    def _reads_what_it_replaces(
-        self, run: Callable[..., Seen], clean: tuple[Seen, Held], replaced: Sequence[list[str]]
-    ) -> Iterator[Leak]:
-        """A leak, if subnetwork 1 depends on what the last one left behind there, in training or in evaluation mode."""
+    def _reads(self, replaced: list[str], run: Callable[..., Seen], clean: tuple[Seen, Held], is_one: bool) -> bool:
+        """Whether subnetwork 1 looks at what it replaces of the last one's, as a running maximum does.
+
+        NaN, which is no number to compare with, would be seen there, or stay.
+        """
         try:
             differing, changed = self._changed_by_nan(run, clean, self._kept(partial(run, lost=replaced)))
         except Exception:  # whatever a model does about numbers that are none
-            differing, changed = ["output"], []
-        if differing or changed:
-            paths = [*itertools.chain(*replaced)]
-            path = next((path for path in paths if path in changed), paths[0])
-            yield Leak(path, FOLLOWS, APART)
+            return True
+        return bool(differing or (is_one and changed))
 
     def _changed_by_nan(
         self, run: Callable[[], Seen], clean: tuple[Seen, Held], other: tuple[Seen, Held]
@@ -301,6 +313,13 @@ class _Trial:
         trained = self._trained(k, batch)
         with evaluating(self.model):
             return Seen(trained.values | self._evaluated(k, batch).values, trained.drawn)
+
+    def _mode(self, is_training: bool) -> AbstractContextManager:
+        return nullcontext() if is_training else evaluating(self.model)
+
+    def _computed(self, is_training: bool, k: int, batch: Any) -> Seen:
+        """A pass in the mode that the model is in."""
+        return self._trained(k, batch) if is_training else self._evaluated(k, batch)
 
     def _trained(self, k: int, batch: Any) -> Seen:
         """A pass in the mode in which the model trains, with gradients, those of ψ too.

@@ -306,6 +306,56 @@ class Loudest(Around):
         self.layer.register_forward_hook(normalise)
 
 
+class LastBatch(Around):
+    """Normalises by the statistics of the last training batch in evaluation."""
+
+    def made(self):
+        self.register_buffer("mean", torch.zeros(6))
+
+    def between(self, x):
+        if self.training:
+            self.mean = x.detach().mean(0)
+        return x - self.mean
+
+
+class LastEvaluation(Around):
+    """What evaluation writes, training reads."""
+
+    def made(self):
+        kept = [0.0]
+
+        def hook(layer, args, output):
+            if not layer.training:
+                kept[0] = output.detach().mean()
+            return output - kept[0] if layer.training else output
+
+        self.layer.register_forward_hook(hook)
+
+
+LAST = {"mean": 0.0}
+
+
+class LastOfAll(Around):
+    """In a global of its file, where there are gradients."""
+
+    def between(self, x):
+        if torch.is_grad_enabled():
+            LAST["mean"] = x.detach().mean(0)
+            return x
+        return x - LAST["mean"]
+
+
+class LastWeight(Around):
+    """The weight of the last training pass, for evaluation."""
+
+    kept = None
+
+    def between(self, x):
+        if self.training:
+            self.kept = self.layer.weight.detach().clone()
+        return x if self.kept is None else F.linear(x, self.kept)
+
+
 LEAKS = {
     Parameters: "the model itself reads weights of partitions that are not live",
     Entries: "the model itself reads weights",
@@ -325,7 +375,11 @@ LEAKS = {
     OutOfSight: "OutOfSight.mean follows the data",
     MadeInForward: "teacher",
     MadeForEvaluation: "kept is kept until the mode changes",
-    Stateful: "hidden is kept until the mode changes",
+    Stateful: "hidden follows the data",
+    LastBatch: "mean is kept in one mode",
+    LastEvaluation: "layer._forward_hooks.",
+    LastOfAll: "the model itself gives another output 0 in evaluation after later chunks were seen",
+    LastWeight: "kept is kept in one mode",
     Observer: "range follows the data",
     Loud: "most follows the data",
     Loudest: "layer._forward_hooks.",
@@ -356,7 +410,7 @@ def test_a_maximum_that_subnetwork_1_exceeds_itself_in_the_trial_is_found(around
 
 
 KEEPERS = [RunningMean, Codebook, Experts, Number, Nested, Logged, Teacher, Frozen, MadeForEvaluation, Stateful]
-KEEPERS += [Observer, Loud]
+KEEPERS += [Observer, Loud, LastBatch, LastWeight]
 
 
 @pytest.mark.parametrize("around", KEEPERS, ids=lambda around: around.__name__)
