@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 
@@ -12,6 +13,8 @@ from partkernels.backend.dispatch import READY, backends, requested
 
 
 def main() -> None:
+    what = "Prints versions, how the backends were built, and which of them run here."
+    argparse.ArgumentParser(prog="python -m partkernels", description=what).parse_args()  # it takes nothing
     print(f"partkernels {__version__} in {build_info.FOLDER}")
     print(f"Python {platform.python_version()}, {platform.platform()}")
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, requested backend: {requested()}")

@@ -554,15 +554,21 @@ MUTANTS = [
         ),
         (
             "draws of the audit",
-            "        if not all(map(same, *map(tree_leaves, (one.drawn, two.drawn)))):",
-            "        if False:",
+            "if trains and is_one and not all(map(same, *map(tree_leaves, drawn[:2]))):",
+            "if False:",
             "an audit misses draws that depend on the data",
         ),
         (
             "evaluation of the audit",
-            "(nullcontext(), self._trained), (evaluating(self.model), self._evaluated)",
-            "(nullcontext(), self._trained), (evaluating(self.model), self._pass)",
-            "an audit misses what is kept until the mode changes",
+            "within.append(self._held())",
+            "within.append(self.before)",
+            "an audit does not name what is kept until the mode changes",
+        ),
+        (
+            "modes of the audit",
+            "MODES = (True, True), (False, False), (True, False), (False, True)",
+            "MODES = (True, True), (False, False)",
+            "an audit misses what training leaves to evaluation",
         ),
         (
             "maxima in the audit",

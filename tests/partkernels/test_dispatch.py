@@ -217,6 +217,11 @@ def test_the_module_prints_versions_build_facts_and_backends():
         assert expected in printed
 
 
+def test_the_report_takes_no_arguments():
+    done = run_python("-m", "partkernels", "cpu")
+    assert done.returncode == 2 and "unrecognized arguments: cpu" in done.stderr and not done.stdout
+
+
 def test_importing_initialises_no_gpu_and_downloads_nothing():
     code = "import partkernels, torch, socket; assert not torch.cuda.is_initialized(); print('fine')"
     assert run_python("-c", code).stdout.strip() == "fine"

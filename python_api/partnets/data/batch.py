@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from partnets.utils.likelihood import Loss, setting
+from partnets.utils.random_state import preserved
 
 # Under which of these a batch has its targets.
 LABELS = ("labels", "label", "targets", "target")
@@ -110,6 +111,22 @@ def mean(loss: Loss, output: Any, y: Any) -> Tensor:
     """
     found = losses(loss, output, y)
     return _counting(loss, found, y).mean() if found.dim() else found
+
+
+def check_no_sum(loss: Loss, output: Any, y: Any, value: Tensor) -> None:
+    """Raises ValueError if a loss, `value` of this batch, is twice as large for one that holds each example twice."""
+    if not (isinstance(output, Tensor) and isinstance(y, Tensor)):
+        return
+    try:
+        with preserved(output.device), torch.no_grad():
+            twice = mean(loss, output.repeat_interleave(2, 0), y.repeat_interleave(2, 0))
+    except (RuntimeError, TypeError, ValueError, IndexError):  # a loss of its own that wants the batch as it is
+        return
+    if value.item() != 0 and abs(twice.item() / value.item() - 2) < 1e-3:
+        raise ValueError(
+            "the loss is twice as large for a batch that holds each example twice: it is a sum; pass the mean over the"
+            " examples."
+        )
 
 
 def total(loss: Loss, output: Any, y: Any, examples: int) -> tuple[float, int]:

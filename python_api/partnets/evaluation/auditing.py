@@ -95,8 +95,9 @@ def audit(
       drawn;
     - no two parameters share memory, and nothing is written into what reading a parameter gives, where it is lost.
 
-    Afterwards model, gradients and random states are as before. It takes some 6 passes for each of at most 4
-    subnetworks, and up to five times the weights' memory. Trainers do this before their first step.
+    Afterwards model, gradients and random states are as before. It takes 4 passes for each of at most 4 subnetworks, 16
+    for what is left behind, from each mode to each, and up to five times the weights' memory. Trainers do this before
+    their first step.
 
     Args:
         model: with partitioned layers, in the mode in which it trains.

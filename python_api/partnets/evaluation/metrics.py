@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
-from partnets.data.batch import IGNORED, OWN_RULE, Forward, Loss, call, scores, total
+from partnets.data.batch import IGNORED, OWN_RULE, Forward, Loss, call, check_no_sum, scores, total
 from partnets.data.chunks import Chunks, check_chunks
 from partnets.data.examples import Collate, as_dataset
 from partnets.data.fetching import batches, check_options
@@ -20,7 +20,7 @@ from partnets.evaluation.same_chunks import adopt_chunks, check_same_chunks
 from partnets.nn.batch_norm import warn_of_stale
 from partnets.nn.live import subnetwork
 from partnets.nn.partitioned import count
-from partnets.utils.likelihood import plain
+from partnets.utils.likelihood import check_mean, plain
 from partnets.utils.modules import device_of, evaluating, to_device
 
 
@@ -48,7 +48,7 @@ def mean_loss(
         **loading: num_workers, pin_memory and others of a DataLoader's options.
 
     Raises:
-        ValueError: there is no example, or none that counts.
+        ValueError: there is no example, or none that counts; or the loss is a sum over the batch.
         TypeError: data is nothing of that, or an option is not of those.
 
     Example:
@@ -75,6 +75,7 @@ def total_loss(
     left = len(dataset)
     if not left:
         raise ValueError("the data have no example; pass at least one.")
+    check_mean(loss)
     warn_of_stale(model)
     device = device_of(model)
     found, count = 0.0, 0
@@ -83,7 +84,10 @@ def total_loss(
         for batch in parts:
             examples = min(batch_size, left)
             left -= examples
-            value, counted = total(loss, *forward(model, to_device(batch, device)), examples)
+            output, y = forward(model, to_device(batch, device))
+            value, counted = total(loss, output, y, examples)
+            if not count:
+                check_no_sum(loss, output, y, torch.tensor(value / max(counted, 1)))
             found, count = found + value, count + counted
     if not count:
         raise ValueError(f"no target of these {len(dataset)} examples counts: all are {IGNORED}; pass labelled ones.")
@@ -180,7 +184,7 @@ def loss_matrix(
         check_same_chunks(model, chunks)
     loss = plain(loss)
     how = {"batch_size": batch_size, "forward": forward, **loading}
-    with fresh_statistics(model, chunks, **how):
+    with fresh_statistics(model, chunks, other_chunks=other_chunks, **how):
         how["collate"] = chunks.collate
         rows = per_subnetwork(model, lambda model: [mean_loss(model, chunk, loss, **how) for chunk in chunks])
     if not other_chunks:

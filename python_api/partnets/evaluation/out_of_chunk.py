@@ -79,7 +79,10 @@ def lml(
     how["loading"] = check_options(loading, "lml")
     total = 0.0
     batched = {"batch_size": batch_size, "forward": forward, **loading}
-    with fresh_statistics(model, chunks, **batched), random_state.preserved(device_of(model)):
+    with (
+        fresh_statistics(model, chunks, other_chunks=other_chunks, **batched),
+        random_state.preserved(device_of(model)),
+    ):
         if seed is not None:
             random_state.seed(seed)  # a data set may draw by Python's or NumPy's generator
             torch.manual_seed(seed)

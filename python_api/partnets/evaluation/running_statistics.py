@@ -12,6 +12,7 @@ from torch import nn
 from partnets.data.batch import Forward, call
 from partnets.data.chunks import Chunks, check_chunks
 from partnets.data.fetching import batches, check_options
+from partnets.evaluation.same_chunks import check_same_chunks
 from partnets.nn.batch_norm import stale_norms, sum_of_weights
 from partnets.nn.live import subnetwork
 from partnets.utils.checks import check_at_least
@@ -28,6 +29,7 @@ def estimate_statistics(
     *,
     batch_size: int = 256,
     examples: int = EXAMPLES,
+    other_chunks: bool = False,
     forward: Forward = call,
     **loading,
 ) -> None:
@@ -44,10 +46,10 @@ def estimate_statistics(
         chunks: what it learns from.
         batch_size: the examples at once; about that of training, for statistics are of batches.
         examples: at most so many of D_1:k, drawn at random, the same each time.
-        forward, **loading: as of partnets.lml.
+        other_chunks, forward, **loading: as of partnets.lml.
 
     Raises:
-        ValueError: a number is below 1; and as partnets.lml.
+        ValueError: a number is below 1, or the model has learned from other chunks; and as partnets.lml.
 
     Example:
         >>> import partnets
@@ -63,6 +65,8 @@ def estimate_statistics(
     """
     check_chunks(chunks)
     check_at_least(1, batch_size=batch_size, examples=examples)
+    if not other_chunks:
+        check_same_chunks(model, chunks)
     loading = check_options(loading, "estimate_statistics")
     stale = list(stale_norms(model).values())
     if not stale:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from partnets.hyper.hyperparameter import Hyperparameter
+from partnets.hyper.learned import check_real
 
 
 class Augmentation(Hyperparameter):
@@ -43,6 +44,7 @@ class Augmentation(Hyperparameter):
             raise ValueError(f"{', '.join(initial)} are all None; give at least one of them a value.")
 
     def forward(self, x: Tensor) -> Tensor:
+        check_real(self, x)
         psi = next(self.parameters())
         draws = 2 * torch.rand(x.shape[0], len(self.names), dtype=psi.dtype, device=psi.device) - 1
         # Under autocast, matrices of a few entries would be rounded to 8 bits, and images moved to wrong places.

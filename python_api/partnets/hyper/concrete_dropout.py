@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from partnets.hyper.concrete import check_temperature, concrete
 from partnets.hyper.dropout import check_rates
 from partnets.hyper.hyperparameter import Hyperparameter
-from partnets.hyper.learned import Learned
+from partnets.hyper.learned import Learned, check_real
 from partnets.hyper.ranges import Range, probability
 from partnets.utils.random_state import noise_of, noise_state
 from partnets.utils.traced import is_captured, is_traced
@@ -55,6 +55,7 @@ class ConcreteDropout(Hyperparameter):
         self.rate = Learned(rate, range)
 
     def forward(self, x: Tensor) -> Tensor:
+        check_real(self, x)
         if not self.training:
             return x
         limits = torch.finfo(self.rate.raw.dtype)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from partnets.hyper.hyperparameter import Hyperparameter
-from partnets.hyper.learned import Learned
+from partnets.hyper.learned import Learned, check_real
 from partnets.hyper.ranges import Range, interval
 
 # As published (MacKay et al. 2019).
@@ -69,6 +69,7 @@ class Dropout(Hyperparameter):
         self.rate = Learned(rate, range)
 
     def forward(self, x: Tensor) -> Tensor:
+        check_real(self, x)
         if not self.training:
             return x
         if not all(-x.dim() <= dim < x.dim() for dim in self.same_along):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from partnets.hyper import ranges
 from partnets.hyper.concrete import check_temperature, concrete
 from partnets.hyper.hyperparameter import Hyperparameter
-from partnets.hyper.learned import Learned
+from partnets.hyper.learned import Learned, check_real
 from partnets.hyper.tracing import traced
 
 
@@ -59,6 +59,7 @@ class InputMask(Hyperparameter):
         return self.probability.raw
 
     def forward(self, x: Tensor) -> Tensor:
+        check_real(self, x)
         if x.shape[-1:] != self.logits.shape:
             raise ValueError(f"x is {list(x.shape)}; pass [..., {len(self.logits)}], an entry for each feature.")
         mask = (

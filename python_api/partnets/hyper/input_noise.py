@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from partnets.hyper.hyperparameter import Hyperparameter
-from partnets.hyper.learned import Learned
+from partnets.hyper.learned import Learned, check_real
 from partnets.hyper.ranges import Range, positive
 
 
@@ -41,6 +41,7 @@ class InputNoise(Hyperparameter):
         self.std = Learned(std, range)
 
     def forward(self, x: Tensor) -> Tensor:
+        check_real(self, x)
         return x + self.std(x).to(x.dtype) * torch.randn_like(x) if self.training else x
 
     def to_ordinary(self) -> nn.Module:

@@ -157,6 +157,20 @@ class Learned(Precise):
         return self.names or [f"{name}.{i}" for i, _ in enumerate(self.units)]
 
 
+def check_real(module: nn.Module, x: Tensor) -> None:
+    """Raises TypeError for whole numbers, to which what a module of this name makes of x would be rounded.
+
+    Example:
+        >>> check_real(nn.Dropout(), torch.ones(2, dtype=torch.uint8))
+        Traceback (most recent call last):
+        TypeError: Dropout got torch.uint8, and would round its results to whole numbers; pass x.float().
+    """
+    if not (x.is_floating_point() or x.is_complex()):
+        raise TypeError(
+            f"{type(module).__name__} got {x.dtype}, and would round its results to whole numbers; pass x.float()."
+        )
+
+
 def check_examples(
     x: Tensor, batch_dim: int, examples: int, features: int | None = None, of: nn.Module | None = None
 ) -> None:

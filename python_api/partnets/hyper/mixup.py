@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributions import Beta
 
 from partnets.hyper.hyperparameter import Hyperparameter
-from partnets.hyper.learned import Learned
+from partnets.hyper.learned import Learned, check_real
 from partnets.hyper.ranges import Range, logarithmic
 from partnets.utils.in_thread import InThread
 from partnets.utils.likelihood import check_mean, plain
@@ -64,6 +64,7 @@ class Mixup(Hyperparameter):
         self._mixed = InThread()
 
     def forward(self, x: Tensor) -> Tensor:
+        check_real(self, x)
         if not self.training:
             return x
         alpha = self.alpha()

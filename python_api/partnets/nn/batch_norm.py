@@ -179,7 +179,7 @@ class _BatchNorm(PartitionedLayer):
 
 class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
     __doc__ = (
-        _BatchNorm.__doc__
+        (_BatchNorm.__doc__ or "")
         + """
     Shapes:
         x [batch, num_features] or [batch, num_features, length] to the same.
@@ -197,7 +197,7 @@ class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
 
 class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
     __doc__ = (
-        _BatchNorm.__doc__
+        (_BatchNorm.__doc__ or "")
         + """
     Shapes:
         x [batch, num_features, height, width] to the same.
@@ -215,7 +215,7 @@ class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
 
 class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
     __doc__ = (
-        _BatchNorm.__doc__
+        (_BatchNorm.__doc__ or "")
         + """
     Shapes:
         x [batch, num_features, depth, height, width] to the same.

@@ -102,7 +102,7 @@ class Recurrent(FlatWeights, PartitionedLayer):
 
 class RNN(Recurrent, nn.RNN):
     __doc__ = (
-        Recurrent.__doc__
+        (Recurrent.__doc__ or "")
         + """
     Example:
         >>> RNN(4, 8, proportions=(0.5, 0.5), seed=0)(torch.ones(5, 2, 4))[0].shape
@@ -115,7 +115,7 @@ class RNN(Recurrent, nn.RNN):
 
 class LSTM(Recurrent, nn.LSTM):
     __doc__ = (
-        Recurrent.__doc__
+        (Recurrent.__doc__ or "")
         + """
     Example:
         >>> LSTM(4, 8, num_layers=2, proportions=(0.5, 0.5), seed=0)(torch.ones(5, 2, 4))[0].shape
@@ -128,7 +128,7 @@ class LSTM(Recurrent, nn.LSTM):
 
 class GRU(Recurrent, nn.GRU):
     __doc__ = (
-        Recurrent.__doc__
+        (Recurrent.__doc__ or "")
         + """
     Example:
         >>> GRU(4, 8, proportions=(0.5, 0.5), seed=0)(torch.ones(5, 2, 4))[0].shape

@@ -110,7 +110,7 @@ class _HyperConvolution(HyperLayer):
 class HyperConv1d(_HyperConvolution, nn.Conv1d):
     __doc__ = (
         "torch.nn.Conv1d as a best response, each example with its own kernel.\n"
-        + _HyperConvolution.__doc__.partition("\n")[2]
+        + (_HyperConvolution.__doc__ or "").partition("\n")[2]
         + """
     Example:
         >>> from partnets import hyper, stn
@@ -126,7 +126,7 @@ class HyperConv1d(_HyperConvolution, nn.Conv1d):
 class HyperConv2d(_HyperConvolution, nn.Conv2d):
     __doc__ = (
         "torch.nn.Conv2d as a best response, each example with its own kernel.\n"
-        + _HyperConvolution.__doc__.partition("\n")[2]
+        + (_HyperConvolution.__doc__ or "").partition("\n")[2]
         + """
     Example:
         >>> from partnets import hyper, stn
@@ -142,7 +142,7 @@ class HyperConv2d(_HyperConvolution, nn.Conv2d):
 class HyperConv3d(_HyperConvolution, nn.Conv3d):
     __doc__ = (
         "torch.nn.Conv3d as a best response, each example with its own kernel.\n"
-        + _HyperConvolution.__doc__.partition("\n")[2]
+        + (_HyperConvolution.__doc__ or "").partition("\n")[2]
         + """
     Example:
         >>> from partnets import hyper, stn

@@ -97,7 +97,7 @@ class _HyperNorm(HyperLayer):
 
 
 class HyperLayerNorm(_HyperNorm, nn.LayerNorm):
-    __doc__ = "torch.nn.LayerNorm as a best response.\n" + _HyperNorm.__doc__.partition("\n")[2]
+    __doc__ = "torch.nn.LayerNorm as a best response.\n" + (_HyperNorm.__doc__ or "").partition("\n")[2]
 
     ordinary = nn.LayerNorm
 
@@ -109,7 +109,7 @@ class HyperLayerNorm(_HyperNorm, nn.LayerNorm):
 
 
 class HyperRMSNorm(_HyperNorm, nn.RMSNorm):
-    __doc__ = "torch.nn.RMSNorm as a best response.\n" + _HyperNorm.__doc__.partition("\n")[2]
+    __doc__ = "torch.nn.RMSNorm as a best response.\n" + (_HyperNorm.__doc__ or "").partition("\n")[2]
 
     ordinary = nn.RMSNorm
     responding = ("weight",)
@@ -122,7 +122,7 @@ class HyperRMSNorm(_HyperNorm, nn.RMSNorm):
 
 
 class HyperGroupNorm(_HyperNorm, nn.GroupNorm):
-    __doc__ = "torch.nn.GroupNorm as a best response.\n" + _HyperNorm.__doc__.partition("\n")[2]
+    __doc__ = "torch.nn.GroupNorm as a best response.\n" + (_HyperNorm.__doc__ or "").partition("\n")[2]
 
     ordinary = nn.GroupNorm
 
@@ -151,18 +151,18 @@ class _HyperBatchNorm(_HyperNorm):
 
 
 class HyperBatchNorm1d(_HyperBatchNorm, nn.BatchNorm1d):
-    __doc__ = "torch.nn.BatchNorm1d as a best response.\n" + _HyperNorm.__doc__.partition("\n")[2]
+    __doc__ = "torch.nn.BatchNorm1d as a best response.\n" + (_HyperNorm.__doc__ or "").partition("\n")[2]
 
     ordinary = nn.BatchNorm1d
 
 
 class HyperBatchNorm2d(_HyperBatchNorm, nn.BatchNorm2d):
-    __doc__ = "torch.nn.BatchNorm2d as a best response.\n" + _HyperNorm.__doc__.partition("\n")[2]
+    __doc__ = "torch.nn.BatchNorm2d as a best response.\n" + (_HyperNorm.__doc__ or "").partition("\n")[2]
 
     ordinary = nn.BatchNorm2d
 
 
 class HyperBatchNorm3d(_HyperBatchNorm, nn.BatchNorm3d):
-    __doc__ = "torch.nn.BatchNorm3d as a best response.\n" + _HyperNorm.__doc__.partition("\n")[2]
+    __doc__ = "torch.nn.BatchNorm3d as a best response.\n" + (_HyperNorm.__doc__ or "").partition("\n")[2]
 
     ordinary = nn.BatchNorm3d

@@ -128,7 +128,7 @@ class _HyperRecurrent(FlatWeights, HyperLayer):
 class HyperRNN(_HyperRecurrent, nn.RNN):
     __doc__ = (
         "torch.nn.RNN as a best response.\n"
-        + _HyperRecurrent.__doc__.partition("\n")[2]
+        + (_HyperRecurrent.__doc__ or "").partition("\n")[2]
         + """
     Example:
         >>> from partnets import hyper, stn
@@ -147,7 +147,7 @@ class HyperRNN(_HyperRecurrent, nn.RNN):
 class HyperLSTM(_HyperRecurrent, nn.LSTM):
     __doc__ = (
         "torch.nn.LSTM as a best response.\n"
-        + _HyperRecurrent.__doc__.partition("\n")[2]
+        + (_HyperRecurrent.__doc__ or "").partition("\n")[2]
         + """
     Example:
         >>> from partnets import hyper, stn
@@ -171,7 +171,7 @@ class HyperLSTM(_HyperRecurrent, nn.LSTM):
 class HyperGRU(_HyperRecurrent, nn.GRU):
     __doc__ = (
         "torch.nn.GRU as a best response.\n"
-        + _HyperRecurrent.__doc__.partition("\n")[2]
+        + (_HyperRecurrent.__doc__ or "").partition("\n")[2]
         + """
     Example:
         >>> from partnets import hyper, stn

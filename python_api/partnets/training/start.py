@@ -114,7 +114,7 @@ def try_judging(
     finally:
         before.put_back()
     check_reaches_output(hyper, output, loss)
-    _check_mean(hyper_loss, output, y, loss)
+    batches.check_no_sum(hyper_loss, output, y, loss)
     return loss, y
 
 
@@ -171,21 +171,6 @@ def reached(tensors: Iterable[Tensor]) -> set[Tensor]:
                 seen.add(following)
                 nodes.append(following)
     return leaves
-
-
-def _check_mean(loss: batches.Loss, output: Any, y: Any, value: Tensor) -> None:
-    """Raises ValueError if a loss is twice as large for a batch that holds everything twice."""
-    if not (isinstance(output, Tensor) and isinstance(y, Tensor)):
-        return
-    try:
-        twice = batches.mean(loss, output.repeat_interleave(2, 0), y.repeat_interleave(2, 0))
-    except (RuntimeError, TypeError, ValueError, IndexError):  # a loss of its own that wants the batch as it is
-        return
-    if value.item() != 0 and abs(twice.item() / value.item() - 2) < 1e-3:
-        raise ValueError(
-            "the loss is twice as large for a batch that holds each example twice: it is a sum; pass the mean over the"
-            " examples."
-        )
 
 
 def warn_of_knowledge(hyper_loss: batches.Loss, value: Tensor, y: Any, k: int = 2) -> None:

@@ -97,7 +97,7 @@ class TrainingState:
 
         Call it in a callback before anything that judges a model with BatchNorm.
         """
-        estimate_statistics(self.model, self.chunks, **self.evaluating)
+        estimate_statistics(self.model, self.chunks, other_chunks=True, **self.evaluating)  # which it has checked
 
     def restore_best(self) -> float:
         """Sets the model, ψ included, to where L_ML was highest, and returns that L_ML, in nats.

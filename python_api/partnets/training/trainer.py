@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -38,7 +39,7 @@ from partnets.training.start import check_finite, check_leaks, check_learns, che
 from partnets.training.state import TrainingState
 from partnets.training.step import check_clip, parameters_of, step_hyper, step_weights, still_modules
 from partnets.utils.checks import check_at_least
-from partnets.utils.likelihood import check_loss, plain
+from partnets.utils.likelihood import check_loss, check_mean, plain
 from partnets.utils.modules import to_device
 from partnets.utils.random_state import preserved
 
@@ -189,6 +190,7 @@ class Trainer(TrainingState):
         psi = list(dict.fromkeys(parameter for module in self.hyper.values() for parameter in module.parameters()))
 
         check_learns(model, loss)
+        check_mean(loss)
         self.hyper_loss = plain(loss) if hyper_loss is None else hyper_loss
         self._judges = chunks.count > 1 and self.needs_unseen and bool(self.hyper or lml_every)
         if self._judges:
@@ -451,6 +453,12 @@ def _check_optimizers(model, optimizer, psi, hyper_optimizer) -> None:
     trained = set(parameters_of(hyper_optimizer))
     if not {parameter for parameter in psi if parameter.requires_grad} <= trained <= set(psi):
         raise ValueError("hyper_optimizer has other parameters than hyper; construct it with hyper.parameters().")
+    closure = inspect.signature(hyper_optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ValueError(
+            f"hyper_optimizer is {type(hyper_optimizer).__name__}, whose step computes the loss several times; take one"
+            " that needs no closure, as Adam."
+        )
 
 
 def _check_scheduler(name: str, scheduler, optimizer):

@@ -1,5 +1,7 @@
 """Means are over examples whatever the batches, the loss matrix has L_ML beside its diagonal, and modes come back."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 import partnets
 from partnets.evaluation.metrics import accuracy, loss_matrix, mean_loss, per_subnetwork
+from partnets.evaluation.out_of_chunk import lml
 from partnets.utils.modules import evaluating
 
 PROPORTIONS = (0.5, 0.3, 0.2)
@@ -181,6 +184,38 @@ def test_the_loss_matrix_is_each_merged_subnetwork_on_each_chunk(loss, batch_siz
         for j in (1, 2, 3):
             chunk = chunks.indices(j)
             assert matrix[k - 1, j - 1].item() == pytest.approx(loss(whole(x[chunk]), y[chunk]).item(), rel=1e-5)
+
+
+SUMS = {
+    "function": lambda logits, y: F.cross_entropy(logits, y, reduction="sum"),
+    "partial": functools.partial(F.cross_entropy, reduction="sum"),
+    "module": nn.CrossEntropyLoss(reduction="sum"),
+}
+
+
+@pytest.mark.parametrize("loss", SUMS.values(), ids=SUMS)
+def test_sums_over_a_batch_are_refused(loss):
+    data, model = examples(), partitioned()
+    chunks = partnets.chunk(data, PROPORTIONS)
+    for judge in (lml, loss_matrix):
+        with pytest.raises(ValueError, match="sum"):
+            judge(model, chunks, loss, batch_size=4)
+    with pytest.raises(ValueError, match="sum"):
+        mean_loss(model, data, loss)
+
+
+def test_a_loss_that_draws_is_tried_without_a_trace():
+    data, model, drawn = examples(), partitioned(), []
+
+    def loss(logits, y):
+        drawn.append(torch.rand(()).item())
+        return F.cross_entropy(logits, y)
+
+    torch.manual_seed(0)
+    mean_loss(model, data, loss, batch_size=4)
+    torch.manual_seed(0)
+    own = [torch.rand(()).item() for _ in drawn[1:]]
+    assert [drawn[0], *drawn[2:]] == own  # the second call is of the batch that holds each example twice
 
 
 def test_lml_sums_what_stands_right_of_the_diagonal():

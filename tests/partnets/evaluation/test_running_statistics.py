@@ -63,10 +63,21 @@ def test_no_subnetwork_gets_statistics_of_later_chunks():
     x, y = (tensor.clone() for tensor in chunks.dataset.tensors)
     x[chunks.indices(3)] += 100.0
     partnets.estimate_statistics(model, chunks)
-    partnets.estimate_statistics(other, partnets.chunk((x, y), PROPORTIONS))
+    partnets.estimate_statistics(other, partnets.chunk((x, y), PROPORTIONS), other_chunks=True)
     for name, buffer in model[2].named_buffers():
         assert torch.equal(buffer[:2], getattr(other[2], name)[:2])
     assert not torch.equal(model[2].running_mean[2], other[2].running_mean[2])
+
+
+def test_an_estimate_from_other_chunks_is_refused():
+    model, _ = trained()
+    other = partnets.chunk(examples(), PROPORTIONS, seed=7)
+    before = model[2].running_mean.clone()
+    with pytest.raises(ValueError, match="has learned from other chunks"):
+        partnets.estimate_statistics(model, other)
+    assert torch.equal(model[2].running_mean, before) and model[2].is_stale
+    partnets.estimate_statistics(model, other, other_chunks=True)
+    assert not model[2].is_stale
 
 
 def test_an_estimate_that_fails_changes_nothing():

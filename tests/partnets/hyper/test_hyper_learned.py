@@ -177,3 +177,23 @@ def test_hyperparameters_stay_of_single_precision_in_a_model_of_a_lower_one(dtyp
         learned = [one for one in module.modules() if isinstance(one, hyper.Learned)]
         assert learned and all(one.raw.dtype == one.raw.grad.dtype == torch.float32 for one in learned)
     assert hyper.InputMask(3).double().probability.raw.dtype == torch.float64
+
+
+WHOLE = {
+    "mask": lambda: (hyper.InputMask(4), (3, 4)),
+    "dropout": lambda: (hyper.Dropout(), (3, 4)),
+    "concrete dropout": lambda: (hyper.ConcreteDropout(), (3, 4)),
+    "noise": lambda: (hyper.InputNoise(), (3, 4)),
+    "mixup": lambda: (hyper.Mixup(), (3, 4)),
+    "affine": lambda: (hyper.Affine(), (2, 3, 8, 8)),
+    "colours": lambda: (hyper.ColourJitter(), (2, 3, 8, 8)),
+    "in training": lambda: (hyper.InTraining(hyper.Affine()), (2, 3, 8, 8)),
+}
+
+
+@pytest.mark.parametrize("make", WHOLE.values(), ids=WHOLE)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
+def test_whole_numbers_are_refused_by_what_would_round_to_them(make, dtype):
+    module, shape = make()
+    with pytest.raises(TypeError, match=rf"got {dtype}, and would round its results to whole numbers; pass x.float"):
+        module(torch.ones(shape, dtype=dtype))

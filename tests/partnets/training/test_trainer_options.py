@@ -274,6 +274,20 @@ def test_a_scheduler_that_needs_a_metric_is_refused():
         trainer(model, optimizer=optimizer, scheduler=lr_scheduler.ReduceLROnPlateau(optimizer))
 
 
+def test_an_optimiser_of_psi_that_needs_a_closure_is_refused():
+    model = network()
+    with pytest.raises(ValueError, match="hyper_optimizer is LBFGS, whose step computes the loss several times"):
+        trainer(model, hyper_optimizer=torch.optim.LBFGS([psi(model)]))
+
+
+def test_a_training_loss_that_is_a_sum_is_refused_without_psi_too():
+    chunks = partnets.chunk((torch.randn(20, 6), torch.randint(2, (20,))), (0.5, 0.5))
+    with pytest.raises(ValueError, match="reduction='sum'"):
+        partnets.Trainer(
+            partnets.Linear(6, 2, proportions=(0.5, 0.5)), chunks, loss=nn.CrossEntropyLoss(reduction="sum")
+        )
+
+
 def test_drawing_a_partition_that_owns_nothing_is_refused_with_the_cure():
     model, chunks = baselines.held_out(nn.Linear(6, 2), (torch.randn(20, 6), torch.randint(2, (20,))))
     with pytest.raises(ValueError, match=r"partition 2 has no parameter .* \(1\.0, 0\.0\)"):
