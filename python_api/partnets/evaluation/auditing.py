@@ -264,23 +264,27 @@ class _Trial:
         elif differing and not changed:
             what = f"gives another {differing[0]} after later chunks were seen, by what is kept out of sight"
             yield Leak("", what, APART)
-        elif not changed and replaced and self._reads(replaced, run, (one, left), is_one):
-            yield Leak(replaced[0], FOLLOWS, APART)
+        elif not changed and replaced and (path := self._read_first(replaced, run, (one, left), is_one)):
+            yield Leak(path, FOLLOWS, APART)
         if trains and is_one and not all(map(same, *map(tree_leaves, drawn[:2]))):
             path = self._first_difference(last, worlds, after=1, of_outputs=False)
             what = "draws random numbers, and how many depends on the data: later noise tells of it"
             yield Leak(path, what, "draw as many for each batch, or take another module (LeakyReLU for RReLU)")
 
-    def _reads(self, replaced: list[str], run: Callable[..., Seen], clean: tuple[Seen, Held], is_one: bool) -> bool:
-        """Whether subnetwork 1 looks at what it replaces of the last one's, as a running maximum does.
+    def _read_first(
+        self, replaced: list[str], run: Callable[..., Seen], clean: tuple[Seen, Held], is_one: bool
+    ) -> str | None:
+        """What subnetwork 1 replaces of the last one's and looks at before, as a running maximum does; None if nothing.
 
         NaN, which is no number to compare with, would be seen there, or stay.
         """
         try:
             differing, changed = self._changed_by_nan(run, clean, self._kept(partial(run, lost=replaced)))
         except Exception:  # whatever a model does about numbers that are none
-            return True
-        return bool(differing or (is_one and changed))
+            return replaced[0]
+        if not differing and not (is_one and changed):
+            return None
+        return next((path for path in replaced if path in changed), replaced[0])
 
     def _changed_by_nan(
         self, run: Callable[[], Seen], clean: tuple[Seen, Held], other: tuple[Seen, Held]

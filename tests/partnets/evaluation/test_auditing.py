@@ -274,9 +274,11 @@ class Observer(Around):
     """Its range is that of the loudest pass so far, as quantisation calibrates it: often an earlier subnetwork's."""
 
     def made(self):
+        self.register_buffer("attention", torch.zeros(()))  # which is overwritten
         self.register_buffer("range", torch.zeros(()))
 
     def between(self, x):
+        self.attention = x.detach().softmax(1)
         self.range = torch.maximum(self.range, x.detach().abs().amax())
         return x / self.range
 
