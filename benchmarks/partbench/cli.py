@@ -85,7 +85,8 @@ def _add_measuring(parser: argparse.ArgumentParser, suite: str) -> None:
     add("--minutes", type=float, help="no pass begins after them")
     add("--commit", help="of the library, if this is no git checkout")
     convolution = "as in 200x20x14x14,50x20x5x5,padding=2; also stride, dilation, groups"
-    add = parser.add_argument_group("layers (speed)").add_argument
+    others = argparse.ArgumentParser(add_help=False)  # what this suite does not take, and would ignore
+    add = (parser if suite in ("speed", "all") else others).add_argument_group("layers (speed)").add_argument
     add("--linear", type=_linear, action="append", metavar="MxNxK", help="as in 256x1024x1024")
     add("--conv2d", type=_conv2d, action="append", metavar="X,WEIGHT[,name=value]", help=convolution)
     add("--operator", choices=("linear", "conv2d"), help="of the preset's layers, these alone")
@@ -93,13 +94,13 @@ def _add_measuring(parser: argparse.ArgumentParser, suite: str) -> None:
     add("--active", type=_ints, help="live subnetworks, as in 1,2,3")
     add("--works", type=_some_of(WORKS), help=f"of {','.join(WORKS)}")
     add("--compiled", action=argparse.BooleanOptionalAction, help="torch.compile among the peers")
-    add = parser.add_argument_group("models (memory, step, optim)").add_argument
+    add = (parser if suite != "speed" else others).add_argument_group("models (memory, step, optim)").add_argument
     add("--model", action="append", help="a name of partbench.peers.models, or package.module:function")
     add("--input", type=_ints, help="of one example, as in 3,32,32")
     add("--classes", type=_count)
     add("--batch", type=_count, default=64)
     add("--samples", type=_count, default=1, help="of the augmentation (step)")
-    parser.set_defaults(run=_measure, suite=suite)
+    parser.set_defaults(**vars(others.parse_args([])), run=_measure, suite=suite)
 
 
 def _some_of(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:

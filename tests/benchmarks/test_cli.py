@@ -105,6 +105,8 @@ def test_users_measure_their_own_model(suite, tmp_path, monkeypatch):
         (["memory", "--model", "vgg"], "model 'vgg' is unknown; pass one of"),
         (["memory", "--model", "no.such:thing", "--input", "3", "--classes", "2"], "cannot be imported"),
         (["step", "--model", "torch.nn:Linear"], "needs --input, as in 3,32,32, and --classes, as in 10"),
+        (["speed", "--samples", "3"], "unrecognized arguments: --samples 3"),
+        (["memory", "--linear", "8x16x16"], "unrecognized arguments: --linear 8x16x16"),
         (["report", "nowhere.json"], "nowhere.json"),
         ([], "COMMAND"),
     ],

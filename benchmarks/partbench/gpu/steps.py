@@ -50,7 +50,7 @@ def steps(out: Path) -> list[Step]:
     suites = ("env", "-u", "OMP_WAIT_POLICY", f"PARTKERNELS_CACHE={measured}")
 
     def suite(name: str, backend: str, *options: str, minutes: float = 1.0) -> tuple[str, ...]:
-        options += ("--preset", PRESET, "--no-compiled", "--minutes", str(minutes), "--backends", backend, "--add")
+        options += ("--preset", PRESET, "--minutes", str(minutes), "--backends", backend, "--add")
         environment = (f"PARTKERNELS_BACKEND={backend}",) if name == "optim" else ()
         out = triton if backend == "triton" else cuda
         return (*suites, *environment, python, "-m", "partbench", name, *options, "--out", out)
@@ -58,7 +58,8 @@ def steps(out: Path) -> list[Step]:
     responses = (python, "-m", "partbench.responses", "--device=cuda", "--dtype=bfloat16")
     responses += ("--passes=2", "--seconds=0.1")
     linear, convolutions = (
-        (f"--operator={operator}", "--works=forward,grad_input,grad_weight") for operator in ("linear", "conv2d")
+        (f"--operator={operator}", "--no-compiled", "--works=forward,grad_input,grad_weight")
+        for operator in ("linear", "conv2d")
     )
     return [
         Step("build", ("sh", "-c", BUILD, python, "setup.py", "-q", "build_ext", "--inplace"), 75),
