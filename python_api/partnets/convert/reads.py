@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import dis
 import functools
 import inspect
 import textwrap
+import types
 from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
 
@@ -56,6 +59,21 @@ def written_by(module: nn.Module) -> dict[str, nn.Parameter]:
             }
             inner = [child for one in inner for child in _children(one, step)]
     return found
+
+
+def globals_of(function: types.FunctionType) -> list[Any]:
+    """The values of the global variables that a function, or one that is defined in it, reads.
+
+    Example:
+        >>> globals_of(read_by) == [_reads, _children]
+        True
+    """
+    codes, names = [function.__code__], {}
+    for code in codes:
+        codes += [part for part in code.co_consts if isinstance(part, types.CodeType)]
+        read = [one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+        names |= dict.fromkeys(read)
+    return [function.__globals__[name] for name in names if name in function.__globals__]
 
 
 @functools.cache

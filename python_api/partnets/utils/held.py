@@ -278,9 +278,9 @@ def _is_state(name: str, value: Any) -> bool:
     return not name.startswith("__") and (isinstance(value, plain) or (is_ones_own(value) and not callable(value)))
 
 
-def is_of_library(cls: type) -> bool:
-    """Whether a class is Python's own, or of one of LIBRARIES."""
-    return _package(cls) in LIBRARIES | sys.stdlib_module_names
+def is_of_library(of: type | types.FunctionType) -> bool:
+    """Whether a class or a function is Python's own, or of one of LIBRARIES."""
+    return _package(of) in LIBRARIES | sys.stdlib_module_names
 
 
 def _package(of: type | types.FunctionType) -> str:

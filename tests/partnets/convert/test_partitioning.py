@@ -557,6 +557,17 @@ def test_layers_that_stay_as_they_were_out_of_reach_are_refused(keep, defaults):
     assert type(model[1]) is nn.Linear
 
 
+def test_a_layer_that_a_function_reads_in_a_global_variable_is_refused(monkeypatch):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    monkeypatch.setitem(globals(), "inner", model[0].forward)
+    model[0].forward = lambda x: (lambda y: 2 * inner(y))(x)  # noqa: F821
+    with pytest.raises(ValueError, match=r"1 Linear \(0\) that an object, a function or a method keeps too"):
+        partnets.partition(model, PROPORTIONS)
+    assert type(model[1]) is nn.Linear
+    monkeypatch.setitem(globals(), "inner", torch.tanh)
+    partnets.partition(model[1:], PROPORTIONS)
+
+
 def test_layers_in_containers_of_containers_are_replaced():
     model = Holding(lambda layer: [(layer, torch.tanh), {"again": [layer]}, 3])
     partnets.partition(model, PROPORTIONS)
