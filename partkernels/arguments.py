@@ -97,6 +97,17 @@ def check_count(count: int) -> None:
         raise ValueError(f"count={count!r}; pass an int from 1 to {MAX_COUNT}.")
 
 
+def count_of_ids(low: int, high: int, count: int | None) -> int:
+    """How many partitions ids from low to high are of: count, or `high` if None; raises ValueError if they are not."""
+    if low < 1:
+        raise ValueError(f"ids run from {low} to {high}; partitions are numbered from 1: pass ids in 1..C.")
+    count = high if count is None else count
+    check_count(count)
+    if high > count:
+        raise ValueError(f"ids run from {low} to {high}, but there are {count} partitions; pass ids in 1..{count}.")
+    return count
+
+
 def check_range(name: str, start: int, stop: int, size: int) -> None:
     """Raises ValueError unless start:stop is a part of so many, and not empty."""
     if not 0 <= start < stop <= size:

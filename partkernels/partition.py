@@ -17,6 +17,7 @@ from partkernels.arguments import (
     check_range,
     check_seed,
     checked_shape,
+    count_of_ids,
     matrix_shape,
     row_bytes,
     sizes,
@@ -106,13 +107,7 @@ class Partition:
         if ids.dtype != torch.uint8:
             raise ValueError(f"ids are {ids.dtype}; pass torch.uint8 with values 1..C.")
         shape = checked_shape(ids.shape)
-        low, high = int(ids.min()), int(ids.max())
-        if low < 1:
-            raise ValueError(f"ids run from {low} to {high}; partitions are numbered from 1: pass ids in 1..C.")
-        count = high if count is None else count
-        check_count(count)
-        if high > count:
-            raise ValueError(f"ids run from {low} to {high}, but there are {count} partitions; pass ids in 1..{count}.")
+        count = count_of_ids(int(ids.min()), int(ids.max()), count)
         packed = packed_map.pack(packed_map.to_matrix(ids - 1), bits_for(count))
         return cls(shape, count, packed, Zeros() if defaults is None else defaults)
 

@@ -164,6 +164,13 @@ def test_what_it_does_not_do_is_refused(tmp_path, options, message):
         normalised(tmp_path, **options)
 
 
+def test_a_function_that_makes_models_is_refused(tmp_path):
+    chunks = partnets.chunk(Rows([{"x": torch.randn(6), "labels": i % 2} for i in range(60)]), (0.8, 0.1, 0.1))
+    arguments = transformers.TrainingArguments(str(tmp_path), **QUIET)
+    with pytest.raises(ValueError, match=r"model_init is given, .* pass the model itself"):
+        PartitionedTrainer(None, arguments, train_dataset=chunks, model_init=regularised)
+
+
 def test_an_optimiser_of_all_partitions_is_refused(tmp_path):
     chunks = partnets.chunk(Rows([{"x": torch.randn(6), "labels": i % 2} for i in range(60)]), (0.8, 0.1, 0.1))
     given = {"train_dataset": chunks, "optimizer_cls_and_kwargs": (torch.optim.SGD, {"lr": 1.0})}

@@ -41,6 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
         return given.run(given)
     except (ValueError, OSError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
+    except KeyboardInterrupt:
+        parser.exit(130, f"{parser.prog}: interrupted; the file has what was measured so far.\n")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -13,6 +13,7 @@ from partkernels_numpy.arguments import (
     check_count,
     check_number,
     check_seed,
+    count_of_ids,
     matrix_shape,
     row_bytes,
     sizes,
@@ -98,13 +99,7 @@ class Partition:
             given = getattr(ids, "dtype", type(ids).__name__)
             raise ValueError(f"ids are {given}; pass an array of numpy.uint8 with values 1..C.")
         shape = weight_shape(ids.shape)
-        low, high = int(ids.min()), int(ids.max())
-        if low < 1:
-            raise ValueError(f"ids run from {low} to {high}; partitions are numbered from 1: pass ids in 1..C.")
-        count = high if count is None else plain(count)
-        check_count(count)
-        if high > count:
-            raise ValueError(f"ids run from {low} to {high}, but there are {count} partitions; pass ids in 1..{count}.")
+        count = count_of_ids(int(ids.min()), int(ids.max()), plain(count))
         return cls._unchecked(shape, count, pack(ids - 1, bits_for(count)), defaults)
 
     @classmethod

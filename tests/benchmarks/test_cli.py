@@ -121,6 +121,18 @@ def test_mistakes_are_told_with_the_cure(arguments, message, capsys, tmp_path):
     assert not (tmp_path / "x.json").exists()
 
 
+def test_figures_stay_where_a_run_is_interrupted(tmp_path, monkeypatch, capsys):
+    def interrupted(batches, *, save):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("partbench.measuring.timing.measure", interrupted)
+    path = tmp_path / "all.json"
+    with pytest.raises(SystemExit) as exit:
+        main(["all", *TINY, "--out", str(path)])
+    assert exit.value.code == 130 and "interrupted; the file has what was measured" in capsys.readouterr().err
+    assert {record.suite for record in Results.load(path).records} == {"memory"}
+
+
 def test_a_refused_figure_fails_the_command_and_the_others_are_kept(tmp_path, monkeypatch, capsys):
     from partkernels.backend.reference import operators
 

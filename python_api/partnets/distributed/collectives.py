@@ -77,3 +77,26 @@ def on_rank_0(function: Callable[[], None]) -> None:
         dist.broadcast_object_list(failure)
     if failure[0] is not None:
         raise failure[0]
+
+
+def on_all_ranks(function: Callable[[], None]) -> None:
+    """Calls a function on each rank and waits for the others. All ranks must call it; if one raises, all of them do.
+
+    Raises:
+        RuntimeError: on the ranks where it went well, with what another one raised.
+
+    Example:
+        >>> on_all_ranks(lambda: print("here"))
+        here
+    """
+    failure = None
+    try:
+        function()
+    except Exception as error:
+        failure = error
+    told = gathered(None if failure is None else f"{type(failure).__name__}: {failure}")
+    if failure is not None:
+        raise failure
+    for rank, message in enumerate(told):
+        if message is not None:
+            raise RuntimeError(f"rank {rank} raised {message}")

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 
 import partnets
 from partnets.data.chunks import Chunks
-from partnets.distributed.collectives import averaged, gathered, on_rank_0
+from partnets.distributed.collectives import averaged, gathered, on_all_ranks, on_rank_0
 from partnets.distributed.consistency import check_agreement, settings
 from partnets.distributed.ddp import DDP
 from partnets.distributed.shared_chunks import share
@@ -72,6 +72,9 @@ class Trainer(partnets.Trainer):
         if not isinstance(model, FSDPModule):
             self._forward = DDP(model)
         self.shows_progress = dist.get_rank() == 0
+
+    def _start(self) -> None:
+        on_all_ranks(super()._start)  # a leak may show in the examples of one rank alone
 
     def _loss(self, *arguments, **options) -> Tensor:
         loss = super()._loss(*arguments, **options)

@@ -27,7 +27,8 @@ from partnets.nn.partitioned import Partitioned, count, partitioned_layers
 from partnets.utils import random_state
 from partnets.utils.contained import tensors
 from partnets.utils.held import Held, same
-from partnets.utils.modules import device_of, evaluating, overlapping, to_device
+from partnets.utils.modules import device_of, evaluating, is_sharded, overlapping, to_device
+from partnets.utils.reached import reached
 
 LIVE = "read parameters as attributes (self.layer.weight), which gives those of the live subnetwork"
 APART = (
@@ -42,6 +43,10 @@ KEPT_IN_A_MODE = (
 LOST = (
     "inside of a subnetwork a parameter is computed from its entries: compute with the changed value instead, or write"
     " dict(layer.named_parameters()) outside"
+)
+NOT_ITS_OWN = (
+    "a module in a global variable or a function's closure is none of the model's: assign it to an attribute of one,"
+    " before partnets.partition; or freeze it"
 )
 OUT_OF_SIGHT = (
     "what a class, a loss, slots or an object of a library keep is one for all subnetworks: let a module of the model"
@@ -93,7 +98,8 @@ def audit(
     - a pass of subnetwork C leaves nothing behind, of its data or of its weights, that subnetwork 1 reads or keeps:
       buffers, attributes, what hooks remember, what its own train() will drop, and how many random numbers have been
       drawn;
-    - no two parameters share memory, and nothing is written into what reading a parameter gives, where it is lost.
+    - no two parameters share memory, nothing is written into what reading a parameter gives, where it is lost, and the
+      loss reaches no parameters but the model's own, as others would never learn.
 
     Afterwards model, gradients and random states are as before. It takes 4 passes for each of at most 4 subnetworks, 16
     for what is left behind, from each mode to each, and up to five times the weights' memory. Trainers do this before
@@ -158,7 +164,7 @@ def leaks(
             ks = sorted({1, 2, parts // 2, parts - 1} & set(range(1, parts)))
             reading = (leak for k in ks for leak in trial.reads_later_weights(k, batch))
             remembering = trial.remembers(batch, other, last) if last > 1 else ()
-            return [*found, *itertools.islice(reading, 1), *remembering, *trial.writes()]
+            return [*found, *itertools.islice(reading, 1), *remembering, *trial.writes(), *trial.strangers()]
     finally:
         before.put_back()
 
@@ -169,6 +175,7 @@ class _Trial:
     def __init__(self, model: nn.Module, compute: Callable[[Any], tuple[Any, Tensor]], before: Held) -> None:
         self.model, self.compute, self.before, self.device = model, compute, before, device_of(model)
         self.written: dict[tuple[Partitioned, str], None] = {}
+        self.strange: set[nn.Parameter] = set()
         # What each subnetwork has for itself, and weights, of which the passes tell what matters.
         self.apart = {
             f"{path}.{name}" if path else name
@@ -210,6 +217,12 @@ class _Trial:
             yield Leak(
                 f"{paths[layer]}.{name}".strip("."), "is written in a pass, which the next one knows nothing of", LOST
             )
+
+    def strangers(self) -> Iterator[Leak]:
+        """Parameters that the loss reaches and that are in no module of the model: no leak, but never learned."""
+        if self.strange:
+            shapes = ", ".join(sorted(str(list(parameter.shape)) for parameter in self.strange))
+            yield Leak("", f"computes with parameters of shape {shapes} that it does not have", NOT_ITS_OWN)
 
     def remembers(self, batch: Any, other: Any, last: int) -> Iterator[Leak]:
         """Leaks, if a pass of the last subnetwork leaves something behind that subnetwork 1 reads, or keeps."""
@@ -352,6 +365,8 @@ class _Trial:
         """The output in training mode, the loss, and the gradients."""
         learning = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         output, loss = self._penalised(batch)
+        if not any(map(is_sharded, learning)):  # FSDP computes with parameters that it gathers
+            self.strange |= {leaf for leaf in reached([loss]) if isinstance(leaf, nn.Parameter)}.difference(learning)
         if not (learning and loss.requires_grad):
             return output, loss.detach().clone(), {}
         try:  # without what waits for gradients to arrive, as DistributedDataParallel does

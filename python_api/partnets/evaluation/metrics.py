@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
@@ -105,7 +106,8 @@ def accuracy(
 ) -> float:
     """The share of labels that have the greatest logit, but for those that are -100; the rest as of mean_loss.
 
-    Logits are [batch, classes, ...] and labels [batch, ...], as torch's cross_entropy has them.
+    Logits are [batch, classes, ...] and labels [batch, ...], as torch's cross_entropy has them. It is NaN if one of
+    those logits is, whose order says nothing.
 
     Example:
         >>> accuracy(nn.Flatten(), (torch.eye(4), torch.tensor([0, 1, 2, 0])))
@@ -126,7 +128,8 @@ def accuracy(
                 f"the logits are {list(scores(output).shape)} and the labels {list(y.shape)}; they must be [batch,"
                 f" classes, ...] and [batch, ...]: transpose them, {OWN_RULE}."
             )
-        return (found == y)[y != IGNORED].float()
+        unknown = scores(output).isnan().any(1)
+        return (found == y).float().masked_fill(unknown, math.nan)[y != IGNORED]
 
     return mean_loss(model, data, right, batch_size=batch_size, collate=collate, forward=forward, **loading)
 

@@ -77,6 +77,11 @@ class PartitionedTrainerMixin:
         chunks = options.get("train_dataset")
         if not isinstance(chunks, Chunks):
             raise ValueError(f"train_dataset is a {type(chunks).__name__}; pass partnets.chunk(dataset, proportions).")
+        if options.get("model_init") is not None:
+            raise ValueError(
+                "model_init is given, whose model a search makes anew, with other partitions; pass the model itself,"
+                " and let ψ be learned in its one run."
+            )
         super().__init__(*args, eval_dataset=chunks if eval_dataset is None else eval_dataset, **options)
         check_counts(self.model, chunks)
         check_learns(self.model, self.compute_loss_func)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Generator, Tensor, nn
@@ -23,6 +23,7 @@ from partnets.utils.held import Held
 from partnets.utils.likelihood import is_cross_entropy
 from partnets.utils.modules import device_of, to_device
 from partnets.utils.random_state import preserved
+from partnets.utils.reached import reached
 
 # Examples of which an audit's batches have at most so many, on each rank.
 AUDITED = 16
@@ -69,7 +70,7 @@ def refuse_leaks(
         listed = "\n".join(f"  {leak}" for leak in found)
         raise ValueError(
             "this model carries later chunks into earlier subnetworks, so that L_ML and ψ would know what they are"
-            f" judged by, or loses what it writes:\n{listed}\npartnets.audit looks for it at any time;"
+            f" judged by, or loses what it writes or should learn:\n{listed}\npartnets.audit looks for it at any time;"
             " audit=False trains all the same."
         )
 
@@ -148,29 +149,6 @@ def check_reaches_output(hyper: dict[str, nn.Module], output: Any, loss: Tensor)
             " plain negative log-likelihood, and leave it out of hyper; its values can be compared by L_ML: see"
             " partnets.sweep and docs/hyperparameters.md."
         )
-
-
-def reached(tensors: Iterable[Tensor]) -> set[Tensor]:
-    """The leaves that tensors were computed from and that require a gradient.
-
-    Example:
-        >>> import torch
-        >>> layer = nn.Linear(2, 1)
-        >>> reached([layer(torch.ones(2))]) == {layer.weight, layer.bias}
-        True
-    """
-    leaves = {tensor for tensor in tensors if tensor.requires_grad and tensor.grad_fn is None}
-    nodes = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
-    seen = set(nodes)
-    while nodes:
-        node = nodes.pop()
-        if hasattr(node, "variable"):
-            leaves.add(node.variable)
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                nodes.append(following)
-    return leaves
 
 
 def warn_of_knowledge(hyper_loss: batches.Loss, value: Tensor, y: Any, k: int = 2) -> None:

@@ -117,6 +117,34 @@ class Broken(hyper.Penalty):
         return x.sum() * (float("nan") if broken else 0.0)
 
 
+class Remembers(nn.Module):
+    """A mean of all that it has seen, on the last rank alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x):
+        if dist.get_rank() == dist.get_world_size() - 1 and self.training:
+            self.mean += x.mean(0).detach()
+        return x + self.mean
+
+
+def leak_on_one_rank():
+    torch.manual_seed(0)
+    model = partnets.partition(nn.Sequential(Remembers(), nn.Linear(6, 2)), (0.6, 0.2, 0.2)).double()
+    one = distributed.Trainer(model, partnets.chunk(examples(), (0.6, 0.2, 0.2)), batch_size=16)
+    try:
+        one.fit(1)
+    except (ValueError, RuntimeError) as error:
+        return str(error)
+
+
+def test_a_leak_that_one_rank_alone_finds_is_told_on_all(two_ranks):
+    first, last = two_ranks(leak_on_one_rank)
+    assert "0.mean follows the data" in last and first.startswith("rank 1 raised ValueError: this model carries")
+
+
 def not_finite(part, sharded):
     """What changes in the step of w, or of ψ, in which a loss or a penalty is NaN on one rank."""
     broken = Broken()

@@ -563,6 +563,26 @@ def test_what_is_written_into_a_live_parameter_is_said_to_be_lost(around, path):
     assert (leak.path, leak.what) == (path, "is written in a pass, which the next one knows nothing of")
 
 
+ELSEWHERE = nn.Linear(6, 6)
+
+
+class Elsewhere(Around):
+    def between(self, x):
+        return ELSEWHERE(x)
+
+
+def test_parameters_of_no_module_of_the_model_are_said_to_be_none_of_its_own():
+    (leak,) = partnets.audit(model_of(Elsewhere), batch(), F.cross_entropy)
+    assert (leak.path, leak.what) == ("", "computes with parameters of shape [6, 6], [6] that it does not have")
+
+
+def test_tensors_and_frozen_modules_from_elsewhere_are_no_leak():
+    frozen, scale = nn.Linear(6, 6).requires_grad_(False), torch.ones(6, requires_grad=True)
+    model = model_of(Around)
+    model.layer.register_forward_hook(lambda module, given, output: frozen(output * scale))
+    assert partnets.audit(model, batch(), F.cross_entropy) == []
+
+
 def test_a_loss_that_reads_all_weights_is_a_leak():
     model = model_of(Around)
 

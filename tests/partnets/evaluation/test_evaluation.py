@@ -1,6 +1,7 @@
 """Means are over examples whatever the batches, the loss matrix has L_ML beside its diagonal, and modes come back."""
 
 import functools
+import math
 
 import numpy as np
 import pytest
@@ -91,6 +92,13 @@ def test_means_are_over_examples_whatever_the_batches_and_the_dataset(kind, batc
     data = DATA[kind](x, y)
     assert mean_loss(model, data, batch_size=batch_size) == pytest.approx(loss, rel=1e-5)
     assert accuracy(model, data, batch_size=batch_size) == pytest.approx(share, rel=1e-5)
+
+
+def test_accuracy_is_nan_where_a_logit_is_unless_its_label_is_ignored():
+    logits, y = torch.eye(4), torch.arange(4)
+    logits[2, 0] = torch.nan
+    assert math.isnan(accuracy(nn.Identity(), (logits, y)))
+    assert accuracy(nn.Identity(), (logits, y.where(y != 2, -100))) == 1.0
 
 
 def test_any_mean_over_a_batch_is_averaged():
