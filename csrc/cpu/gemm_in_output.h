@@ -8,35 +8,59 @@
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
 
+// Columns of the output whose sums are finished at once.
+constexpr int64_t kMostCols = 4 * kCols;
+
+// What is stored of the sums of a few rows: those that are marked.
+struct Marks {
+  uint64_t words[kTall][kMarksOfRow / 8];
+  uint64_t end;  // marks are read a word of 4 bytes at a time
+  static_assert(kMostCols <= 8 * kMarksOfRow);
+
+  StoreMarked at(int64_t col) const {
+    return {reinterpret_cast<const uint8_t*>(words) + col / 8, static_cast<int>(col % 8)};
+  }
+};
+
+// Or all of them; also as what gives this for any rows.
+struct NoMarks {
+  StoreAll at(int64_t) const { return {}; }
+  NoMarks operator()(int64_t, int64_t, int64_t, int64_t) const { return {}; }
+};
+
 // output[rows, cols] = left[rows, depth] right[depth, cols]; the depth, in entries, is not 0.
 //
-// pack_left, pack_right: as of gemm. finish(i, m, j, n): the sums of output[i : i + m, j : j + n] are complete, and
-// still near: a few rows of a task's columns.
-template <class Unit, Layout layout, class PackLeft, class PackRight, class Finish>
-void gemm_in_output(int64_t depth, const Matrix<Unit>& output, const PackLeft& pack_left, const PackRight& pack_right,
-                    const Finish& finish, const ParallelFor& parallel_for) {
+// panel_depth: units of depth that panels of the right block have room for, kDepth or the depth if that is less.
+// pack_left, pack_right: as of gemm. marks(i, m, j, n): Marks or NoMarks of output[i : i + m, j : j + n], a few rows of
+// a task's columns. finish(i, m, j, n): these are stored, and still near.
+template <class Unit, Layout layout, class PackLeft, class PackRight, class MarksOf, class Finish>
+void gemm_in_output(int64_t depth, const Matrix<Unit>& output, int64_t panel_depth, const PackLeft& pack_left,
+                    const PackRight& pack_right, const MarksOf& marks, const Finish& finish,
+                    const ParallelFor& parallel_for) {
   static_assert(kLeftBlocks * kRows * kPanel<Unit> * sizeof(Unit) <= sizeof(Workspace<Unit>::product));
   // Where there are few columns, threads share the rows.
   const int64_t most = output.cols <= kCols ? kBatch<Unit> : kLeftBlocks * kRows;
   const Tasks<kTileCols> tasks(output.rows, even_block(output.rows, kTall, most), output.cols);
+  // Where the depth is small, there is room for more columns: longer pieces of rows are stored in less time.
+  const int64_t most_cols = std::min(kMostCols, kCols * kDepth<Unit> / panel_depth / kTileCols * kTileCols);
 
   parallel_for(tasks.count(), [&](int64_t begin, int64_t end) {
     Workspace<Unit>& space = workspace<Unit>();
     tasks.for_each(begin, end, [&](int64_t first, int64_t last, int64_t start, int64_t stop) {
-      const int64_t cols_of_block = even_block(stop - start, kTileCols, kCols);
+      const int64_t cols_of_block = even_block(stop - start, kTileCols, most_cols);
       for (int64_t k = 0; k < depth; k += kDepth<Unit>) {
         const int64_t d = std::min(kDepth<Unit>, depth - k);
         const bool is_last = k + d == depth;
         // Some rows of a panel of n columns. If it is not whole, its sums are added up elsewhere.
-        const auto multiply_panel = [&](const Unit* left, const Unit* right, int64_t i, int64_t m, int64_t j,
-                                        int64_t n) {
+        const auto multiply_panel = [&](const Unit* left, const Unit* right, int64_t i, int64_t m, int64_t j, int64_t n,
+                                        const auto& stored) {
           Unit* const to = output.data + i * output.row_stride + j;
           if (n == kPanel<Unit>) {
-            multiply_rows<Unit, layout>(m, left, right, d, k > 0, to, output.row_stride);
+            multiply_rows<Unit, layout>(m, left, right, d, k > 0, to, output.row_stride, stored);
             return;
           }
           Unit* const sums = space.product + (i - first) * kPanel<Unit>;
-          multiply_rows<Unit, layout>(m, left, right, d, k > 0, sums, kPanel<Unit>);
+          multiply_rows<Unit, layout>(m, left, right, d, k > 0, sums, kPanel<Unit>, stored);
           if (!is_last) return;
           for (int64_t r = 0; r < m; ++r) std::copy_n(sums + r * kPanel<Unit>, n, to + r * output.row_stride);
         };
@@ -50,11 +74,18 @@ void gemm_in_output(int64_t depth, const Matrix<Unit>& output, const PackLeft& p
             // A few rows after another: each is in a page of its own.
             for (int64_t r = 0; r < m; r += kTall) {
               const int64_t few = std::min(kTall, m - r);
-              for (int64_t j = block; j < end_of_block; j += kPanel<Unit>) {
-                multiply_panel(left + r * left_row_stride<Unit, layout>, space.right + (j - block) * kDepth<Unit>,
-                               i + r, few, j, std::min(kPanel<Unit>, end_of_block - j));
+              const auto multiply_panels = [&](const auto& stored) {
+                for (int64_t j = block; j < end_of_block; j += kPanel<Unit>) {
+                  multiply_panel(left + r * left_row_stride<Unit, layout>, space.right + (j - block) * panel_depth,
+                                 i + r, few, j, std::min(kPanel<Unit>, end_of_block - j), stored.at(j - block));
+                }
+              };
+              if (is_last) {
+                multiply_panels(marks(i + r, few, block, n));
+                finish(i + r, few, block, n);
+              } else {
+                multiply_panels(NoMarks{});
               }
-              if (is_last) finish(i + r, few, block, n);
             }
           }
         }

@@ -18,17 +18,16 @@ namespace partkernels::cpu::PARTKERNELS_ISA {
 // output = a product of operands that are packed.
 //
 // may_add_there: whether sums may be added up in the output, in an order that takes the depth of all columns together.
-// batch: rows at a time where they may not. store(i, m, j, n, sums, stride): output[i : i + m, j : j + n] from its
-// sums, whose rows are `stride` apart, and which may lie where they are stored.
-template <Layout layout, class T, class PackLeft, class PackRight, class Store>
-void multiply_packed(int64_t depth, const Matrix<T>& output, bool may_add_there, int64_t batch,
-                     const PackLeft& pack_left, const PackRight& pack_right, const Store& store,
-                     const ParallelFor& parallel_for) {
+// store(i, m, j, n, sums, stride): output[i : i + m, j : j + n] from its sums, whose rows are `stride` apart, and which
+// may lie where they are stored.
+template <class T, class PackLeft, class PackRight, class Store>
+void multiply_packed(int64_t depth, const Matrix<T>& output, bool may_add_there, const PackLeft& pack_left,
+                     const PackRight& pack_right, const Store& store, const ParallelFor& parallel_for) {
   using Unit = typename UnitOf<T>::type;
   if constexpr (std::is_same_v<Unit, T>) {
     if (may_add_there && output.col_stride == 1 && depth > 0) {
-      gemm_in_output<T, layout>(
-          depth, output, pack_left, pack_right,
+      gemm_in_output<T, Layout::row_major>(
+          depth, output, kDepth<T>, pack_left, pack_right, NoMarks{},
           [&](int64_t i, int64_t m, int64_t j, int64_t n) {
             store(i, m, j, n, output.data + i * output.row_stride + j, output.row_stride);
           },
@@ -36,8 +35,8 @@ void multiply_packed(int64_t depth, const Matrix<T>& output, bool may_add_there,
       return;
     }
   }
-  gemm<Unit, layout>(
-      output.rows, output.cols, depth, batch, pack_left, pack_right,
+  gemm<Unit, Layout::row_major>(
+      output.rows, output.cols, depth, kBatch<Unit>, pack_left, pack_right,
       [&](int64_t i, int64_t m, int64_t j, int64_t n, const Sum<Unit>* sums) { store(i, m, j, n, sums, kCols); },
       parallel_for);
 }
@@ -82,8 +81,7 @@ void linear(Matrix<const T> x, const Subnetwork<T>& w, const T* bias, Matrix<T> 
   };
   // For a few rows of x the weight is best read row by row.
   const bool may_add_there = x.rows > kRows / 2;
-  multiply_packed<Layout::row_major>(x.cols, y, may_add_there, kBatch<Unit>, pack_left, pack_right, add_bias(y, bias),
-                                     parallel_for);
+  multiply_packed(x.cols, y, may_add_there, pack_left, pack_right, add_bias(y, bias), parallel_for);
 }
 
 // grad_x = grad_y w: w lies as the panels need it.
@@ -113,8 +111,7 @@ void linear_grad_input(Matrix<const T> grad_y, const Subnetwork<T>& w, Matrix<T>
           block);
     }
   };
-  multiply_packed<Layout::row_major>(grad_y.cols, grad_x, true, kBatch<Unit>, pack_left, pack_right,
-                                     add_bias<T>(grad_x, nullptr), parallel_for);
+  multiply_packed(grad_y.cols, grad_x, true, pack_left, pack_right, add_bias<T>(grad_x, nullptr), parallel_for);
 }
 
 template <class T>
@@ -131,12 +128,24 @@ void linear_grad_weight(Matrix<const T> grad_y, Matrix<const T> x, Owners owners
   const auto pack_left = [&](int64_t i, int64_t m, int64_t k, int64_t d, Unit* block) {
     pack_left_depth(grad_y, k, d, i, m, block);
   };
-  const auto pack_right = [&](int64_t k, int64_t d, int64_t j, int64_t n, Unit* block) {
-    pack_right_depth(x, k, d, j, n, block);
-  };
-  const Matrix<T> output{grad_w.data, grad_w.rows, x.cols, grad_w.row_stride, 1};  // if its rows are contiguous
-  multiply_packed<Layout::depth_major>(x.rows, output, rows_are_contiguous(grad_w), 3 * kRows, pack_left, pack_right,
-                                       store, parallel_for);
+  if constexpr (std::is_same_v<Unit, T>) {
+    if (x.rows > 0 && rows_are_contiguous(grad_w)) {
+      const int64_t panel_depth = std::min(x.rows, kDepth<T>);
+      gemm_in_output<T, Layout::depth_major>(
+          x.rows, Matrix<T>{grad_w.data, grad_w.rows, x.cols, grad_w.row_stride, 1}, panel_depth, pack_left,
+          [&](int64_t k, int64_t d, int64_t j, int64_t n, T* block) {
+            pack_right_depth(x, k, d, j, n, block, kPanel<T> * panel_depth);
+          },
+          [&](int64_t i, int64_t m, int64_t j, int64_t n) { return store.marks(i, m, j, n); }, [](auto...) {},
+          parallel_for);
+      return;
+    }
+  }
+  gemm<Unit, Layout::depth_major>(
+      grad_w.rows, x.cols, x.rows, 3 * kRows, pack_left,
+      [&](int64_t k, int64_t d, int64_t j, int64_t n, Unit* block) { pack_right_depth(x, k, d, j, n, block); },
+      [&](int64_t i, int64_t m, int64_t j, int64_t n, const Sum<Unit>* sums) { store(i, m, j, n, sums, kCols); },
+      parallel_for);
 }
 
 }  // namespace partkernels::cpu::PARTKERNELS_ISA

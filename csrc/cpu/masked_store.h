@@ -1,7 +1,7 @@
 // The epilogue of a weight's gradient: the entries of one partition are stored, and zeros elsewhere.
 #pragma once
 
-#include "gemm.h"
+#include "gemm_in_output.h"
 #include "mask.h"
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
@@ -28,6 +28,16 @@ class MaskedStore {
         }
       }
     });
+  }
+
+  // The same entries, for gemm_in_output.h.
+  Marks marks(int64_t row, int64_t rows, int64_t col, int64_t cols) const {
+    Marks found;
+    for_each_tile(row, rows, col, cols, [&](const Tile& tile) {
+      const TileMask mask = decode_(tile);
+      for (int64_t r = 0; r < tile.rows; ++r) found.words[tile.row - row + r][(tile.col - col) / 64] = mask.row[r];
+    });
+    return found;
   }
 
  private:

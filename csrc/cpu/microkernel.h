@@ -116,10 +116,46 @@ struct Operand<Pair> {
 };
 #endif
 
+// What is stored of a register tile's sums: all of them,
+struct StoreAll {
+  template <class V>
+  V operator()(const V& sums, int, int) const {
+    return sums;
+  }
+};
+
+// or those that are marked, and zeros elsewhere. Rows of marks, a bit an entry, lie kMarksOfRow bytes apart.
+constexpr int64_t kMarksOfRow = 128;
+struct StoreMarked {
+  const uint8_t* marks;
+  int shift;  // of the first sum's bit
+
+  // The v-th vector of a row.
+  template <class V>
+  V operator()(const V& sums, int row, int v) const {
+    constexpr int kWidth = kVectorBytes / sizeof(sums[0]);
+    const uint8_t* const from = marks + row * kMarksOfRow;
+#if defined(PARTKERNELS_AVX512)
+    if constexpr (kWidth == 16) {
+      __mmask16 mask;
+      std::memcpy(&mask, from + 2 * v, sizeof(mask));
+      return (V)_mm512_maskz_mov_ps(mask, (__m512)sums);
+    }
+#endif
+    using Bits = std::conditional_t<sizeof(sums[0]) == 8, int64_t, int32_t>;
+    uint32_t word;
+    std::memcpy(&word, from, sizeof(word));
+    Vector<Bits> each;
+    for (int i = 0; i < kWidth; ++i) each[i] = Bits{1} << i;
+    const Vector<Bits> bits = Vector<Bits>{} + static_cast<Bits>(word >> (shift + v * kWidth));
+    return (V)((Vector<Bits>)sums & ((bits & each) != 0));
+  }
+};
+
 // sum[r][panel] (+)= left[r] times one panel of the right block, for Rows rows; sum's rows are sum_stride apart.
-template <class Unit, Layout layout, int Rows>
+template <class Unit, Layout layout, int Rows, class Stored>
 void multiply_tile(const Unit* left, const Unit* right, int64_t depth, bool accumulate, Sum<Unit>* sum,
-                   int64_t sum_stride) {
+                   int64_t sum_stride, const Stored& stored) {
   using V = Vector<Sum<Unit>>;
   constexpr int64_t kWidth = kVectorBytes / sizeof(Unit);
   using Sums = V[Rows][2];
@@ -170,7 +206,7 @@ void multiply_tile(const Unit* left, const Unit* right, int64_t depth, bool accu
   for_rows([&](Sum<Unit>* row, int r) __attribute__((always_inline)) {
     for (int v = 0; v < 2; ++v) {
       V* const to = reinterpret_cast<V*>(row + v * kWidth);
-      *to = accumulate ? *to + total[r][v] : total[r][v];
+      *to = stored(accumulate ? *to + total[r][v] : total[r][v], r, v);
     }
   });
 }
@@ -232,9 +268,9 @@ void multiply_tile_of_pairs(const Pair* left, const Pair* right, int64_t depth, 
 }
 #endif
 
-template <class Unit, Layout layout, int Rows = kTall>
+template <class Unit, Layout layout, int Rows = kTall, class Stored = StoreAll>
 void multiply_rows(int64_t rows, const Unit* left, const Unit* right, int64_t depth, bool accumulate, Sum<Unit>* sum,
-                   int64_t sum_stride) {
+                   int64_t sum_stride, const Stored& stored = {}) {
   if constexpr (Rows > 0) {
     if (rows == Rows) {
 #if defined(PARTKERNELS_NEON_BF16)
@@ -243,9 +279,9 @@ void multiply_rows(int64_t rows, const Unit* left, const Unit* right, int64_t de
         return;
       }
 #endif
-      multiply_tile<Unit, layout, Rows>(left, right, depth, accumulate, sum, sum_stride);
+      multiply_tile<Unit, layout, Rows>(left, right, depth, accumulate, sum, sum_stride, stored);
     } else {
-      multiply_rows<Unit, layout, Rows - 1>(rows, left, right, depth, accumulate, sum, sum_stride);
+      multiply_rows<Unit, layout, Rows - 1>(rows, left, right, depth, accumulate, sum, sum_stride, stored);
     }
   }
 }

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -89,6 +90,28 @@ T in_type(double value) {
     return to_bfloat16(static_cast<float>(value));
   } else {
     return static_cast<T>(value);
+  }
+}
+
+// Of integers, so that the order of sums is nothing. Rows are finished in pieces, of which this has several; the last
+// register tile and panel are not whole.
+template <class T>
+void weight_gradients_of_wide_layers_are_of_their_partition(int64_t batch, const cpu::ParallelFor& parallel_for) {
+  constexpr int64_t kIn = 2118, kOut = 29;
+  std::vector<T> x(batch * kIn), grad_y(batch * kOut), grad_w(kOut * kIn, std::numeric_limits<T>::quiet_NaN());
+  for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<T>(i % 7) - 3;
+  for (size_t i = 0; i < grad_y.size(); ++i) grad_y[i] = static_cast<T>(i % 5) - 2;
+  std::vector<uint8_t> map(kOut * row_bytes(kIn, 2));
+  cpu::random_map(kOut, kIn, {kOut * kIn / 2, kOut * kIn - kOut * kIn / 2 - 1, 1}, 3, map.data(), parallel_for);
+  const Owners owners{map.data(), row_bytes(kIn, 2), 2};
+  cpu::linear_grad_weight<T>({grad_y.data(), batch, kOut, kOut, 1}, {x.data(), batch, kIn, kIn, 1}, owners, 2,
+                             {grad_w.data(), kOut, kIn, 1, 1, kIn, 1, 0, 0}, parallel_for);
+  for (int64_t o = 0; o < kOut; ++o) {
+    for (int64_t i = 0; i < kIn; ++i) {
+      T sum = 0;
+      for (int64_t b = 0; b < batch; ++b) sum += grad_y[b * kOut + o] * x[b * kIn + i];
+      CHECK(grad_w[o * kIn + i] == (id_at(owners.row(o), i, 2) == 1 ? sum : 0));
+    }
   }
 }
 
@@ -204,6 +227,10 @@ int main() {
   results_depend_neither_on_threads_nor_on_others_who_call<bfloat16>();
   for (const cpu::ParallelFor& parallel_for : {cpu::ParallelFor(in_turn), cpu::ParallelFor(on_three_threads)}) {
     linear_multiplies_by_the_subnetworks_weight(parallel_for);
+    for (const int64_t batch : {1, 37, 300}) {
+      weight_gradients_of_wide_layers_are_of_their_partition<float>(batch, parallel_for);
+      weight_gradients_of_wide_layers_are_of_their_partition<double>(batch, parallel_for);
+    }
     convolutions_multiply_by_the_subnetworks_weight(parallel_for);
   }
 }
