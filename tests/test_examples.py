@@ -11,7 +11,7 @@ import transformers
 from ownership import same
 
 import partnets
-from partnets.integrations.hugging_face import PartitionedTrainer
+from partnets.integrations.hugging_face import PartitionedTrainer, PartitionedTrainerMixin
 
 pytestmark = pytest.mark.filterwarnings("ignore:Failed to load image Python extension")
 QUIET = {"disable_tqdm": True, "dataloader_pin_memory": False, "use_cpu": True}
@@ -216,6 +216,34 @@ def test_smoothed_labels_are_the_weights_alone(name, tmp_path):
 
     mean = partnets.lml(model, chunks, forward=forward) / (4 if of_tokens else 1)  # of an example's tokens
     assert trainer.evaluate()["eval_lml"] == pytest.approx(mean, rel=1e-5)
+
+
+class OfPairs(PartitionedTrainerMixin, transformers.Seq2SeqTrainer):
+    pass
+
+
+@pytest.mark.parametrize("options", [{}, {"dataloader_drop_last": True}, {"predict_with_generate": True}])
+@pytest.mark.parametrize("batch_size", [4, 16])
+def test_every_example_of_a_chunk_counts_once_whatever_the_batches(batch_size, options, tmp_path):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 12, "d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "dropout_rate": 0}
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0))
+    partnets.partition(model, (0.8, 0.2), defaults="seed")
+    ids = torch.randint(1, 12, (30, 5))
+    chunks = partnets.chunk(Rows([{"input_ids": row, "labels": row[:3]} for row in ids]), (0.8, 0.2))
+    settings = QUIET | {"per_device_eval_batch_size": batch_size, "report_to": "none"} | options
+    arguments = transformers.Seq2SeqTrainingArguments(str(tmp_path), **settings)
+    trainer = OfPairs(model, arguments, train_dataset=chunks, compute_metrics=lambda predicted: {})
+
+    def forward(model, batch):
+        return model(**batch).logits.transpose(1, 2), batch["labels"]
+
+    assert trainer.evaluate()["eval_lml"] == pytest.approx(partnets.lml(model, chunks, forward=forward) / 3, rel=1e-5)
+
+
+def test_labels_that_are_not_found_are_told_of(tmp_path):
+    with pytest.raises(ValueError, match="no loss for examples of a chunk, whose labels are looked for under 'target'"):
+        normalised(tmp_path, label_names=["target"]).evaluate()
 
 
 class Regularised(torch.nn.Module):

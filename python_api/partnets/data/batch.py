@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from partnets.utils.likelihood import Loss, setting
+from partnets.utils.likelihood import Loss, is_of_numbers, setting
 from partnets.utils.random_state import preserved
 
 # Under which of these a batch has its targets.
@@ -133,7 +133,8 @@ def total(loss: Loss, output: Any, y: Any, examples: int) -> tuple[float, int]:
     """The sum of a batch's losses, and of how many it is: examples, or targets that count.
 
     Losses that have a dimension are added up. A mean counts for each target but those that are -100 if the targets are
-    classes, one for each place of the output, as tokens have them; otherwise for each example.
+    classes, one for each place of the output, as tokens have them; for each number of y if the loss is torch's of yes
+    or no, or of counts; otherwise for each example.
 
     Example:
         >>> logits, y = torch.zeros(2, 5, 3), torch.tensor([[0, 1, -100], [2, -100, -100]])  # [batch, classes, length]
@@ -175,6 +176,8 @@ def _counting(loss: Loss, found: Tensor, y: Any) -> Tensor:
 
 
 def _targets(loss: Loss, output: Any, y: Any, examples: int) -> int:
+    if isinstance(y, Tensor) and is_of_numbers(loss):
+        return y.numel()
     if not isinstance(output, Tensor) or not isinstance(y, Tensor) or output.dim() != y.dim() + 1:
         return examples
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:

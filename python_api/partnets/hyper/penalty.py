@@ -95,7 +95,8 @@ class Penalty(Hyperparameter):
             if found is None:
                 raise RuntimeError(
                     f"the penalty of this {type(self).__name__} would be lost: compute the loss inside of"
-                    " `with hyper.penalties() as found`, and add the mean of each to it; stn.Trainer does so."
+                    " `with hyper.penalties() as found`, and add the mean of each to it; partnets.step_weights and"
+                    " trainers do so."
                 )
             found.append(lifted(self.penalty(lifted(x))))
         return x

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import default_collate
+from torch.utils.data import Dataset, default_collate
 
 from partnets.convert import merge
 from partnets.data.chunks import Chunks
@@ -64,6 +64,8 @@ class _StepsOnePartition:
 
 class PartitionedTrainerMixin:
     """Put it before transformers.Trainer, or a subclass of that, among the bases; see PartitionedTrainer."""
+
+    _judges = False
 
     def __init__(
         self,
@@ -238,11 +240,21 @@ class PartitionedTrainerMixin:
     @contextmanager
     def _plain_loss(self) -> Iterator[None]:
         """Inside, no labels are smoothed: that only regularises the weights."""
-        smoother, self.label_smoother = self.label_smoother, None
-        try:
+        with _set(self, label_smoother=None):
             yield
-        finally:
-            self.label_smoother = smoother
+
+    def _mean_loss(self, chunk: Dataset, ignore_keys: list[str] | None) -> float:
+        """The mean loss of all examples of a chunk, of which training's options leave none out."""
+        whole = _set(self.args, dataloader_drop_last=False, prediction_loss_only=True)
+        with whole, _set(self, compute_metrics=None, _judges=True), self._plain_loss():
+            metrics = self.predict(chunk, ignore_keys).metrics
+        if "test_loss" not in metrics:
+            raise ValueError(
+                f"the model gives no loss for examples of a chunk, whose labels are looked for under"
+                f" {', '.join(map(repr, self.label_names))}; have all of these in the examples, or pass label_names= to"
+                " the arguments."
+            )
+        return metrics["test_loss"]
 
     def log(self, logs: dict[str, float], *args, **options) -> None:
         """As transformers', with the mean loss of ψ's steps and the present values of ψ beside a training loss."""
@@ -258,7 +270,7 @@ class PartitionedTrainerMixin:
     ) -> dict[str, float]:
         """Of chunks L_ML in nats (Eq. 2), as "eval_lml", with the values of ψ; of other data as transformers does.
 
-        The mean loss of each unseen chunk counts once for each of its examples.
+        The mean loss of each unseen chunk counts once for each of its examples. compute_metrics is for other data.
         """
         data = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(data, str):
@@ -267,11 +279,11 @@ class PartitionedTrainerMixin:
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix, **options)
         lml = 0.0
         check_same_chunks(self.model, data)
-        with preserved(device_of(self.model)), self._plain_loss():
+        with preserved(device_of(self.model)):
             for k in range(2, data.count + 1):
                 torch.manual_seed(self.args.seed)  # the same noise each time
                 with subnetwork(self.model, active=k - 1):
-                    lml -= data.sizes[k - 1] * self.predict(data[k], ignore_keys).metrics["test_loss"]
+                    lml -= data.sizes[k - 1] * self._mean_loss(data[k], ignore_keys)
         values = {f"{metric_key_prefix}_{name}": value for name, value in self.values().items()}
         metrics = {f"{metric_key_prefix}_lml": lml} | values
         self.log(metrics)
@@ -281,6 +293,8 @@ class PartitionedTrainerMixin:
     def evaluation_loop(self, *args, **options):
         """As transformers', which evaluate and predict call, with BatchNorm's statistics of the present weights."""
         estimate_statistics(self.model, self._collated(self.train_dataset), **HOW)
+        if self._judges:  # Seq2SeqTrainer has another, by which a last batch that is not full counts as a full one
+            self.gather_function = self.accelerator.gather_for_metrics
         return super().evaluation_loop(*args, **options)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
@@ -343,12 +357,24 @@ class PartitionedTrainer(PartitionedTrainerMixin, transformers.Trainer):
         ImportError: transformers is not installed; when this module is imported.
         ValueError: train_dataset are no chunks or differ in C from the model, the optimiser is not of partnets.optim,
             or the arguments ask for gradient accumulation, fp16, another train_sampling_strategy than "random", or
-            several processes or GPUs. As training starts: the audit finds a leak.
+            several processes or GPUs; or model_init is given. As training starts: the audit finds a leak. As it is
+            evaluated: the model gives no loss for examples of a chunk.
 
     Example:
         >>> from partnets.integrations.hugging_face import PartitionedTrainer
         >>> PartitionedTrainer(model, arguments, train_dataset=chunks).train()  # doctest: +SKIP
     """
+
+
+@contextmanager
+def _set(owner: Any, **values: Any) -> Iterator[None]:
+    """Inside, an object's attributes have these values."""
+    before = {name: getattr(owner, name) for name in values}
+    try:
+        vars(owner).update(values)
+        yield
+    finally:
+        vars(owner).update(before)
 
 
 @contextmanager

@@ -646,8 +646,9 @@ class PartitionedLayer(Partitioned):
                     messages.append(f"{key}: {error}")
             elif self.count > 1 and prefix + name in state_dict:
                 messages.append(
-                    f"{prefix}{name}: is that of an ordinary layer, without a partition; load it into the ordinary"
-                    " model and partition that with partnets.partition(..., defaults='stored')."
+                    f"{prefix}{name}: has no {key} beside it, as the state_dict of a partitioned model has, but not its"
+                    " parameters alone; if it is an ordinary model's, load it into that, and partition that with"
+                    " partnets.partition(..., defaults='stored')."
                 )
         return saved, messages
 

@@ -133,6 +133,7 @@ class _Forward:
 
     def __init__(self, model: nn.Module, layer: Partitioned) -> None:
         self.own, self.forward, self.layer, self.users = vars(model).get("forward"), model.forward, layer, 0
+        self.has_steps_first = any(getattr(module, "batch_first", True) is False for module in model.modules())
         if _Forward.uncompiled is None:
             _Forward.uncompiled = staticmethod(torch.compiler.disable(_Forward._called))
 
@@ -159,7 +160,7 @@ class _Forward:
     def _called(self, *inputs, **options) -> Any:
         now = self.layer.current_subnetwork()
         if isinstance(now, Several):
-            return _computed(self.forward, now, inputs, options)
+            return _computed(self.forward, now, inputs, options, self.has_steps_first)
         return self.forward(*inputs, **options)
 
 
@@ -167,11 +168,11 @@ def _bound(function: Callable, *owner: nn.Module) -> Callable:
     return types.MethodType(function, *owner) if owner else function
 
 
-def _computed(forward: Callable, several: Several, inputs: tuple, options: dict) -> Any:
+def _computed(forward: Callable, several: Several, inputs: tuple, options: dict, has_steps_first: bool) -> Any:
     """What a forward gives for all examples, group by group."""
     if len(several.groups) > 1:
         _check_divides((inputs, options), several.examples)
-    _check_rows(tree_flatten((inputs, options))[0], several)
+    _check_rows(tree_flatten((inputs, options))[0], several, has_steps_first)
     outputs = []
     for group in several.groups:
         # A penalty regularises what learns from these examples, beside a loss that is the mean over all.
@@ -201,7 +202,11 @@ def _check_divides(given: Any, count: int) -> None:
         _check_divides(part, count)
 
 
-def _check_rows(leaves: list[Any], several: Several) -> None:
+def _check_rows(leaves: list[Any], several: Several, has_steps_first: bool) -> None:
+    """Raises ValueError if no input has a row for each example; warns where rows may be something else.
+
+    has_steps_first: whether the model has modules that take [steps, examples, ...], as torch's with batch_first=False.
+    """
     count = several.examples
     divided = [leaf for leaf in leaves if _has_rows(leaf, count)]
     if not divided:
@@ -209,8 +214,17 @@ def _check_rows(leaves: list[Any], several: Several) -> None:
             f"no input has {count} rows, and active and update are of as many examples; give the model tensors whose"
             " first dimension is that of the examples."
         )
+    if len(several.groups) == 1:
+        return
+    if has_steps_first and (either := [leaf for leaf in divided if leaf.shape[:2] == (count, count)]):
+        warnings.warn(
+            f"an input of shape {tuple(either[0].shape)} is divided along its first dimension, as of {count} examples."
+            f" If those are steps, as modules of this model with batch_first=False take them, its {count} examples are"
+            " torn apart: let the model take [examples, steps, ...], and transpose inside.",
+            stacklevel=2,
+        )
     squares = [leaf for leaf in divided if leaf.shape == (count, count)]
-    if 0 < len(squares) < len(divided) and len(several.groups) > 1:
+    if 0 < len(squares) < len(divided):
         warnings.warn(
             f"an input of shape ({count}, {count}) has as many rows as there are examples, and is divided among them."
             " If it is the same for all, as a mask over positions, give it a first dimension of 1.",

@@ -273,6 +273,12 @@ def check_reached(model: nn.Module, parameters: list[nn.Parameter]) -> None:
         return
     names = {parameter: name for name, parameter in model.named_parameters()}
     unreached = [names.get(p, "a parameter") for p in parameters if p.requires_grad and p.grad is None]
+    idle = {parameter for module in model.modules() if not module.training for parameter in module.parameters()}
+    if any(p in idle for p in parameters if p.requires_grad and p.grad is None):
+        raise RuntimeError(
+            f"the loss gives {', '.join(unreached)} no gradient, and the model, or a part of it, is in evaluation mode;"
+            " call model.train() before the step."
+        )
     raise RuntimeError(
         f"the loss gives {', '.join(unreached)} no gradient; use it in the model's forward, without detaching, or leave"
         " it out of the hyperparameters' optimiser. What acts on training alone learns by looking ahead:"

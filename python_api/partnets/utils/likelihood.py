@@ -23,6 +23,10 @@ OTHERS = {
 }  # fmt: skip
 CROSS_ENTROPIES = {"cross_entropy", "CrossEntropyLoss"}
 NLL_LOSSES = {"nll_loss", "NLLLoss"}
+# Those of yes or no, and of counts, for each number of the targets.
+BINARY_OF_LOGITS = {"binary_cross_entropy_with_logits", "BCEWithLogitsLoss"}
+BINARY = {"binary_cross_entropy", "BCELoss", *BINARY_OF_LOGITS}
+OF_NUMBERS = {*BINARY, "poisson_nll_loss", "PoissonNLLLoss"}
 
 
 def setting(loss: Loss, name: str, usual: Any) -> Any:
@@ -77,10 +81,14 @@ def plain(loss: Loss) -> Loss:
     """
     if hasattr(loss, "plain"):  # hyper.LabelSmoothing's
         return loss.plain
-    usual = {"weight": None} | ({"label_smoothing": 0.0} if is_cross_entropy(loss) else {})
-    if name_of(loss) not in CROSS_ENTROPIES | NLL_LOSSES:
+    name = name_of(loss)
+    if name not in CROSS_ENTROPIES | NLL_LOSSES | BINARY:
         return loss
-    if not setting(loss, "label_smoothing", 0.0) and setting(loss, "weight", None) is None:
+    usual = {"weight": None}
+    usual |= {"label_smoothing": 0.0} if name in CROSS_ENTROPIES else {}
+    usual |= {"pos_weight": None} if name in BINARY_OF_LOGITS else {}
+    weighs = any(setting(loss, each, None) is not None for each in ("weight", "pos_weight"))
+    if not weighs and not setting(loss, "label_smoothing", 0.0):
         return loss
     if isinstance(loss, functools.partial):
         return functools.partial(loss.func, *loss.args, **(loss.keywords | usual))
@@ -119,6 +127,16 @@ def _settings(loss: Loss) -> dict[str, str]:
 def is_cross_entropy(loss: Loss) -> bool:
     """Whether this is torch's cross-entropy, as a function or a module."""
     return name_of(loss) in CROSS_ENTROPIES
+
+
+def is_of_numbers(loss: Loss) -> bool:
+    """Whether this is a loss of torch's whose mean is over all numbers of the targets, not over examples.
+
+    Example:
+        >>> is_of_numbers(nn.BCEWithLogitsLoss()), is_of_numbers(nn.CrossEntropyLoss())
+        (True, False)
+    """
+    return name_of(loss) in OF_NUMBERS
 
 
 def name_of(loss: Loss) -> str:

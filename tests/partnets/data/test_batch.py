@@ -235,6 +235,27 @@ def test_numbers_that_are_no_classes_count_an_example_each():
     assert found == pytest.approx([-15.0, -15.0])
 
 
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize(
+    ("loss", "likelihood"),
+    [
+        (nn.BCEWithLogitsLoss(), lambda x: torch.distributions.Bernoulli(logits=x)),
+        (F.binary_cross_entropy, lambda x: torch.distributions.Bernoulli(x)),
+        (functools.partial(F.binary_cross_entropy_with_logits, pos_weight=torch.tensor([1.0, 3.0])),
+         lambda x: torch.distributions.Bernoulli(logits=x)),
+    ],
+)  # fmt: skip
+def test_several_labels_of_yes_or_no_count_each(loss, likelihood, batch_size):
+    torch.manual_seed(0)
+    model = partnets.partition(nn.Sequential(nn.Linear(3, 2), nn.Sigmoid()), (0.5, 0.5))
+    x, y = torch.randn(10, 3), torch.randint(2, (10, 2)).float()
+    chunks = partnets.chunk((x, y), (0.5, 0.5))
+    unseen = chunks.indices(2)
+    with torch.no_grad(), partnets.subnetwork(model, active=1):
+        expected = likelihood(model(x[unseen])).log_prob(y[unseen]).sum().item()
+    assert partnets.lml(model, chunks, loss, batch_size=batch_size) == pytest.approx(expected, rel=1e-5)
+
+
 class Vectors(torch.utils.data.Dataset):
     def __len__(self):
         return 8

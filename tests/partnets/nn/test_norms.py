@@ -135,7 +135,7 @@ def test_wrong_proportions_raise(make, proportions):
 def test_a_weight_normalised_norm_raises_and_stays():
     model = nn.Sequential(nn.utils.weight_norm(nn.LayerNorm((4, 3))))
     layer = model[0]
-    with pytest.raises(ValueError, match=r"a LayerNorm .*weight_g.* remove its weight normalisation"):
+    with pytest.raises(ValueError, match=r"a LayerNorm .*weight_g.* undo what has renamed them"):
         partnets.partition(model, PROPORTIONS)
     assert model[0] is layer and set(layer._parameters) == {"bias", "weight_g", "weight_v"}
 

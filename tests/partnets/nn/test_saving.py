@@ -231,7 +231,7 @@ def without_its_partition(state):
     [
         (lambda state: state.update({"0.first.weight": torch.zeros(1)}), r"0\.first\.weight: has the shape \[1\]"),
         (lambda state: state.update({"0.first.partition": 3}), r"0\.first\.partition: this is no saved partition"),
-        (without_its_partition, r"0\.attention\.out_proj\.weight: is that of an ordinary layer"),
+        (without_its_partition, r"0\.attention\.out_proj\.weight: has no \S+out_proj\.partition beside it"),
         (
             lambda state: state.update({"0.token": torch.zeros(1, 4)}),
             r"0\.token: has the shape \[1, 4\]",
@@ -351,7 +351,7 @@ def test_a_state_dict_of_another_count_raises():
 
 
 def test_a_state_dict_of_an_ordinary_layer_raises_with_the_cure():
-    with pytest.raises(RuntimeError, match=r"load it into the ordinary model and partition that"):
+    with pytest.raises(RuntimeError, match=r"an ordinary model's, load it into that, and partition that"):
         layer().load_state_dict(nn.Conv2d(3, 5, 3).state_dict())
 
 

@@ -244,6 +244,17 @@ def test_a_square_input_beside_others_is_told_of():
             model(torch.ones(3, 2), torch.zeros(3))
 
 
+@pytest.mark.parametrize("is_last", [True, False])
+def test_as_many_steps_as_examples_are_told_of_where_modules_take_steps_first(is_last):
+    recurrent = nn.GRU(2, 2, batch_first=not is_last)
+    recurrent.register_forward_hook(lambda module, x, output: output[0])
+    model = partnets.partition(nn.Sequential(recurrent), (0.5, 0.5))
+    with partnets.subnetwork(model, active=torch.tensor([1, 2, 2])), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model(torch.ones(3, 3, 2))
+    assert [str(one.message)[:33] for one in told] == ["an input of shape (3, 3, 2) is di"] * is_last
+
+
 def test_no_examples_and_those_of_one_subnetwork_are_one_call():
     model, x = network(), images()
     with partnets.subnetwork(model, active=ACTIVE[:0], update=UPDATE[:0]):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import partnets
-from partnets import hyper
+from partnets import hyper, optim
 
 PROPORTIONS = (0.6, 0.2, 0.2)
 
@@ -184,3 +184,21 @@ def test_a_weight_that_learns_since_the_optimiser_was_made_is_named():
     with pytest.raises(RuntimeError, match=r"0\.weight, 0\.bias would never learn: the optimiser was made"):
         partnets.step_weights(model, optimizer, 1, torch.ones(2, 4), lambda x: model(x).square().mean())
     assert all(map(torch.equal, before, model.parameters()))
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_psi_that_evaluation_mode_leaves_out_is_told_of(ahead):
+    model = partnets.partition(nn.Sequential(hyper.ConcreteDropout(0.3), nn.Linear(4, 2)), (0.5, 0.5)).eval()
+    step_of_psi = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    batch = torch.randn(6, 4), torch.randint(2, (6,))
+
+    def loss(batch):
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    with pytest.raises(RuntimeError, match=r"0\.rate\.raw no gradient, .* in evaluation mode; call model\.train\(\)"):
+        if ahead:
+            partnets.step_lookahead(
+                model, optim.SGD(model), step_of_psi, {2: (batch, [batch])}, loss, loss, by="lookahead"
+            )
+        else:
+            partnets.step_hyper(model, step_of_psi, {2: batch}, loss)
