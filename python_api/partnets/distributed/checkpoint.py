@@ -10,7 +10,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 import partnets
-from partnets.distributed.collectives import gathered, on_rank_0, own_rank
+from partnets.distributed.collectives import check_same_file, gathered, on_rank_0, own_rank
 from partnets.distributed.optimizer_state import OptimizerState
 from partnets.evaluation.same_chunks import remember_chunks
 from partnets.nn.partitioned import partitioned_layers
@@ -64,6 +64,7 @@ def load(trainer: partnets.Trainer, folder: str | PathLike) -> None:
     Raises:
         ValueError: as Trainer.load.
     """
+    check_same_file(Path(folder) / REST)
     rest = checkpoint.read(trainer, Path(folder) / REST, own_rank(), without=LARGE)
     large = _large(trainer)
     there = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata.keys()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from os import PathLike
 
 import torch
 import torch.distributed as dist
@@ -77,6 +79,29 @@ def on_rank_0(function: Callable[[], None]) -> None:
         dist.broadcast_object_list(failure)
     if failure[0] is not None:
         raise failure[0]
+
+
+def check_same_file(path: str | PathLike) -> None:
+    """Raises on all ranks unless all of them can read this file, and find the same in it. All ranks must call it.
+
+    Raises:
+        ValueError, RuntimeError, OSError: a rank has another file there, or none.
+
+    Example:
+        >>> check_same_file("/nowhere")
+        Traceback (most recent call last):
+        FileNotFoundError: ...
+    """
+    digest = hashlib.blake2b(digest_size=16)
+
+    def read() -> None:
+        with open(path, "rb") as file:
+            while part := file.read(1 << 20):
+                digest.update(part)
+
+    on_all_ranks(read)
+    if len(set(gathered(digest.digest()))) > 1:
+        raise ValueError(f"{path} is not the same file on all ranks; let all of them read the one that was saved last.")
 
 
 def on_all_ranks(function: Callable[[], None]) -> None:

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 
 import partnets
 from partnets.data.chunks import Chunks
-from partnets.distributed.collectives import averaged, gathered, on_all_ranks, on_rank_0
+from partnets.distributed.collectives import averaged, check_same_file, gathered, on_all_ranks, on_rank_0
 from partnets.distributed.consistency import check_agreement, settings
 from partnets.distributed.ddp import DDP
 from partnets.distributed.shared_chunks import share
@@ -50,6 +50,8 @@ class Trainer(partnets.Trainer):
     """
 
     def __init__(self, model: nn.Module, chunks: Chunks, **options) -> None:
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            raise ValueError("the model is inside of DistributedDataParallel; pass it as it is: this trainer wraps it.")
         super().__init__(model, share(chunks), **options)
         if isinstance(model, FSDPModule) and self._inner_steps:
             ahead = [path or "the model" for path, one in self.hyper_gradient.items() if one is not None]
@@ -105,7 +107,7 @@ class Trainer(partnets.Trainer):
         on_rank_0(lambda: checkpoint.save(self, path, noises))
 
     def load(self, path: str | PathLike) -> None:
-        """As partnets.Trainer.load, on every rank: the file must be where all of them can read it.
+        """As partnets.Trainer.load, on every rank: the file must be where all of them can read it, and the same.
 
         A rank beyond those that saved it keeps the random states that it has.
 
@@ -113,6 +115,7 @@ class Trainer(partnets.Trainer):
             ValueError, OSError: as partnets.Trainer.load, and if the model is sharded.
         """
         self._check_whole("load")
+        check_same_file(path)
         checkpoint.load(self, path, dist.get_rank())
 
     def _check_whole(self, function: str) -> None:

@@ -222,7 +222,8 @@ class Client:
                 vectors.check(found, expected)
             except ValueError as error:
                 raise RuntimeError(
-                    f"client {self.number} diverged in round {round}: {error} Lower the learning rate of its optimiser."
+                    f"client {self.number} diverged in round {round}: {error} Look for examples that are not finite, or"
+                    " lower the learning rate of its optimiser."
                 ) from error
         return Update(
             self.number, self.chunk, round, examples, vectors.fingerprint, learned, gradients, hyper_loss, losses

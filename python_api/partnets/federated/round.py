@@ -42,10 +42,15 @@ class Round:
 def shown(reason: str) -> str:
     """A reason as it is kept and logged: of one line, with no control characters, and not too long.
 
+    Of a long one the end is kept too, where a traceback has its cause.
+
     Example:
         >>> shown("disk full\\nINFO: all is well \\x1b[2J")
         'disk full INFO: all is well [2J'
     """
-    text = " ".join(reason[: 4 * LONGEST].split())
+    if len(reason) > 4 * LONGEST:
+        reason = f"{reason[: 2 * LONGEST]} {reason[-2 * LONGEST :]}"
+    text = " ".join(reason.split())
     text = "".join(letter for letter in text if letter.isprintable())
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    half = LONGEST // 2
+    return text if len(text) <= LONGEST else f"{text[:half]} ... {text[-half:]}"

@@ -277,8 +277,8 @@ def check_parameters(layer: nn.Module, *expected: str) -> None:
     if set(layer._parameters) | absent != set(expected):
         raise ValueError(
             f"a {type(layer).__name__} with the parameters {sorted(layer._parameters)} cannot be partitioned, only"
-            f" one with {' and '.join(expected)}; undo what has renamed them, as weight normalisation or pruning, or leave"
-            " it out with skip=."
+            f" one with {' and '.join(expected)}; undo what has renamed them, as weight normalisation or pruning, or"
+            " leave it out with skip=."
         )
 
 

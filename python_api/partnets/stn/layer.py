@@ -81,7 +81,8 @@ class HyperLayer(nn.Module):
 
     ordinary: type[nn.Module]
     responding: tuple[str, ...] = ("weight", "bias")
-    made_ordinary_by = "partnets.stn.freeze"  # for partnets.finalize, which knows nothing of these layers
+    # For partnets.finalize and partnets.Trainer, which know nothing of these layers.
+    made_ordinary_by, trained_by = "partnets.stn.freeze", "partnets.stn.Trainer"
 
     def __init_subclass__(cls, **kwargs) -> None:
         super().__init_subclass__(**kwargs)

@@ -53,6 +53,8 @@ class Trainer(trainer.Trainer):
         (['networks.0.2.rate', 'networks.0.2.rate, scale'], [2, 2, 2, 2, 2])
     """
 
+    trains_responses = True
+
     def __init__(
         self,
         model: nn.Module,

@@ -20,8 +20,9 @@ class CSV:
     """Writes a file of comma-separated values, with the rows and columns of History.frame; an empty cell is no number.
 
     After step n the file holds the rows of steps 1..n, less n mod `every`; `close` writes those too. Rows are appended;
-    a new column, as of the first metric, and another history, as of a resumed training, replace the file as a whole.
-    So an interrupted and resumed training leaves the same file as one without interruption.
+    a new column, as of the first metric, another history, as of a resumed training, and a file of another size than
+    this left, as of a disk that was full, replace the file as a whole. So an interrupted and resumed training leaves
+    the same file as one without interruption.
 
     Put it last among a trainer's callbacks: what is recorded for a step after its row was written comes into the file
     where it is replaced next.
@@ -51,7 +52,7 @@ class CSV:
         self.path, self.every = Path(path), every
         self._history: Records | None = None  # whose rows the file holds
         self._names: list[str] = []
-        self._rows = 0
+        self._rows = self._bytes = 0
 
     def __call__(self, trainer: TrainingState) -> None:
         """Writes the steps that are due."""
@@ -69,7 +70,7 @@ class CSV:
     def _write(self, rows: int) -> None:
         """Makes the file hold the first so many rows."""
         columns = self._history.columns(start=self._rows)
-        if list(columns) == self._names:
+        if list(columns) == self._names and self.path.exists() and self.path.stat().st_size == self._bytes:
             with open(self.path, "a", encoding="utf-8", newline="") as file:
                 _write_rows(file, columns, rows - self._rows)
         else:
@@ -77,7 +78,7 @@ class CSV:
             with replacing(self.path) as file:
                 csv.writer(file, lineterminator="\n").writerow(columns)
                 _write_rows(file, columns, rows)
-        self._names, self._rows = list(columns), rows
+        self._names, self._rows, self._bytes = list(columns), rows, self.path.stat().st_size
 
 
 def _write_rows(file, columns: dict[str, list], count: int) -> None:

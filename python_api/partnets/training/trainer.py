@@ -125,8 +125,10 @@ class Trainer(TrainingState):
         ([10, 20], ['0.0', '0.1', '0.2', '0.3'])
     """
 
-    # Whether ψ learns from chunks that a subnetwork has not seen, and whether a terminal shows progress.
+    # Whether ψ learns from chunks that a subnetwork has not seen, whether a terminal shows progress, and whether layers
+    # may respond to ψ.
     needs_unseen = shows_progress = True
+    trains_responses = False
 
     def __init__(
         self,
@@ -183,6 +185,8 @@ class Trainer(TrainingState):
         if lml_every is None and (keep_best or patience is not None):
             raise ValueError("keep_best and patience go by L_ML; pass lml_every, how many steps apart to evaluate it.")
         self.hyper = find_hyper(model, hyper)
+        if not self.trains_responses and (hyper is None or self.hyper):
+            _check_no_responses(model)
         chosen = techniques(self.hyper.values(), hyper_gradient)
         self.hyper_gradient = {path: chosen[module] for path, module in self.hyper.items()}
         if (self.hyper and self.needs_unseen) or lml_every:
@@ -435,6 +439,16 @@ class _Drawn(Mapping):
 
     def __len__(self) -> int:
         return len(self.ks)
+
+
+def _check_no_responses(model: nn.Module) -> None:
+    """Raises ValueError if layers of a model respond to ψ, whose gradient is not what this trainer takes."""
+    for path, module in model.named_modules():
+        if (by := getattr(module, "trained_by", None)) is not None:
+            raise ValueError(
+                f"{path or 'the model'} is a {type(module).__name__}, which responds to hyperparameters; train it by"
+                f" {by}, or pass hyper=[] if none is to learn."
+            )
 
 
 def _check_optimizers(model, optimizer, psi, hyper_optimizer) -> None:

@@ -46,6 +46,8 @@ def replacing(path: str | os.PathLike, *, binary: bool = False) -> Iterator[IO]:
         'rotation'
     """
     path = regular(path)
+    if not path.parent.exists():
+        raise FileNotFoundError(f"{path.parent}, the folder of {path.name}, is not there; make it first.")
     name = os.fsencode(path.name)
     # The longest names leave no place for the rest of the temporary one.
     start = f".{path.name if len(name) < 200 else hashlib.blake2b(name, digest_size=16).hexdigest()}.{HOST}."

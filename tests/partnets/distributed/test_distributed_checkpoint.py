@@ -206,3 +206,34 @@ def test_torchs_functions_take_the_state_of_a_model(make, alone):
             parameter.zero_()
     set_model_state_dict(model, state)
     assert all(map(torch.equal, model.parameters(), before))
+
+
+def other_files(folder):
+    one = trainer(distributed.Trainer)
+    path = folder / f"{dist.get_rank()}.pt"
+    for step in (1, 2):
+        one.fit(1)
+        one.save(folder / f"{step - 1}.pt")
+    told, before = [], [parameter.clone() for parameter in one.model.parameters()]
+    for given in (path, folder / "none.pt" if dist.get_rank() else path):
+        with pytest.raises((ValueError, OSError, RuntimeError)) as error:
+            one.load(given)
+        told.append(str(error.value))
+    assert all(map(torch.equal, before, one.model.parameters()))
+    return told
+
+
+def test_ranks_that_would_load_different_files_are_told_and_none_loads(two_ranks, tmp_path):
+    first, last = two_ranks(other_files, tmp_path)
+    assert all("is not the same file on all ranks" in told[0] for told in (first, last))
+    assert "No such file" in last[1] and first[1].startswith("rank 1 raised FileNotFoundError")
+
+
+def wrapped():
+    one = trainer(partnets.Trainer)
+    with pytest.raises(ValueError, match="is inside of DistributedDataParallel; pass it as it is"):
+        distributed.Trainer(nn.parallel.DistributedDataParallel(one.model), one.chunks)
+
+
+def test_a_model_that_is_wrapped_already_is_refused(two_ranks):
+    two_ranks(wrapped)

@@ -18,7 +18,7 @@ from clients import CHUNKS, client, make_noisy, run, same, server, state
 pytest.importorskip("flwr", reason="Flower needs Python 3.11")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import FedAvg, Strategy
 from nodes import app, grid, hurting, start
 
 from partnets.federated.flower import LocalGrid, PartitionedFedAvg
@@ -225,6 +225,11 @@ def test_what_comes_after_the_timeout_is_not_heard(expected):
     strategy = start(grid(hurting(late, NODE)), 3, timeout=1.0)
     assert same(expected, state(strategy.server))
     assert strategy.history[1].failed == {NODE: "it did not reply in time"}
+
+
+def test_another_strategy_is_named_as_the_reason(caplog):
+    FedAvg(fraction_evaluate=0.0).start(grid(app()), to_record(server().values()), num_rounds=1)
+    assert "its strategy is another one; start PartitionedFedAvg" in caplog.text
 
 
 class Tampered(LocalGrid):

@@ -14,6 +14,7 @@ from clients import CHUNKS, Gains, client, load_data, make_model, make_noisy, ma
 import partnets
 from partnets import baselines, federated, hyper, optim
 from partnets.federated import Client, Server
+from partnets.federated.round import shown
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
@@ -658,7 +659,9 @@ def test_threads_take_turns_with_what_they_draw():
 
 def test_a_client_that_diverges_says_so():
     one = client(1, optimizer=lambda model: optim.SGD(model, lr=1e30))
-    with pytest.raises(RuntimeError, match=r"client 1 diverged in round 1: .*Lower the learning rate"):
+    with pytest.raises(
+        RuntimeError, match=r"client 1 diverged in round 1: .*that are not finite, or lower the learning rate"
+    ):
         one.train(one.vectors.read(), 1)
 
 
@@ -686,3 +689,9 @@ def test_evaluation_is_of_the_whole_network():
     found = one.evaluate(values)
     assert found["loss"] == pytest.approx(partnets.mean_loss(make_model()[0], load_data(1)), rel=1e-6)
     assert found["accuracy"] == partnets.accuracy(make_model()[0], load_data(1))
+
+
+def test_a_long_reason_keeps_its_end():
+    reason = "first " + 5000 * "between " + "ValueError: the cause"
+    assert shown(reason).startswith("first between") and shown(reason).endswith("... " + shown(reason)[-150:])
+    assert shown(reason).endswith("ValueError: the cause") and len(shown(reason)) < 310

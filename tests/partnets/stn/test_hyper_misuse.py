@@ -391,3 +391,15 @@ def test_a_technique_of_the_other_trainer_is_refused():
     dropout = hyper.Dropout(0.3)
     with pytest.raises(ValueError, match=r"here all of ψ learns through the response.*partnets\.Trainer"):
         trainer(nn.Sequential(nn.Linear(4, 4), dropout, nn.Linear(4, 2)), dropout, hyper_gradient="lookahead")
+
+
+@pytest.mark.parametrize("learn_scale", [True, False])
+def test_partnets_trainer_refuses_layers_that_respond(learn_scale):
+    dropout = hyper.Dropout(0.2)
+    network = stn.convert(nn.Sequential(nn.Linear(4, 8), dropout, nn.Linear(8, 2)), dropout, learn_scale=learn_scale)
+    for model, chunks in (
+        baselines.held_out(copy.deepcopy(network), (X, Y), validation=0.25),
+        (partnets.partition(network, (0.8, 0.2), defaults="stored"), partnets.chunk((X, Y), (0.8, 0.2))),
+    ):
+        with pytest.raises(ValueError, match=r"responds to hyperparameters; train it by partnets\.stn\.Trainer"):
+            partnets.Trainer(model, chunks)

@@ -63,6 +63,19 @@ def test_rows_are_readable_while_training_goes_on(tmp_path):
     assert path.read_bytes() == logged(tmp_path / "other.csv", 8)
 
 
+def torn(path):
+    path.write_bytes(path.read_bytes() + b"4,2,0.")  # a disk was full
+
+
+@pytest.mark.parametrize("change", [torn, lambda path: path.rename(path.with_suffix(".1")), lambda path: path.unlink()])
+def test_a_file_that_something_has_happened_to_is_written_anew(tmp_path, change):
+    trainer, path = fresh(), tmp_path / "training.csv"
+    train(trainer, 3, log := loggers.CSV(path))
+    change(path)
+    train(trainer, 3, log)
+    assert path.read_bytes() == logged(tmp_path / "other.csv", 6)
+
+
 def test_the_first_metric_extends_the_header_and_leaves_earlier_cells_empty(tmp_path):
     trainer, path = fresh(), tmp_path / "training.csv"
     train(trainer, 4, log := loggers.CSV(path))

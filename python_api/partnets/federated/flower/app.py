@@ -148,6 +148,10 @@ def _place(context: Context, proportions: Sequence[float] | None, seed: int) -> 
 def _received(message: Message, client: Client) -> tuple[dict, ConfigRecord]:
     """The vectors and the configuration in a server's message."""
     config = message.content[CONFIG]
+    if "fingerprint" not in config:
+        raise ValueError(
+            "the server's message has no fingerprint, so its strategy is another one; start PartitionedFedAvg there."
+        )
     try:
         values = to_values(message.content[ARRAYS], client.vectors, client.vectors.lengths)
     except ValueError as error:
