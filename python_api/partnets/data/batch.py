@@ -10,13 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from partnets.utils.likelihood import Loss, is_of_numbers, setting
+from partnets.utils.likelihood import Loss, counting, ignored, is_of_numbers
 from partnets.utils.random_state import preserved
 
 # Under which of these a batch has its targets.
 LABELS = ("labels", "label", "targets", "target")
-# torch's ignore_index: of cross_entropy, and what Hugging Face's collators pad labels with.
-IGNORED = -100
 OWN_RULE = "or pass forward=, a function of model and batch that returns (output, targets)"
 
 Forward = Callable[[nn.Module, Any], tuple[Any, Any]]
@@ -110,7 +108,7 @@ def mean(loss: Loss, output: Any, y: Any) -> Tensor:
         tensor(0.6931)
     """
     found = losses(loss, output, y)
-    return _counting(loss, found, y).mean() if found.dim() else found
+    return counting(loss, found, y).mean() if found.dim() else found
 
 
 def check_no_sum(loss: Loss, output: Any, y: Any, value: Tensor) -> None:
@@ -157,22 +155,11 @@ def summed(loss: Loss, output: Any, y: Any, examples: int) -> tuple[Tensor, int]
     """
     found = losses(loss, output, y)
     if found.dim():
-        found = _counting(loss, found, y)
+        found = counting(loss, found, y)
         return found.sum(dtype=torch.float64).cpu(), found.numel()
     count = _targets(loss, scores(output), y, examples)
     found = found.to("cpu", torch.float64)
     return (count * found if count else torch.zeros_like(found)), count
-
-
-def _ignored(loss: Loss) -> int:
-    """The class that a loss leaves out: torch's criteria tell it."""
-    return setting(loss, "ignore_index", IGNORED)
-
-
-def _counting(loss: Loss, found: Tensor, y: Any) -> Tensor:
-    """The losses of those targets that count; torch gives the others a loss of 0."""
-    classes = isinstance(y, Tensor) and not y.is_floating_point() and found.shape == y.shape
-    return found[y != _ignored(loss)] if classes else found
 
 
 def _targets(loss: Loss, output: Any, y: Any, examples: int) -> int:
@@ -182,4 +169,4 @@ def _targets(loss: Loss, output: Any, y: Any, examples: int) -> int:
         return examples
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         return examples
-    return int((y != _ignored(loss)).sum())
+    return int((y != ignored(loss)).sum())

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
-from partnets.data.batch import IGNORED, OWN_RULE, Forward, Loss, call, check_no_sum, scores, total
+from partnets.data.batch import OWN_RULE, Forward, Loss, call, check_no_sum, scores, total
 from partnets.data.chunks import Chunks, check_chunks
 from partnets.data.examples import Collate, as_dataset
 from partnets.data.fetching import batches, check_options
@@ -21,7 +21,7 @@ from partnets.evaluation.same_chunks import adopt_chunks, check_same_chunks
 from partnets.nn.batch_norm import warn_of_stale
 from partnets.nn.live import subnetwork
 from partnets.nn.partitioned import count
-from partnets.utils.likelihood import check_mean, plain
+from partnets.utils.likelihood import IGNORED, check_mean, plain
 from partnets.utils.modules import device_of, evaluating, to_device
 
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from partnets.hyper.learned import Learned
 from partnets.hyper.precise import Precise
 from partnets.hyper.ranges import Range, logarithmic
-from partnets.hyper.training_loss import IGNORED, TrainingLoss, check_numbers
+from partnets.hyper.training_loss import TrainingLoss, check_numbers
 from partnets.utils.in_thread import SEVERAL
+from partnets.utils.likelihood import IGNORED
 
 # Of a weight over another one: a hundredth to a hundred times as much.
 WEIGHTS = logarithmic(1e-3, 1e3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from partnets.hyper.hyperparameter import Hyperparameter
 from partnets.hyper.learned import Learned, check_real
 from partnets.hyper.ranges import Range, logarithmic
 from partnets.utils.in_thread import InThread
-from partnets.utils.likelihood import check_mean, plain
+from partnets.utils.likelihood import Loss, check_mean, of_each_that_counts, plain
 
 # What is tried in practice, and more.
 ALPHAS = logarithmic(0.01, 10.0)
@@ -53,6 +54,7 @@ class Mixup(Hyperparameter):
     """
 
     hyper_gradient = "lookahead"
+    acts_in_loss = True
 
     def __init__(
         self, alpha: float = 0.2, loss: Callable[[Any, Any], Tensor] = F.cross_entropy, *, range: Range = ALPHAS
@@ -67,6 +69,11 @@ class Mixup(Hyperparameter):
         check_real(self, x)
         if not self.training:
             return x
+        if torch.compiler.is_compiling():  # a graph would not keep what was mixed
+            return torch.compiler.disable(self._of_others)(x)
+        return self._of_others(x)
+
+    def _of_others(self, x: Tensor) -> Tensor:
         alpha = self.alpha()
         share = Beta(alpha, alpha).rsample()
         others = torch.randperm(len(x), device=x.device)
@@ -74,10 +81,15 @@ class Mixup(Hyperparameter):
         share = share.to(x.dtype)
         return share * x + (1 - share) * x[others]
 
-    def loss(self, output: Any, targets: Tensor) -> Tensor:
-        """The training loss of what was mixed last in this thread; in evaluation mode the loss inside."""
-        if not self.training:
-            return plain(self._loss)(output, targets)
+    @property
+    def loss(self) -> Loss:
+        """loss(output, targets): that of training, of what was mixed last in this thread.
+
+        In evaluation mode it is the loss inside; so is its `plain`, of each target that counts.
+        """
+        return _OfMixed(self)
+
+    def _trained(self, output: Any, targets: Tensor) -> Tensor:
         mixed = self._mixed.get()
         if mixed is None or len(mixed[1]) != len(targets):
             raise RuntimeError(
@@ -86,3 +98,18 @@ class Mixup(Hyperparameter):
             )
         share, others = mixed
         return share * self._loss(output, targets) + (1 - share) * self._loss(output, targets[others])
+
+
+@dataclass(frozen=True)
+class _OfMixed:
+    """A Mixup's loss."""
+
+    mixup: Mixup
+    acts_in_loss = True
+
+    def __call__(self, output: Any, targets: Tensor) -> Tensor:
+        inside = self.mixup._loss
+        return self.mixup._trained(output, targets) if self.mixup.training else plain(inside)(output, targets)
+
+    def plain(self, output: Any, targets: Tensor) -> Tensor:
+        return of_each_that_counts(plain(self.mixup._loss), output, targets)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from partnets.hyper.hyperparameter import Hyperparameter
-from partnets.utils.likelihood import check_mean, plain
-
-# torch's ignore_index.
-IGNORED = -100
+from partnets.utils.likelihood import are_classes, check_mean, ignored, of_each, of_each_that_counts, plain
 
 
 class TrainingLoss(Hyperparameter):
@@ -50,6 +45,7 @@ class TrainingLoss(Hyperparameter):
     """
 
     hyper_gradient = "lookahead"
+    acts_in_loss = True
 
     def __init__(self, loss: Callable[[Any, Any], Tensor] = F.cross_entropy) -> None:
         super().__init__()
@@ -59,7 +55,10 @@ class TrainingLoss(Hyperparameter):
     def forward(self, output: Any, y: Any = None) -> Any:
         if y is None:
             return output
-        return self.trained(output, y) if self.training else self.plain(output, y)
+        if self.training:
+            return self.trained(output, y)
+        has_own = type(self).plain is not TrainingLoss.plain
+        return self.plain(output, y) if has_own else plain(self.loss)(output, self.targets(y))
 
     def trained(self, output: Any, y: Any) -> Tensor:
         """The loss of a batch, or the losses of its examples, [batch], by which weights are trained."""
@@ -70,8 +69,11 @@ class TrainingLoss(Hyperparameter):
         return y
 
     def plain(self, output: Any, y: Any) -> Tensor:
-        """The loss inside, of the targets: by which unseen data are judged. Torch's without what regularises it."""
-        return plain(self.loss)(output, self.targets(y))
+        """The loss inside of each target that counts, or the mean if it gives no other: by it unseen data are judged.
+
+        Torch's without what regularises it.
+        """
+        return of_each_that_counts(plain(self.loss), output, self.targets(y))
 
     def losses(self, output: Any, y: Any) -> Tensor:
         """The loss inside of each example, [batch]; where an example has several targets, the mean of those that count.
@@ -80,7 +82,7 @@ class TrainingLoss(Hyperparameter):
             ValueError: the loss gives its mean alone.
         """
         targets = self.targets(y)
-        found = _of_each(self.loss)(output, targets)
+        found = of_each(self.loss)(output, targets)
         if not found.dim():
             raise ValueError(
                 "the loss gives a mean, and here each example has a weight; pass one of torch's, or of your own that"
@@ -88,10 +90,9 @@ class TrainingLoss(Hyperparameter):
             )
         if found.dim() == 1:
             return found
-        are_classes = isinstance(targets, Tensor) and not targets.is_floating_point() and found.shape == targets.shape
-        if not are_classes:
+        if not are_classes(targets, found):
             return found.flatten(1).mean(1)
-        counted = (targets != _ignored(self.loss)).flatten(1)
+        counted = (targets != ignored(self.loss)).flatten(1)
         return found.flatten(1).sum(1) / counted.sum(1).clamp(min=1)
 
 
@@ -106,21 +107,3 @@ def check_numbers(what: str, numbers: Any, losses: Tensor, count: int) -> None:
         raise ValueError(
             f"the {what} are {int(numbers.min())} to {int(numbers.max())}; pass numbers in 0..{count - 1}."
         )
-
-
-def _ignored(loss: Callable) -> int:
-    """The class that a loss leaves out."""
-    told = loss.keywords if isinstance(loss, functools.partial) else vars(loss) if isinstance(loss, nn.Module) else {}
-    return told.get("ignore_index", IGNORED)
-
-
-def _of_each(loss: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
-    """torch's losses with the losses of all targets instead of their mean; others as they are."""
-    if isinstance(loss, nn.modules.loss._Loss):
-        loss = copy.copy(loss)
-        loss.reduction = "none"
-        return loss
-    function = loss.func if isinstance(loss, functools.partial) else loss
-    if getattr(function, "__module__", "") == F.__name__:
-        return functools.partial(loss, reduction="none")
-    return loss

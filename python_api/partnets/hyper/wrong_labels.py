@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from partnets.hyper.training_loss import IGNORED
+from partnets.utils.likelihood import IGNORED
 
 
 def expected_error(logits: Tensor, labels: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from partnets.nn.partitioned import partitioned_layers
 from partnets.training.state import TrainingState
 from partnets.training.step import hyper_learning
 from partnets.utils.held import Held
-from partnets.utils.likelihood import is_cross_entropy
+from partnets.utils.likelihood import IGNORED, is_cross_entropy
 from partnets.utils.modules import device_of, to_device
 from partnets.utils.random_state import preserved
 from partnets.utils.reached import reached
@@ -130,6 +130,18 @@ def check_learns(model: nn.Module, loss: batches.Loss) -> None:
         )
 
 
+def warn_of_unused_losses(model: nn.Module, hyper: dict[str, nn.Module], loss: batches.Loss) -> None:
+    """Warns if a model has what acts in the training loss alone, as it was found, and the loss is another."""
+    unused = [path for path, module in model.named_modules() if getattr(module, "acts_in_loss", False)]
+    unused = [path or "the model itself" for path in unused if path not in hyper]
+    if unused and not getattr(loss, "acts_in_loss", False):
+        warnings.warn(
+            f"{', '.join(unused)} acts in the training loss alone, and the loss is another one: pass it as loss= (of"
+            " hyper.Mixup its loss), or leave it out of the model.",
+            stacklevel=3,
+        )
+
+
 def check_reaches_output(hyper: dict[str, nn.Module], output: Any, loss: Tensor) -> None:
     """Raises ValueError, naming them, if parameters of ψ reach a loss otherwise than through the model's output."""
     outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
@@ -156,7 +168,7 @@ def warn_of_knowledge(hyper_loss: batches.Loss, value: Tensor, y: Any, k: int = 
     if not is_cross_entropy(hyper_loss) or not isinstance(y, Tensor) or y.is_floating_point():
         return
     loss = value.item()
-    labels = y[y != batches.IGNORED]
+    labels = y[y != IGNORED]
     if labels.numel() < FEWEST:
         return
     shares = labels.unique(return_counts=True)[1] / labels.numel()

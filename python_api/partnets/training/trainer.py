@@ -35,7 +35,14 @@ from partnets.training.history import History
 from partnets.training.inner_steps import alone
 from partnets.training.lookahead import Technique, most_steps, step_lookahead, techniques
 from partnets.training.progress import Progress
-from partnets.training.start import check_finite, check_leaks, check_learns, check_start, warn_of_proportions
+from partnets.training.start import (
+    check_finite,
+    check_leaks,
+    check_learns,
+    check_start,
+    warn_of_proportions,
+    warn_of_unused_losses,
+)
 from partnets.training.state import TrainingState
 from partnets.training.step import check_clip, parameters_of, step_hyper, step_weights, still_modules
 from partnets.utils.checks import check_at_least
@@ -194,6 +201,7 @@ class Trainer(TrainingState):
         psi = list(dict.fromkeys(parameter for module in self.hyper.values() for parameter in module.parameters()))
 
         check_learns(model, loss)
+        warn_of_unused_losses(model, self.hyper, loss)
         check_mean(loss)
         self.hyper_loss = plain(loss) if hyper_loss is None else hyper_loss
         self._judges = chunks.count > 1 and self.needs_unseen and bool(self.hyper or lml_every)

@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Loss = Callable[[Any, Any], Tensor]
+# torch's ignore_index: of cross_entropy, and what Hugging Face's collators pad labels with.
+IGNORED = -100
 
 # Of torch's losses those that are distances or margins, by the names of functions and of modules.
 SQUARED = {"mse_loss", "MSELoss"}
@@ -96,6 +98,44 @@ def plain(loss: Loss) -> Loss:
     for name, value in usual.items():
         setattr(loss, name, value)
     return loss
+
+
+def ignored(loss: Loss) -> int:
+    """The class that a loss leaves out: torch's criteria tell it."""
+    return setting(loss, "ignore_index", IGNORED)
+
+
+def are_classes(targets: Any, losses: Tensor) -> bool:
+    """Whether these are classes, of each of which there is a loss."""
+    return isinstance(targets, Tensor) and not targets.is_floating_point() and losses.shape == targets.shape
+
+
+def counting(loss: Loss, losses: Tensor, targets: Any) -> Tensor:
+    """The losses of those targets that count; torch gives the others a loss of 0."""
+    return losses[targets != ignored(loss)] if are_classes(targets, losses) else losses
+
+
+def of_each(loss: Loss) -> Loss:
+    """One of torch's losses with the losses of all targets instead of their mean; another as it is."""
+    if isinstance(loss, nn.modules.loss._Loss):
+        loss = copy.copy(loss)
+        loss.reduction = "none"
+        return loss
+    function = loss.func if isinstance(loss, functools.partial) else loss
+    if getattr(function, "__module__", "") == F.__name__:
+        return functools.partial(loss, reduction="none")
+    return loss
+
+
+def of_each_that_counts(loss: Loss, output: Any, targets: Any) -> Tensor:
+    """The losses of those targets that count, or the mean of a loss that gives no other.
+
+    Example:
+        >>> logits, y = torch.zeros(3, 2), torch.tensor([0, -100, 1])
+        >>> of_each_that_counts(F.cross_entropy, logits, y)
+        tensor([0.6931, 0.6931])
+    """
+    return counting(loss, of_each(loss)(output, targets), targets)
 
 
 def same_loss(first: Loss, second: Loss) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -230,7 +231,8 @@ def test_unseen_data_are_judged_without_what_regularises_the_loss_inside():
     smoothed, logits, y = nn.CrossEntropyLoss(label_smoothing=0.2), torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
     sources, mixup = hyper.SourceWeights(2, smoothed), hyper.Mixup(loss=smoothed)
     judged = sources.plain(logits, (y, torch.zeros(4, dtype=torch.long))), mixup.eval().loss(logits, y)
-    assert all(torch.equal(one, F.cross_entropy(logits, y)) for one in judged)
+    assert torch.equal(judged[0], F.cross_entropy(logits, y, reduction="none"))
+    assert torch.equal(judged[1], F.cross_entropy(logits, y))
     mixup.train()(logits)
     assert mixup.loss(logits, y) > 0
     for make in (lambda loss: hyper.SourceWeights(2, loss), lambda loss: hyper.Mixup(loss=loss)):
@@ -402,3 +404,29 @@ def test_weights_of_examples_stay_of_single_precision(examples):
     loss.sum().backward()
     assert all(one.dtype == one.grad.dtype == torch.float32 for one in weights.parameters())
     assert loss.dtype == torch.float32 and all(0 < value < 1 for value in weights.values().values())
+
+
+def test_what_was_mixed_is_known_where_the_model_is_compiled():
+    mixup, x, y = hyper.Mixup(1.0), torch.randn(8, 5), torch.arange(8) % 3
+    model = torch.compile(nn.Sequential(mixup, nn.Linear(5, 3)), backend="eager")
+    for step in range(2):
+        torch.manual_seed(step)
+        output = model(x)
+        loss = mixup.loss(output, y)
+        torch.manual_seed(step)
+        mixup(x)
+        assert torch.equal(loss, mixup.loss(output, y))
+
+
+@pytest.mark.parametrize("make", [hyper.LabelSmoothing, lambda: hyper.ClassWeights(3), hyper.Mixup])
+def test_what_acts_in_the_loss_alone_is_told_of_where_the_loss_is_another(make):
+    acts, x, y = make(), torch.randn(60, 5), torch.arange(60) % 3
+    is_mixup = isinstance(acts, hyper.Mixup)
+    network = nn.Sequential(*([acts, nn.Linear(5, 3)] if is_mixup else [nn.Linear(5, 3), acts]))
+    network = partnets.finalize(partnets.partition(network, (0.8, 0.2)), "retrain")
+    loss = network[0].loss if is_mixup else network[1]
+    with pytest.warns(UserWarning, match="acts in the training loss alone, and the loss is another one: pass it as"):
+        partnets.Trainer(*partnets.baselines.whole(network, (x, y)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        partnets.Trainer(*partnets.baselines.whole(network, (x, y)), loss=loss)
