@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from partnets.utils.likelihood import Loss, counting, ignored, is_of_numbers
 from partnets.utils.random_state import preserved
@@ -153,13 +154,19 @@ def summed(loss: Loss, output: Any, y: Any, examples: int) -> tuple[Tensor, int]
         >>> count, [round(value, 2) for value in logits.grad[0].tolist()]
         (1, [-0.67, 0.33, 0.33])
     """
-    found = losses(loss, output, y)
+    found = losses(loss, tree_map(_in_single, output), y)
     if found.dim():
         found = counting(loss, found, y)
         return found.sum(dtype=torch.float64).cpu(), found.numel()
     count = _targets(loss, scores(output), y, examples)
     found = found.to("cpu", torch.float64)
     return (count * found if count else torch.zeros_like(found)), count
+
+
+def _in_single(leaf: Any) -> Any:
+    """Numbers of 16 bits in 32, so that the mean of a batch is not rounded to 8 of them before it is summed."""
+    is_low = isinstance(leaf, Tensor) and leaf.dtype in (torch.bfloat16, torch.half)
+    return leaf.float() if is_low else leaf
 
 
 def _targets(loss: Loss, output: Any, y: Any, examples: int) -> int:

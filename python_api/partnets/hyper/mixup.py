@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Beta
 
 from partnets.hyper.hyperparameter import Hyperparameter
@@ -88,6 +88,9 @@ class Mixup(Hyperparameter):
         In evaluation mode it is the loss inside; so is its `plain`, of each target that counts.
         """
         return _OfMixed(self)
+
+    def to_ordinary(self) -> nn.Module:
+        return nn.Identity()
 
     def _trained(self, output: Any, targets: Tensor) -> Tensor:
         mixed = self._mixed.get()

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from partnets.hyper.hyperparameter import Hyperparameter
-from partnets.utils.likelihood import are_classes, check_mean, ignored, of_each, of_each_that_counts, plain
+from partnets.utils.likelihood import are_classes, check_mean, counting, ignored, of_each, of_each_that_counts, plain
 
 
 class TrainingLoss(Hyperparameter):
@@ -56,7 +56,9 @@ class TrainingLoss(Hyperparameter):
         if y is None:
             return output
         if self.training:
-            return self.trained(output, y)
+            found, targets = self.trained(output, y), self.targets(y)
+            # Of targets alone those that do not count are left out by whoever takes the mean.
+            return found if targets is y else counting(self.loss, found, targets)
         has_own = type(self).plain is not TrainingLoss.plain
         return self.plain(output, y) if has_own else plain(self.loss)(output, self.targets(y))
 

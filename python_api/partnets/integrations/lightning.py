@@ -129,9 +129,7 @@ class PartitionedModule(LightningModule):
         check_same_chunks(self, loader.chunks)
         if self.audit:
             with self._without_logs():
-                check_leaks(
-                    self, loader.chunks, loader.dataset.batch_size, lambda batch: (self.training_loss(batch),) * 2
-                )
+                check_leaks(self, loader.chunks, loader.dataset.batch_size, lambda batch: (self._computed(batch),) * 2)
         remember_chunks(self, loader.chunks)
         if checkpoint is not None:
             random_state.set_state(self._noise, self.device)
@@ -141,10 +139,14 @@ class PartitionedModule(LightningModule):
         """partnets.estimate_statistics, of what the training's Loader draws from."""
 
         def compute(model: PartitionedModule, batch: Any) -> tuple[Tensor, None]:
-            return model.training_loss(batch), None
+            return model._computed(batch), None
 
         with self._without_logs():
             estimate_statistics(self, self.trainer.train_dataloader.chunks, forward=compute)
+
+    def _computed(self, batch: Any) -> Tensor:
+        """training_loss of a batch in the numbers that the trainer's precision is of."""
+        return self.training_loss(self.trainer.precision_plugin.convert_input(batch))
 
     @contextmanager
     def _without_logs(self) -> Iterator[None]:

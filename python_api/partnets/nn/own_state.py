@@ -15,7 +15,8 @@ from torch import nn
 
 from partnets.nn.live import passing
 from partnets.nn.own_parameters import OwnParameters, class_of
-from partnets.nn.partitioned import as_class
+from partnets.nn.partitioned import as_class, partitioned_layers
+from partnets.utils.contained import tensors
 from partnets.utils.copied import copied
 
 # Where a module has what it keeps for each subnetwork, by "1".."C"; that of "0" has seen no data.
@@ -270,3 +271,14 @@ def _names_of(cls: type) -> set[str]:
 
 # What every module has of torch and of this library.
 _NO_STATE = {*vars(nn.Module())}.union(*map(_names_of, OwnState.__mro__[: OwnState.__mro__.index(nn.Module)]))
+
+
+def keeping_attributes(model: nn.Module) -> list[str]:
+    """The paths of modules that keep tensors for each subnetwork in attributes, which are in no state_dict."""
+    usual = vars(nn.Module()).keys()
+
+    def keeps(layer: OwnState) -> bool:
+        states = (module for state in states_of(layer).values() for module in state.modules())
+        return any(tensors([value for name, value in vars(one).items() if name not in usual]) for one in states)
+
+    return [path for path, layer in partitioned_layers(model) if isinstance(layer, OwnState) and keeps(layer)]

@@ -130,14 +130,13 @@ def check_learns(model: nn.Module, loss: batches.Loss) -> None:
         )
 
 
-def warn_of_unused_losses(model: nn.Module, hyper: dict[str, nn.Module], loss: batches.Loss) -> None:
-    """Warns if a model has what acts in the training loss alone, as it was found, and the loss is another."""
-    unused = [path for path, module in model.named_modules() if getattr(module, "acts_in_loss", False)]
-    unused = [path or "the model itself" for path in unused if path not in hyper]
+def warn_of_unused_losses(model: nn.Module, loss: batches.Loss) -> None:
+    """Warns if a model has what acts in the training loss alone, and the loss is another."""
+    unused = [path or "the model" for path, module in model.named_modules() if getattr(module, "acts_in_loss", False)]
     if unused and not getattr(loss, "acts_in_loss", False):
         warnings.warn(
             f"{', '.join(unused)} acts in the training loss alone, and the loss is another one: pass it as loss= (of"
-            " hyper.Mixup its loss), or leave it out of the model.",
+            " hyper.Mixup its loss) unless that calls it, or leave it out of the model.",
             stacklevel=3,
         )
 

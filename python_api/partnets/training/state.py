@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from partnets.data.batch import Forward, Loss
 from partnets.data.chunks import Chunks
 from partnets.evaluation import estimate_statistics
 from partnets.hyper.hyperparameter import Hyperparameter, values_by_path
+from partnets.nn.own_state import keeping_attributes
 from partnets.optim import PartitionedOptimizer
 from partnets.training.best_model import Best
 from partnets.training.history import History
@@ -102,7 +104,8 @@ class TrainingState:
     def restore_best(self) -> float:
         """Sets the model, ψ included, to where L_ML was highest, and returns that L_ML, in nats.
 
-        The optimisers stay where they are: this is for the end of training.
+        The optimisers stay where they are: this is for the end of training. What modules that were named in
+        partnets.partition(..., stateful=) keep in attributes stays too, with a warning if there are tensors.
 
         Raises:
             ValueError: the trainer keeps no best state, or has evaluated none.
@@ -110,4 +113,10 @@ class TrainingState:
         if self.best is None:
             raise ValueError("this trainer keeps no best state; construct it with keep_best=True and lml_every.")
         self.best.restore(self.model)
+        if paths := keeping_attributes(self.model):
+            warnings.warn(
+                f"{', '.join(paths)} keeps tensors in attributes, which are left as they are: L_ML is not that of then."
+                " Keep them in buffers.",
+                stacklevel=2,
+            )
         return self.best.lml

@@ -201,7 +201,7 @@ class Trainer(TrainingState):
         psi = list(dict.fromkeys(parameter for module in self.hyper.values() for parameter in module.parameters()))
 
         check_learns(model, loss)
-        warn_of_unused_losses(model, self.hyper, loss)
+        warn_of_unused_losses(model, loss)
         check_mean(loss)
         self.hyper_loss = plain(loss) if hyper_loss is None else hyper_loss
         self._judges = chunks.count > 1 and self.needs_unseen and bool(self.hyper or lml_every)
@@ -223,12 +223,8 @@ class Trainer(TrainingState):
         self.sampling = _check_sampling(chunks.proportions if sampling is None else sampling, model, chunks)
         self.hyper_every, self.hyper_steps = hyper_every, hyper_steps
         self.hyper_after, self.hyper_chunks = hyper_after, hyper_chunks
-        self.one_pass, self._parts, self._hyper_parts = one_pass, {}, {}
-        if one_pass:
-            self._parts = divided("batch_size", batch_size, dict(enumerate(self.sampling, start=1)))
-            if self.hyper:
-                unseen = dict(enumerate(chunks.proportions[1:], start=2))
-                self._hyper_parts = divided("hyper_batch_size", hyper_batch_size, unseen)
+        self.one_pass = one_pass
+        _ = self._parts, self._hyper_parts  # which raise if a part is empty
         self.best, self.patience, self.callbacks = Best() if keep_best else None, patience, list(callbacks)
         self.clip, self.seed, self.generator = clip, seed, torch.Generator().manual_seed(seed)
         self.noise: dict | None = None
@@ -358,6 +354,18 @@ class Trainer(TrainingState):
 
     def _update_hyper(self, *arguments, **options) -> Tensor:
         return step_hyper(self.model, self.hyper_optimizer, *arguments, **options)
+
+    @property
+    def _parts(self) -> dict[int, int]:
+        """With one_pass, the examples of a batch from which each partition learns; `sampling` may change meanwhile."""
+        shares = dict(enumerate(self.sampling, start=1))
+        return divided("batch_size", self.batch_size, shares) if self.one_pass else {}
+
+    @property
+    def _hyper_parts(self) -> dict[int, int]:
+        """The same of ψ's batches and unseen chunks."""
+        unseen = dict(enumerate(self.chunks.proportions[1:], start=2))
+        return divided("hyper_batch_size", self.hyper_batch_size, unseen) if self.one_pass and self.hyper else {}
 
     def _draw_learning(self, generator: torch.Generator) -> dict[int, int]:
         """The partitions that a step of w updates, and of how many examples."""

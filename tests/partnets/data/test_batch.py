@@ -385,3 +385,11 @@ def test_weighed_losses_of_several_labels_are_judged_by_the_sum_over_labels(name
     with torch.no_grad(), partnets.subnetwork(model.eval(), active=1):
         expected = -bce(model(x[unseen]), y[unseen], reduction="sum").item()
     assert partnets.lml(model, chunks, judged, batch_size=7) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_mean_of_few_bits_is_not_rounded_before_it_is_summed():
+    torch.manual_seed(0)
+    logits, y = 8 * torch.randn(300, 5), torch.randint(5, (300,))
+    low = logits.bfloat16()
+    expected = F.cross_entropy(low.double(), y).item()
+    assert partnets.mean_loss(nn.Identity(), (low, y), batch_size=64) == pytest.approx(expected, rel=1e-6)

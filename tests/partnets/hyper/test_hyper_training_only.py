@@ -430,3 +430,44 @@ def test_what_acts_in_the_loss_alone_is_told_of_where_the_loss_is_another(make):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         partnets.Trainer(*partnets.baselines.whole(network, (x, y)), loss=loss)
+
+
+@pytest.mark.parametrize("weights", [hyper.SourceWeights(2), hyper.ExampleWeights(6)])
+def test_labels_that_do_not_count_are_no_examples_of_loss_0_in_training(weights):
+    logits, y = torch.randn(6, 3), torch.tensor([0, -100, 2, 1, -100, 0])
+    more = torch.tensor([0, 1, 0, 1, 0, 1]) if isinstance(weights, hyper.SourceWeights) else torch.arange(6)
+    counted = y != -100
+    found = weights(logits, (y, more))
+    torch.testing.assert_close(found, weights(logits[counted], (y[counted], more[counted])))
+
+
+def test_a_penalty_inside_of_an_activation_checkpoint_counts_once():
+    class Net(nn.Module):
+        def __init__(self, checkpoints):
+            super().__init__()
+            self.first, self.last, self.penalty = nn.Linear(5, 8), nn.Linear(8, 3), hyper.ActivationPenalty(0.1)
+            self.checkpoints = checkpoints
+
+        def forward(self, x):
+            def part(h):
+                return self.penalty(torch.tanh(h))
+
+            h = self.first(x)
+            if not self.checkpoints:
+                return self.last(part(h))
+            how = {"use_reentrant": False, "context_fn": partnets.checkpoint_contexts(self)}
+            return self.last(torch.utils.checkpoint.checkpoint(part, h, **how))
+
+    batch, learned = (torch.randn(8, 5), torch.randint(3, (8,))), []
+    for checkpoints in (False, True):
+        torch.manual_seed(0)
+        net = partnets.partition(Net(checkpoints), (0.6, 0.4), defaults="seed")
+        partnets.step_weights(net, optim.SGD(net), 1, batch, lambda b, net=net: F.cross_entropy(net(b[0]), b[1]))
+        learned.append([parameter.detach() for parameter in net.parameters()])
+    assert all(map(torch.equal, *learned))
+
+
+def test_mixup_deploys_as_what_it_is_in_evaluation():
+    model = partnets.partition(nn.Sequential(hyper.Mixup(), nn.Linear(5, 3)), (0.6, 0.4))
+    x = torch.randn(4, 5)
+    torch.testing.assert_close(partnets.finalize(model, "deploy")(x), model.eval()(x))

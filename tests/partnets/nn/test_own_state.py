@@ -7,6 +7,7 @@ import pickle
 import random
 import threading
 import types
+import warnings
 from collections import deque
 
 import numpy as np
@@ -565,3 +566,28 @@ def test_of_one_partition_it_stays_as_it_is():
     model = partnets.partition(nn.Sequential(nn.Linear(4, 4), Codebook()), (1.0,), stateful="1")
     model(torch.randn(6, 4))
     assert list(model.state_dict()) == ["0.weight", "0.bias", "1.codes"]
+
+
+@pytest.mark.parametrize("in_buffers", [True, False])
+def test_what_restore_best_leaves_as_it_is_is_told_of(in_buffers):
+    class Mean(nn.Module):
+        def __init__(self):
+            super().__init__()
+            if in_buffers:
+                self.register_buffer("mean", torch.zeros(4))
+            else:
+                self.mean = torch.zeros(4)
+
+        def forward(self, x):
+            if self.training:
+                self.mean = 0.5 * self.mean + 0.5 * x.detach().mean(0)
+            return x - self.mean
+
+    model = partnets.partition(nn.Sequential(Mean(), nn.Linear(4, 2)), (0.6, 0.4), stateful=["0"])
+    chunks = partnets.chunk((torch.randn(60, 4), torch.randint(2, (60,))), (0.6, 0.4))
+    one = partnets.Trainer(model, chunks, batch_size=16, lml_every=2, keep_best=True)
+    one.fit(4)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        one.restore_best()
+    assert [str(each.message)[:35] for each in told] == ["0 keeps tensors in attributes, whic"] * (not in_buffers)

@@ -318,3 +318,16 @@ def test_a_collate_function_may_give_dicts():
     partnets.Trainer(model, chunks, batch_size=8, lml_every=2).fit(2)
     assert partnets.loss_matrix(model, chunks).isfinite().all()
     assert 0 <= partnets.accuracy(model, chunks[2], collate=padded) <= 1
+
+
+def test_parts_of_a_batch_follow_what_a_callback_sets():
+    model, parts = partnets.partition(nn.Linear(4, 2), (0.8, 0.1, 0.1)), []
+
+    def change(one):
+        parts.append(dict(one._parts))
+        if one.steps == 1:
+            one.sampling, one.batch_size = (0.4, 0.2, 0.4), 50
+
+    chunks = partnets.chunk((torch.randn(200, 4), torch.randint(2, (200,))), (0.8, 0.1, 0.1))
+    partnets.Trainer(model, chunks, batch_size=30, one_pass=True, callbacks=[change]).fit(2)
+    assert parts == [{1: 24, 2: 3, 3: 3}, {1: 20, 2: 10, 3: 20}]
