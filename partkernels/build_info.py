@@ -40,12 +40,12 @@ def _found() -> tuple[Path, dict[str, str]]:
     """The folder of the build that serves this package, and its facts."""
     sources = FOLDER.parent / "csrc"
     if (FOLDER / FACTS).exists():
-        return FOLDER, json.loads((FOLDER / FACTS).read_text())
+        return FOLDER, _read(FOLDER / FACTS)
     if not sources.is_dir():
         return FOLDER, {}
     others, own = copies(), digest(sources)
     for other in others:
-        facts = json.loads((other / FACTS).read_text())
+        facts = _read(other / FACTS)
         if facts.get("sources") == own:
             return other, facts
     cure = f"run `pip install --no-build-isolation --editable .` in {FOLDER.parent}"
@@ -54,6 +54,16 @@ def _found() -> tuple[Path, dict[str, str]]:
         reason += f" and hides the one in {others[0]}, whose C++ sources are others"
         cure = f"run Python from another folder, or {cure}"
     return FOLDER, dict.fromkeys(("cpu", "cuda"), f"{reason}; {cure}")
+
+
+def _read(path: Path) -> dict[str, str]:
+    try:
+        found = json.loads(path.read_text())
+        if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+            raise ValueError("it holds other than names and texts")
+    except ValueError as error:
+        raise ImportError(f"{path} is damaged ({error}); reinstall partkernels.") from error
+    return found
 
 
 def facts() -> dict[str, str]:

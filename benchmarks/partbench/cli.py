@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
+import math
 import os
 import shlex
 import sys
@@ -84,7 +85,7 @@ def _add_measuring(parser: argparse.ArgumentParser, suite: str) -> None:
     add("--bits", type=_ints, help="instead of proportions: equal partitions, a map of 1, 2, 4 or 8 bits")
     add("--defaults", choices=DEFAULTS, default="uniform", help="what replaces weights that are not live")
     add("--passes", type=_count, help="over all cases; 6 give intervals of 97 %%")
-    add("--minutes", type=float, help="no pass begins after them")
+    add("--minutes", type=_minutes, help="no pass begins after them")
     add("--commit", help="of the library, if this is no git checkout")
     convolution = "as in 200x20x14x14,50x20x5x5,padding=2; also stride, dilation, groups"
     others = argparse.ArgumentParser(add_help=False)  # what this suite does not take, and would ignore
@@ -127,6 +128,12 @@ def _floats(text: str) -> tuple[float, ...]:
 
 def _count(text: str) -> int:
     return _positive(text, text, "a positive integer")
+
+
+def _minutes(text: str) -> float:
+    if not 0 < (minutes := float(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}; pass a positive number")
+    return minutes
 
 
 def _sizes(text: str, count: int, example: str) -> tuple[int, ...]:
@@ -218,6 +225,8 @@ def _measure(given: argparse.Namespace) -> int:
         rooflines=machine.rooflines(chosen.device, preset.dtypes, chosen.kernel_clock(), scale=preset.scale),
     )
     out = given.out or Path("out") / f"{given.suite}.json"
+    if out.is_dir():
+        raise ValueError(f"--out {out} is a folder; pass the path of a file.")
     kept = [Results.load(out)] if given.add and out.exists() else []
 
     def save(records: list[Record]) -> None:
@@ -238,6 +247,7 @@ def _measure(given: argparse.Namespace) -> int:
 
 def _report(given: argparse.Namespace) -> int:
     results = merged(Results.load(path) for path in given.results)
+    _check_page(given.out, given.results)
     _write_page(given.out, page(results))
     if given.readme:
         readme.write(given.readme, results)
@@ -247,11 +257,22 @@ def _report(given: argparse.Namespace) -> int:
 
 def _compare(given: argparse.Namespace) -> int:
     before, after = Results.load(given.before), Results.load(given.after)
+    _check_page(given.out, (given.before, given.after))
     found = compare.changes(before, after, given.smallest)
+    if not any(change.comparable for change in found):
+        raise ValueError(
+            f"{given.before} and {given.after} have no figure in common that can be compared: of the same work and"
+            " circumstances, after two passes or more."
+        )
     print(compare.text(before, after, found))
     if given.out:
         _write_page(given.out, comparison(before, after, found))
     return 1 if any(change.worse for change in found) else 0
+
+
+def _check_page(path: Path | None, results: Iterable[Path]) -> None:
+    if path is not None and path.resolve() in {each.resolve() for each in results}:
+        raise ValueError(f"--out {path} is one of the files of results, which the page would replace; pass another.")
 
 
 def _write_page(path: Path, html: str) -> None:

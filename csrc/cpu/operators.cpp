@@ -81,13 +81,14 @@ const InstructionSet& choose() {
     if ((takes_any || set.name == std::string(asked)) && lacking(set).empty()) return set;
   }
   std::string here;
+  bool is_known = false;
   for (const InstructionSet& set : kInstructionSets) {
+    is_known = is_known || set.name == std::string(asked);
     if (lacking(set).empty()) here += std::string(here.empty() ? "" : ", ") + set.name;
   }
-  throw std::runtime_error("PARTKERNELS_CPU_ISA=" + std::string(asked) +
-                           " cannot run on this processor; unset it, or"
-                           " set it to one of " +
-                           here + ".");
+  throw std::runtime_error("PARTKERNELS_CPU_ISA='" + std::string(asked) +
+                           (is_known ? "' cannot run on this processor" : "' is no instruction set") +
+                           "; unset it, or set it to one of " + here + ".");
 }
 
 const InstructionSet& chosen() {

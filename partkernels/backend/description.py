@@ -65,7 +65,9 @@ def load_library(backend: str) -> str:
     path = build_info.library(backend)
     if path is None:
         cure = f"reinstall partkernels with PARTKERNELS_BUILD={backend}"
-        return build_info.facts().get(backend, f"not built: {cure} to see why")
+        found = build_info.facts().get(backend, f"not built: {cure} to see why")
+        missing = f"{build_info.folder()}/_{backend}.*, which was built, is missing; reinstall partkernels"
+        return missing if found.startswith("built") else found
     try:
         torch.ops.load_library(path)
     except OSError as error:

@@ -68,6 +68,8 @@ def check_inputs(x: Tensor, bias: Tensor | None, weight: Tensor) -> None:
         if tensor is None or (tensor.device == device and tensor.dtype is dtype):
             continue
         name = "x" if tensor is x else "bias"
+        if type(tensor).__module__ == "numpy":
+            raise TypeError(f"{name} is a {type(tensor).__name__} of numpy; pass torch.from_numpy({name}).")
         if tensor.device != device:
             raise InputError(f"{name} is on {tensor.device} and the weight on {device}; move one of them.")
         if not torch.is_autocast_enabled(device.type):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -119,6 +120,32 @@ def test_mistakes_are_told_with_the_cure(arguments, message, capsys, tmp_path):
     assert exit.value.code == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "x.json").exists()
+
+
+@pytest.mark.parametrize("command", ["report", "compare"])
+def test_a_page_replaces_no_results(command, measured, capsys):
+    before = measured.read_bytes()
+    with pytest.raises(SystemExit) as exit:
+        main([command, *[str(measured)] * (1 + (command == "compare")), "--out", str(measured)])
+    assert exit.value.code == 2 and "which the page would replace" in capsys.readouterr().err
+    assert measured.read_bytes() == before
+
+
+def test_files_with_no_figure_in_common_are_not_unchanged(measured, tmp_path, capsys):
+    results = Results.load(measured)
+    halves = {"memory": tmp_path / "memory.json", "optim": tmp_path / "optim.json"}
+    for suite, path in halves.items():
+        dataclasses.replace(results, records=[one for one in results.records if one.suite == suite]).save(path)
+    with pytest.raises(SystemExit) as exit:
+        main(["compare", *map(str, halves.values())])
+    assert exit.value.code == 2 and "no figure in common" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("option", "message"), [(["--minutes", "-1"], "pass a positive number"), ([], "is a folder")])
+def test_what_can_be_told_before_measuring_is(option, message, tmp_path, capsys):
+    with pytest.raises(SystemExit) as exit:
+        main(["speed", *TINY, *option, "--out", str(tmp_path)])
+    assert exit.value.code == 2 and message in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 def test_figures_stay_where_a_run_is_interrupted(tmp_path, monkeypatch, capsys):

@@ -142,3 +142,24 @@ def test_another_partkernels_than_partnets_came_with_is_warned_of_if_it_differs(
         file.write("# newer\n")
     with pytest.warns(UserWarning, match=rf"partnets is imported from {partnets} and partkernels from {PACKAGE}"):
         check_companion(partnets)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("_cpu.so", None, "_cpu.*, which was built, is missing; reinstall partkernels"),
+        ("build_info.json", "", "build_info.json is damaged"),
+        ("build_info.json", "[1]", "build_info.json is damaged"),
+        ("build_info.json", '{"cpu": 3}', "build_info.json is damaged"),
+    ],
+)
+def test_what_is_missing_of_a_build_or_damaged_is_named(name, content, message, tmp_path):
+    package = copy_package(tmp_path)
+    build(package, "any")
+    if content is None:
+        next(package.glob("_cpu.*")).unlink()
+    else:
+        (package / name).write_text(content)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PARTKERNELS_BACKEND": "cpu"}
+    done = subprocess.run([sys.executable, "-c", CALL], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode != 0 and message in done.stderr

@@ -619,3 +619,12 @@ def test_small_numbers_of_numpys_do_not_wrap():
     partition = pk.Partition.random((2, 1, 3, 3), (0.5, 0.5), seed=0)
     y = pk.conv2d(torch.ones(1, 1, 5, 5), torch.ones(2, 1, 3, 3), partition, 1, padding=(np.uint8(130),) * 2)
     assert y.shape == (1, 2, 263, 263)
+
+
+@pytest.mark.parametrize("name", ["x", "bias"])
+def test_arrays_of_numpy_are_named(name):
+    weight, given = torch.randn(4, 8), {"x": torch.randn(2, 8), "bias": torch.randn(4)}
+    given[name] = given[name].numpy()
+    partition = pk.Partition.random(weight.shape, (0.5, 0.5), seed=0)
+    with pytest.raises(TypeError, match=rf"{name} is a ndarray of numpy; pass torch.from_numpy\({name}\)"):
+        pk.linear(given["x"], weight, partition, 1, bias=given["bias"])
