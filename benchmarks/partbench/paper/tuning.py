@@ -183,6 +183,7 @@ class Tuner:
         trainer = partnets.Trainer(
             model,
             chunks,
+            hyper=[],
             optimizer=optim.Adam(model, lr=task.lr),
             batch_size=task.batch_size,
             clip=task.clip,
