@@ -903,7 +903,7 @@ MUTANTS = [
         f"{NETS}/data/test_batch.py",
         (
             "padding counts",
-            "return int((y != _ignored(loss)).sum())",
+            "return int((y != ignored(loss)).sum())",
             "return examples",
             "L_ML weighs batches of much padding as those of little",
         ),

@@ -43,7 +43,7 @@ class LabelSmoothing(Hyperparameter):
 
     per_example = True
     hyper_gradient = "lookahead"
-    acts_in_loss = True
+    acts_in_loss, acts_on_inputs = True, False
     # By which unseen data are judged.
     plain = staticmethod(F.cross_entropy)
 

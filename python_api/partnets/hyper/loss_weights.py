@@ -171,7 +171,7 @@ class SourceWeights(_Weighted):
         >>> weights = SourceWeights(("books", "web"))
         >>> weights.weights.assign([3.0, 1.0])
         >>> weights(torch.zeros(2, 2), (torch.tensor([0, 1]), torch.tensor([0, 1])))
-        tensor([1.0397, 0.3466], grad_fn=<MulBackward0>)
+        tensor([1.0397, 0.3466], grad_fn=<IndexBackward0>)
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class ExampleWeights(Precise, TrainingLoss):
         >>> weights = ExampleWeights(examples=5)
         >>> logits, y, index = torch.zeros(2, 3), torch.tensor([0, 2]), torch.tensor([4, 1])
         >>> weights(logits, (y, index))
-        tensor([1.0986, 1.0986], grad_fn=<MulBackward0>)
+        tensor([1.0986, 1.0986], grad_fn=<IndexBackward0>)
         >>> weights.values()
         {'lowest weight': 0.5, 'highest weight': 0.5}
     """

@@ -54,7 +54,7 @@ class Mixup(Hyperparameter):
     """
 
     hyper_gradient = "lookahead"
-    acts_in_loss = True
+    acts_in_loss = acts_on_inputs = True
 
     def __init__(
         self, alpha: float = 0.2, loss: Callable[[Any, Any], Tensor] = F.cross_entropy, *, range: Range = ALPHAS

@@ -45,7 +45,7 @@ class TrainingLoss(Hyperparameter):
     """
 
     hyper_gradient = "lookahead"
-    acts_in_loss = True
+    acts_in_loss, acts_on_inputs = True, False
 
     def __init__(self, loss: Callable[[Any, Any], Tensor] = F.cross_entropy) -> None:
         super().__init__()

@@ -201,7 +201,7 @@ class Trainer(TrainingState):
         psi = list(dict.fromkeys(parameter for module in self.hyper.values() for parameter in module.parameters()))
 
         check_learns(model, loss)
-        warn_of_unused_losses(model, loss)
+        warn_of_unused_losses(model, self.hyper, loss)
         check_mean(loss)
         self.hyper_loss = plain(loss) if hyper_loss is None else hyper_loss
         self._judges = chunks.count > 1 and self.needs_unseen and bool(self.hyper or lml_every)

@@ -131,6 +131,7 @@ def of_each_that_counts(loss: Loss, output: Any, targets: Any) -> Tensor:
     """The losses of those targets that count, or the mean of a loss that gives no other.
 
     Example:
+        >>> import torch
         >>> logits, y = torch.zeros(3, 2), torch.tensor([0, -100, 1])
         >>> of_each_that_counts(F.cross_entropy, logits, y)
         tensor([0.6931, 0.6931])
