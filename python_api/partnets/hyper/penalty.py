@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._autograd import _top_saved_tensors_default_hooks
 
 from partnets.hyper.hyperparameter import Hyperparameter
 from partnets.utils.in_thread import InThread, holding
@@ -76,6 +77,11 @@ def penalised(loss: Callable[[Any], Tensor], batch: Any) -> tuple[Tensor, Tensor
     return value, with_terms(value, found)
 
 
+def _is_computed_again() -> bool:
+    """Whether a checkpoint computes a part anew by hooks; a reentrant one has none, and gathered nothing before."""
+    return torch._C._current_graph_task_id() != -1 and _top_saved_tensors_default_hooks(False) is not None
+
+
 class Penalty(Hyperparameter):
     """The base class of layers that pass x through, and in training add a term to the loss: `penalty(x)`.
 
@@ -92,14 +98,14 @@ class Penalty(Hyperparameter):
     def forward(self, x: Tensor) -> Tensor:
         if self.training and torch.is_grad_enabled():
             found = _gathering.get()
-            if found is None and torch._C._current_graph_task_id() != -1:
-                self.penalty(lifted(x))  # what an activation checkpoint computes again was gathered in the forward pass
+            if found is None and _is_computed_again():
+                self.penalty(lifted(x))
                 return x
             if found is None:
                 raise RuntimeError(
                     f"the penalty of this {type(self).__name__} would be lost: compute the loss inside of"
                     " `with hyper.penalties() as found`, and add the mean of each to it; partnets.step_weights and"
-                    " trainers do so."
+                    " trainers do so. Activation checkpoints around it need use_reentrant=False."
                 )
             found.append(lifted(self.penalty(lifted(x))))
         return x

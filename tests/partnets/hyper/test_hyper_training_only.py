@@ -455,16 +455,20 @@ def test_a_penalty_inside_of_an_activation_checkpoint_counts_once():
             h = self.first(x)
             if not self.checkpoints:
                 return self.last(part(h))
-            how = {"use_reentrant": False, "context_fn": partnets.checkpoint_contexts(self)}
-            return self.last(torch.utils.checkpoint.checkpoint(part, h, **how))
+            how = {"context_fn": partnets.checkpoint_contexts(self)} if self.checkpoints == "by hooks" else {}
+            return self.last(torch.utils.checkpoint.checkpoint(part, h, use_reentrant=not how, **how))
 
-    batch, learned = (torch.randn(8, 5), torch.randint(3, (8,))), []
-    for checkpoints in (False, True):
+    batch = torch.randn(8, 5), torch.randint(3, (8,))
+
+    def learned(checkpoints):
         torch.manual_seed(0)
         net = partnets.partition(Net(checkpoints), (0.6, 0.4), defaults="seed")
-        partnets.step_weights(net, optim.SGD(net), 1, batch, lambda b, net=net: F.cross_entropy(net(b[0]), b[1]))
-        learned.append([parameter.detach() for parameter in net.parameters()])
-    assert all(map(torch.equal, *learned))
+        partnets.step_weights(net, optim.SGD(net), 1, batch, lambda b: F.cross_entropy(net(b[0]), b[1]))
+        return [parameter.detach() for parameter in net.parameters()]
+
+    assert all(map(torch.equal, learned(None), learned("by hooks")))
+    with pytest.raises(RuntimeError, match=r"would be lost.* need use_reentrant=False"):
+        learned("reentrant")
 
 
 def test_mixup_deploys_as_what_it_is_in_evaluation():
