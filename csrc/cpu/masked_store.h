@@ -12,8 +12,7 @@ class MaskedStore {
   MaskedStore(const Owners& owners, int update, const Weight<T>& grad_w)
       : grad_w_(grad_w), is_contiguous_(rows_are_contiguous(grad_w)), decode_(owners, grad_w.cols(), update, update) {}
 
-  // Stores product[row : row + rows, col : col + cols], rows `stride` apart, and perhaps where it is stored; col is a
-  // multiple of kTileCols.
+  // Stores product[row : row + rows, col : col + cols], rows `stride` apart; col is a multiple of kTileCols.
   void operator()(int64_t row, int64_t rows, int64_t col, int64_t cols, const Accumulator<T>* product,
                   int64_t stride) const {
     for_each_tile(row, rows, col, cols, [&](const Tile& tile) {

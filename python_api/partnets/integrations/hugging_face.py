@@ -6,7 +6,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -237,11 +237,9 @@ class PartitionedTrainerMixin:
         loss = with_terms(loss, found)
         return (loss, outputs) if return_outputs else loss
 
-    @contextmanager
-    def _plain_loss(self) -> Iterator[None]:
+    def _plain_loss(self) -> AbstractContextManager:
         """Inside, no labels are smoothed: that only regularises the weights."""
-        with _set(self, label_smoother=None):
-            yield
+        return _set(self, label_smoother=None)
 
     def _mean_loss(self, chunk: Dataset, ignore_keys: list[str] | None) -> float:
         """The mean loss of all examples of a chunk, of which training's options leave none out."""

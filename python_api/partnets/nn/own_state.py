@@ -270,15 +270,15 @@ def _names_of(cls: type) -> set[str]:
 
 
 # What every module has of torch and of this library.
-_NO_STATE = {*vars(nn.Module())}.union(*map(_names_of, OwnState.__mro__[: OwnState.__mro__.index(nn.Module)]))
+_OF_TORCH = {*vars(nn.Module())}
+_NO_STATE = _OF_TORCH.union(*map(_names_of, OwnState.__mro__[: OwnState.__mro__.index(nn.Module)]))
 
 
 def keeping_attributes(model: nn.Module) -> list[str]:
     """The paths of modules that keep tensors for each subnetwork in attributes, which are in no state_dict."""
-    usual = vars(nn.Module()).keys()
 
     def keeps(layer: OwnState) -> bool:
         states = (module for state in states_of(layer).values() for module in state.modules())
-        return any(tensors([value for name, value in vars(one).items() if name not in usual]) for one in states)
+        return any(tensors([value for name, value in vars(one).items() if name not in _OF_TORCH]) for one in states)
 
     return [path for path, layer in partitioned_layers(model) if isinstance(layer, OwnState) and keeps(layer)]

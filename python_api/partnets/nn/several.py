@@ -133,7 +133,7 @@ class _Forward:
 
     def __init__(self, model: nn.Module, layer: Partitioned) -> None:
         self.own, self.forward, self.layer, self.users = vars(model).get("forward"), model.forward, layer, 0
-        self.has_steps_first = any(getattr(module, "batch_first", True) is False for module in model.modules())
+        self.model = model
         if _Forward.uncompiled is None:
             _Forward.uncompiled = staticmethod(torch.compiler.disable(_Forward._called))
 
@@ -160,7 +160,7 @@ class _Forward:
     def _called(self, *inputs, **options) -> Any:
         now = self.layer.current_subnetwork()
         if isinstance(now, Several):
-            return _computed(self.forward, now, inputs, options, self.has_steps_first)
+            return _computed(self.model, self.forward, now, inputs, options)
         return self.forward(*inputs, **options)
 
 
@@ -168,11 +168,11 @@ def _bound(function: Callable, *owner: nn.Module) -> Callable:
     return types.MethodType(function, *owner) if owner else function
 
 
-def _computed(forward: Callable, several: Several, inputs: tuple, options: dict, has_steps_first: bool) -> Any:
-    """What a forward gives for all examples, group by group."""
+def _computed(model: nn.Module, forward: Callable, several: Several, inputs: tuple, options: dict) -> Any:
+    """What a model's forward gives for all examples, group by group."""
     if len(several.groups) > 1:
         _check_divides((inputs, options), several.examples)
-    _check_rows(tree_flatten((inputs, options))[0], several, has_steps_first)
+    _check_rows(model, tree_flatten((inputs, options))[0], several)
     outputs = []
     for group in several.groups:
         # A penalty regularises what learns from these examples, beside a loss that is the mean over all.
@@ -202,11 +202,8 @@ def _check_divides(given: Any, count: int) -> None:
         _check_divides(part, count)
 
 
-def _check_rows(leaves: list[Any], several: Several, has_steps_first: bool) -> None:
-    """Raises ValueError if no input has a row for each example; warns where rows may be something else.
-
-    has_steps_first: whether the model has modules that take [steps, examples, ...], as torch's with batch_first=False.
-    """
+def _check_rows(model: nn.Module, leaves: list[Any], several: Several) -> None:
+    """Raises ValueError if no input has a row for each example; warns where rows may be something else."""
     count = several.examples
     divided = [leaf for leaf in leaves if _has_rows(leaf, count)]
     if not divided:
@@ -216,7 +213,8 @@ def _check_rows(leaves: list[Any], several: Several, has_steps_first: bool) -> N
         )
     if len(several.groups) == 1:
         return
-    if has_steps_first and (either := [leaf for leaf in divided if leaf.shape[:2] == (count, count)]):
+    either = [leaf for leaf in divided if leaf.shape[:2] == (count, count)]
+    if either and any(getattr(module, "batch_first", True) is False for module in model.modules()):
         warnings.warn(
             f"an input of shape {tuple(either[0].shape)} is divided along its first dimension, as of {count} examples."
             f" If those are steps, as modules of this model with batch_first=False take them, its {count} examples are"

@@ -269,12 +269,13 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 
 def check_reached(model: nn.Module, parameters: list[nn.Parameter]) -> None:
     """Raises RuntimeError, naming them, if some of ψ's parameters have no gradient."""
-    if all(parameter.grad is not None or not parameter.requires_grad for parameter in parameters):
+    missing = [parameter for parameter in parameters if parameter.requires_grad and parameter.grad is None]
+    if not missing:
         return
     names = {parameter: name for name, parameter in model.named_parameters()}
-    unreached = [names.get(p, "a parameter") for p in parameters if p.requires_grad and p.grad is None]
+    unreached = [names.get(parameter, "a parameter") for parameter in missing]
     idle = {parameter for module in model.modules() if not module.training for parameter in module.parameters()}
-    if any(p in idle for p in parameters if p.requires_grad and p.grad is None):
+    if not idle.isdisjoint(missing):
         raise RuntimeError(
             f"the loss gives {', '.join(unreached)} no gradient, and the model, or a part of it, is in evaluation mode;"
             " call model.train() before the step."

@@ -107,7 +107,8 @@ class Trainer(TrainingState):
 
     Warns:
         UserWarning: the loss is no log-likelihood, as a squared error; the partitions' shares of the weights are far
-            from the chunks'; or, at the first step, the weights seem to have learned from later chunks already.
+            from the chunks'; the model has what acts in the training loss, which is another;
+            or, at the first step, the weights seem to have learned from later chunks already.
 
     Attributes:
         history, generator, best, noise: see TrainingState, which is what callbacks are given.
@@ -358,14 +359,17 @@ class Trainer(TrainingState):
     @property
     def _parts(self) -> dict[int, int]:
         """With one_pass, the examples of a batch from which each partition learns; `sampling` may change meanwhile."""
-        shares = dict(enumerate(self.sampling, start=1))
-        return divided("batch_size", self.batch_size, shares) if self.one_pass else {}
+        if not self.one_pass:
+            return {}
+        return divided("batch_size", self.batch_size, dict(enumerate(self.sampling, start=1)))
 
     @property
     def _hyper_parts(self) -> dict[int, int]:
         """The same of ψ's batches and unseen chunks."""
+        if not (self.one_pass and self.hyper):
+            return {}
         unseen = dict(enumerate(self.chunks.proportions[1:], start=2))
-        return divided("hyper_batch_size", self.hyper_batch_size, unseen) if self.one_pass and self.hyper else {}
+        return divided("hyper_batch_size", self.hyper_batch_size, unseen)
 
     def _draw_learning(self, generator: torch.Generator) -> dict[int, int]:
         """The partitions that a step of w updates, and of how many examples."""
