@@ -206,10 +206,11 @@ class Tuning:
         return [(x, (y, kind)) for kind in kinds for x, y in zip(*self.examples[kind], strict=True)]
 
     def plain(self, model: nn.Module, sources: str, part: str) -> nn.Module:
-        """The model, trained whole, with ψ as it is: all sources count alike unless it has learned otherwise."""
+        """The model, trained whole, with ψ as it is: all sources count alike unless it has learned their weights."""
+        if part != "finetuned":
+            model.sources = nn.Identity()
         whole = baselines.whole(model, self.data(sources), seed=self.seed)
-        loss = model.sources if part == "finetuned" else of_both
-        self._fit(*whole, part, loss=loss)
+        self._fit(*whole, part, loss=model.sources if part == "finetuned" else of_both)
         return model
 
     def tuned(self, model: Adapted) -> partnets.Trainer:
