@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 
 from partbench import bars, compare
 from partbench.measuring import machine
@@ -161,7 +162,12 @@ def _conv2d(text: str) -> Conv2d:
         if name not in ("stride", "padding", "dilation", "groups"):
             raise argparse.ArgumentTypeError(f"{text!r} has {name!r}; known are stride, padding, dilation and groups")
         geometry[name] = 0 if (name, value) == ("padding", "0") else _positive(value, text, example)
-    return _sizes(x, 4, example), _sizes(weight, 4, example), geometry
+    found = _sizes(x, 4, example), _sizes(weight, 4, example), geometry
+    try:
+        F.conv2d(*(torch.empty(sizes, device="meta") for sizes in found[:2]), **geometry)
+    except RuntimeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no convolution: {error}") from error
+    return found
 
 
 def options(given: argparse.Namespace) -> Options:

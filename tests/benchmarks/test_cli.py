@@ -94,6 +94,7 @@ def test_users_measure_their_own_model(suite, tmp_path, monkeypatch):
         (["speed", "--linear", "3x4x-5"], "'3x4x-5' has '-5'; pass MxNxK"),
         (["speed", "--conv2d", "1x1x4x4"], "'' has 1 sizes; pass 4, as in 200x20x14x14,50x20x5x5,padding=2"),
         (["speed", "--conv2d", "1x1x4x4,1x1x3x3,pad=1"], "has 'pad'; known are stride, padding, dilation and groups"),
+        (["speed", "--conv2d", "2x3x8x8,4x5x3x3"], "'2x3x8x8,4x5x3x3' is no convolution: "),
         (["speed", "--backends", "magic"], "'magic' is none of reference, cpu, triton, cuda"),
         (["speed", "--dtypes", "float33"], "'float33' is none of float32, float64, bfloat16, float16"),
         (["speed", "--works", "sleeping"], "'sleeping' is none of forward, grad_input, grad_weight, training"),
@@ -105,6 +106,10 @@ def test_users_measure_their_own_model(suite, tmp_path, monkeypatch):
         (["speed", "--device", "cuda"], "there is no CUDA device here; pass --device cpu"),
         (["memory", "--model", "vgg"], "model 'vgg' is unknown; pass one of"),
         (["memory", "--model", "no.such:thing", "--input", "3", "--classes", "2"], "cannot be imported"),
+        (
+            ["memory", "--preset", "tiny", "--model", "torch.nn:Identity", "--input", "3", "--classes", "2"],
+            "made a module that has no parameters",
+        ),
         (["step", "--model", "torch.nn:Linear"], "needs --input, as in 3,32,32, and --classes, as in 10"),
         (["speed", "--samples", "3"], "unrecognized arguments: --samples 3"),
         (["memory", "--linear", "8x16x16"], "unrecognized arguments: --linear 8x16x16"),

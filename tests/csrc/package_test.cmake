@@ -29,12 +29,16 @@ if(cuda IN_LIST COMPONENTS)
   endforeach()
 endif()
 
-# A component that is not there is an error, with its cure.
-file(WRITE ${work}/absent/CMakeLists.txt "cmake_minimum_required(VERSION 3.24)\nproject(absent LANGUAGES CXX)\n"
-  "find_package(partkernels REQUIRED COMPONENTS cpu npu)\n")
-execute_process(COMMAND ${CMAKE_COMMAND} -S ${work}/absent -B ${work}/absent/build ${given}
-                RESULT_VARIABLE result ERROR_VARIABLE said OUTPUT_QUIET)
-string(REGEX REPLACE "[ \n]+" " " said "${said}")
-if(result EQUAL 0 OR NOT said MATCHES "no component npu here: it was built with")
-  message(FATAL_ERROR "asked for a component that is not there, find_package said: ${said}")
-endif()
+# A component that is not there is an error, with its cure; and so is another minor version, whose names may differ.
+function(refused name arguments reason)
+  file(WRITE ${work}/${name}/CMakeLists.txt "cmake_minimum_required(VERSION 3.24)\nproject(${name} LANGUAGES CXX)\n"
+    "find_package(partkernels ${arguments})\n")
+  execute_process(COMMAND ${CMAKE_COMMAND} -S ${work}/${name} -B ${work}/${name}/build ${given}
+                  RESULT_VARIABLE result ERROR_VARIABLE said OUTPUT_QUIET)
+  string(REGEX REPLACE "[ \n]+" " " said "${said}")
+  if(result EQUAL 0 OR NOT said MATCHES "${reason}")
+    message(FATAL_ERROR "asked for ${arguments}, find_package said: ${said}")
+  endif()
+endfunction()
+refused(absent "REQUIRED COMPONENTS cpu npu" "no component npu here: it was built with")
+refused(older "0.2 REQUIRED" "compatible with requested version")

@@ -93,4 +93,12 @@ def find(name: str, input: tuple[int, ...] | None = None, classes: int | None = 
         raise ValueError(
             f"model {name} cannot be imported ({error}); pass package.module:function, with the package on PYTHONPATH."
         ) from error
-    return Model(name, make, input, classes)
+
+    def made() -> nn.Module:
+        model = make()
+        if not isinstance(model, nn.Module) or not list(model.parameters()):
+            what = "module that has no parameters" if isinstance(model, nn.Module) else type(model).__name__
+            raise ValueError(f"{name} made a {what}; pass what makes a model that can be trained.")
+        return model
+
+    return Model(name, made, input, classes)
