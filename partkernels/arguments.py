@@ -91,6 +91,20 @@ def checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
     return shape
 
 
+def meets_itself(shape: Sequence[int], strides: Sequence[int], unit: int = 1) -> bool:
+    """Whether entries of an array may share memory; never so of slices, transposed or reversed arrays.
+
+    Args:
+        unit: what an entry takes of what strides are counted in.
+    """
+    reach = 0  # of the dimensions so far
+    for stride, n in sorted((abs(stride), n) for stride, n in zip(strides, shape, strict=True) if n > 1):
+        if stride < reach + unit:
+            return 0 not in shape
+        reach += (n - 1) * stride
+    return False
+
+
 def check_count(count: int) -> None:
     """Raises ValueError unless there can be so many partitions."""
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_COUNT:

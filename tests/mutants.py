@@ -298,7 +298,8 @@ MUTANTS = [
             "column = lies",
             "a convolution's step moves entries of other partitions",
         ),
-        ("triton adam", "mean += _scalar(rest1, p) * (g - mean)", "mean += _scalar(rest1, p) * g", "Adam's mean"),
+        ("triton adam", "mean + rest1 * change", "mean + rest1 * g", "Adam's mean"),
+        ("triton lerp", "rest1 < 0.5, mean", "rest1 < 2.0, mean", "a mean that forgets is not the gradient"),
         (
             "triton steps",
             "sharing[bits, in_order, step]",
@@ -471,6 +472,12 @@ MUTANTS = [
             "buffer[j] = velocity;",
             "other partitions' momentum moves",
         ),
+        (
+            "cpp lerp",
+            "blend(near_grad, grad, exp_avg[j])",
+            "exp_avg[j]",
+            "a mean that forgets is computed from the wrong end",
+        ),
     ),
     *_of(
         "csrc/torch/cpu/bias.h",
@@ -618,8 +625,8 @@ MUTANTS = [
         ),
         (
             "states on one memory",
-            "(i in written or j in written) and share_memory(one, other)",
-            "False",
+            "if i in written or j in written:",
+            "if False:",
             "two moments on one memory spoil each other without a word",
         ),
     ),

@@ -72,9 +72,10 @@ struct SgdStep {
 template <class Acc>
 struct AdamStep {
   AdamFactors<Acc> by;
-  Lane<Acc> decays;
+  Lane<Acc> decays, near_grad;
 
-  explicit AdamStep(const Adam& adam) : by(adam), decays(-Lane<Acc>{by.decays}) {}
+  explicit AdamStep(const Adam& adam)
+      : by(adam), decays(-Lane<Acc>{by.decays}), near_grad(-Lane<Acc>{by.is_near_grad}) {}
 
   __attribute__((always_inline)) void group(Lane<Acc> kept, const Acc* g, std::array<Acc*, 3> written) const {
     Acc* const p = written[0];
@@ -83,7 +84,7 @@ struct AdamStep {
 #pragma GCC ivdep
     for (Lane<Acc> j = 0; j < kGroup; ++j) {
       const Acc grad = blend(decays, g[j] + by.weight_decay * p[j], g[j]);
-      const Acc mean = exp_avg[j] + by.lerp * (grad - exp_avg[j]);
+      const Acc mean = blend(near_grad, grad, exp_avg[j]) + by.lerp * (grad - exp_avg[j]);
       const Acc variance = by.beta2 * exp_avg_sq[j] + by.square * grad * grad;
       const Acc denominator = std::sqrt(variance) * by.inverse_correction + by.eps;
       const Acc next = by.shrink * p[j] - by.step_size * mean / denominator;

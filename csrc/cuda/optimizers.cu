@@ -48,7 +48,7 @@ struct AdamStep {
   PARTKERNELS_DEVICE void operator()(Acc grad, Acc (&written)[kWritten]) const {
     auto& [p, exp_avg, exp_avg_sq] = written;
     if (by.decays) grad = multiply_add(by.weight_decay, p, grad);
-    exp_avg = multiply_add(by.lerp, grad - exp_avg, exp_avg);
+    exp_avg = multiply_add(by.lerp, grad - exp_avg, by.is_near_grad ? grad : exp_avg);
     exp_avg_sq = multiply_add(by.beta2, exp_avg_sq, by.square * grad * grad);
     const Acc denominator = multiply_add(square_root(exp_avg_sq), by.inverse_correction, by.eps);
     p = multiply_add(by.shrink, p, -divide(by.step_size * exp_avg, denominator));

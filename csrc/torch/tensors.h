@@ -67,11 +67,6 @@ void with_type(ScalarType dtype, const Use& use) {
   }
 }
 
-template <class T>
-T* data(const Tensor& tensor) {
-  return static_cast<T*>(tensor.data_ptr());
-}
-
 inline Sizes sizes_of(const Tensor& tensor) { return {tensor.sizes().begin(), tensor.sizes().end()}; }
 
 inline int32_t dtype_of(const Tensor& tensor) {
@@ -84,6 +79,17 @@ inline int32_t device_type_of(const Tensor& tensor) {
   int32_t type;
   check(aoti_torch_get_device_type(tensor.get(), &type));
   return type;
+}
+
+// Of a tensor whose storage was taken away, as programs do that shard or offload, there is nothing to read.
+template <class T>
+T* data(const Tensor& tensor) {
+  int64_t end = tensor.storage_offset() + 1, bytes;
+  for (int64_t d = 0; d < tensor.dim(); ++d) end += (tensor.size(d) - 1) * tensor.stride(d);
+  check(aoti_torch_get_storage_size(tensor.get(), &bytes));
+  STD_TORCH_CHECK(tensor.numel() == 0 || end * static_cast<int64_t>(sizeof(T)) <= bytes, "a tensor of ", end,
+                  " entries has a storage of ", bytes, " bytes, less than it needs; give it its memory back.");
+  return static_cast<T*>(tensor.data_ptr());
 }
 
 // The strides of a dense tensor; in channels_last, of one of 4 dimensions.

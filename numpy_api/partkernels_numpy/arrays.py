@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from partkernels_numpy.arguments import InputError, checked_shape
+from partkernels_numpy.arguments import InputError, checked_shape, meets_itself
 
 DTYPES = "float32, float64 or ml_dtypes.bfloat16"
 # Of a search for a place that two arrays share, which may take forever.
@@ -54,16 +54,6 @@ def _lies_in_entries(array: np.ndarray) -> bool:
     )
 
 
-def _meets_itself(array: np.ndarray) -> bool:
-    """Whether entries may share memory; never so of slices, transposed or reversed arrays."""
-    reach = 0  # of the dimensions so far, in bytes
-    for stride, n in sorted((abs(stride), n) for stride, n in zip(array.strides, array.shape, strict=True) if n > 1):
-        if stride < reach + array.itemsize:
-            return array.size > 0
-        reach += (n - 1) * stride
-    return False
-
-
 def check_like(name: str, array: np.ndarray, other: str, like: np.ndarray) -> np.ndarray:
     """The array, checked, if its dtype is that of another one; raises InputError if not."""
     array = checked(name, array)
@@ -79,7 +69,7 @@ def check_written(arrays: dict[str, np.ndarray], *, read: dict[str, np.ndarray])
             raise ValueError(f"{name} is read-only; pass {name}.copy(), and keep it.")
         if not _lies_in_entries(array):
             raise ValueError(f"{name} is not aligned, as fields of records are; pass {name}.copy(), and keep it.")
-        if _meets_itself(array):
+        if meets_itself(array.shape, array.strides, array.itemsize):
             raise ValueError(f"several entries of {name} share memory and cannot be stepped apart; pass {name}.copy().")
         for other_name, other in {**read, **arrays}.items():
             if other_name != name and _share_memory(array, other):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from partkernels.arguments import InputError
+from partkernels.arguments import InputError, meets_itself
 from partkernels.operators.memory import share_memory
 from partkernels.partition import NestedPartition, Partition
 
@@ -46,12 +46,21 @@ def check_apart(weight: Tensor, stored: Tensor) -> None:
     if torch.compiler.is_compiling():
         return
     try:
-        is_near = torch._C._is_alias_of(weight, stored)
+        are_together = share_memory(weight, stored)
     except (NotImplementedError, RuntimeError):  # some that wrap others have no memory of their own
         return
-    if is_near and share_memory(weight, stored):
+    if are_together:
         raise ValueError(
             "the weight and its stored defaults share memory, so that these would learn; pass Stored(weight.clone())."
+        )
+
+
+def check_entries_apart(name: str, tensor: Tensor) -> None:
+    """Raises ValueError unless each entry of a tensor that is to be written has memory of its own."""
+    if not tensor.is_contiguous() and meets_itself(tensor.shape, tensor.stride()):
+        raise ValueError(
+            f"{name} has entries that share memory, as those of an expanded tensor, and cannot be written apart; pass"
+            f" {name}.clone(memory_format=torch.contiguous_format), and keep it."
         )
 
 

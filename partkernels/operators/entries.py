@@ -9,7 +9,7 @@ from torch import Tensor
 
 from partkernels.backend import dispatch
 from partkernels.backend.reference.entries import empty_entries
-from partkernels.operators.checks import check_weight
+from partkernels.operators.checks import check_entries_apart, check_weight
 from partkernels.operators.registration import OWNERS, define, define_in_place
 from partkernels.partition import NestedPartition, Partition
 
@@ -57,7 +57,8 @@ def scatter_entries(tensor: Tensor, partition: Partition, number: int, values: T
         values: [partition.sizes()[number - 1]], the tensor's dtype and device.
 
     Raises:
-        ValueError, RuntimeError: as gather_entries; or the values do not fit. Nothing has changed then.
+        ValueError, RuntimeError: as gather_entries; or the values do not fit, or entries of the tensor share memory.
+            Nothing has changed then.
 
     Example:
         >>> p = Partition.from_ids(torch.tensor([[1, 2], [2, 1]], dtype=torch.uint8))
@@ -68,6 +69,7 @@ def scatter_entries(tensor: Tensor, partition: Partition, number: int, values: T
                 [5., 0.]])
     """
     _check(tensor, partition, number)
+    check_entries_apart("tensor", tensor)
     if values.dim() != 1 or values.dtype != tensor.dtype or values.device != tensor.device:
         raise ValueError(
             f"values are {list(values.shape)} of {values.dtype} on {values.device}; pass a vector of {tensor.dtype} on"

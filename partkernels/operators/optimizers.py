@@ -10,7 +10,7 @@ from torch import Tensor
 
 from partkernels.arguments import check_betas, check_momentum, check_not_negative, check_number, check_step
 from partkernels.backend import dispatch
-from partkernels.operators.checks import check_apart, check_weight
+from partkernels.operators.checks import check_apart, check_entries_apart, check_weight
 from partkernels.operators.registration import define_in_place
 from partkernels.partition import NestedPartition, Partition
 
@@ -313,10 +313,4 @@ def _check_written(*, parameter: Tensor, **state: Tensor) -> None:
     """Raises ValueError unless these are like the parameter and each of their entries has memory of its own."""
     for name, tensor in {"parameter": parameter, **state}.items():
         _check_like(name, tensor, parameter)
-        if tensor.is_contiguous():  # the usual case, at a tenth of the cost
-            continue
-        if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
-            raise ValueError(
-                f"{name} is expanded: several of its entries share memory and cannot be stepped apart; pass"
-                f" {name}.contiguous()."
-            )
+        check_entries_apart(name, tensor)

@@ -6,9 +6,7 @@ module of that name and calls the function of the operator's own name there, wit
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
-from itertools import combinations
 from operator import attrgetter
 
 import torch
@@ -18,7 +16,7 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from partkernels.backend import dispatch
-from partkernels.operators.memory import no_view, share_memory
+from partkernels.operators.memory import meeting, no_view
 
 _library = torch.library.Library("partkernels", "DEF")
 # Of the backends with compiled libraries, which may be loaded later, or never: what they register are kernels alone.
@@ -156,17 +154,9 @@ def _resolved(argument: object) -> object:
 def _check_apart(args: tuple, tensors: dict[int, str], written: list[int]) -> None:
     """Raises ValueError if a tensor that is written shares memory with another one."""
     named = [(i, tensor) for i in tensors for tensor in _each(args[i])]
-    places = [tensor.untyped_storage().data_ptr() for _, tensor in named]
-    if len({*places}) == len(places):  # the usual case, in which nothing more is looked at
-        return
-    # Those in one piece of memory, as DDP's buckets of gradients, or cuDNN's weights of a recurrent layer.
-    together: dict[int, list[tuple[int, Tensor]]] = defaultdict(list)
-    for place, (i, tensor) in zip(places, named, strict=True):
-        if not tensor.is_meta:
-            together[place].append((i, tensor))
-    pairs = (pair for group in together.values() if len(group) > 1 for pair in combinations(group, 2))
-    for (i, one), (j, other) in pairs:
-        if (i in written or j in written) and share_memory(one, other):
+    for one, other in meeting([tensor for _, tensor in named]):
+        i, j = named[one][0], named[other][0]
+        if i in written or j in written:
             raise ValueError(
                 f"{tensors[i]} and {tensors[j]} share memory, and a step writes into it; pass tensors of their own, as"
                 " torch.zeros_like(parameter) is."

@@ -125,6 +125,14 @@ def test_values_that_share_memory_are_refused():
         pk.scatter_entries(tensor, partition, 1, tensor.view(-1)[:12])
 
 
+@pytest.mark.parametrize("tensor", [torch.zeros(1, 6).expand(4, 6), torch.zeros(9).as_strided((4, 6), (1, 1))])
+def test_entries_that_share_memory_cannot_be_written_apart(tensor):
+    partition = pk.Partition.random((4, 6), (0.5, 0.5), seed=0)
+    with pytest.raises(ValueError, match="tensor has entries that share memory"):
+        pk.scatter_entries(tensor, partition, 1, torch.ones(partition.sizes()[0]))
+    assert not tensor.any()
+
+
 @pytest.mark.parametrize("backend", ["auto", "reference", *INTERPRETED])
 def test_operators_are_registered_as_torch_wants_them(backend):
     partition = pk.Partition.random((4, 6), (0.5, 0.5), seed=0)

@@ -615,6 +615,39 @@ def test_defaults_that_would_learn_with_their_weight_are_refused():
     pk.linear(torch.ones(1, 4), weight.detach(), shared, 1)  # of a weight that is frozen they are what they were
 
 
+def test_defaults_that_meet_their_weight_in_an_array_of_numpy_are_refused():
+    array = np.zeros((3, 4), np.float32)
+    weight = torch.from_numpy(array).requires_grad_()
+    shared = pk.Partition.random((3, 4), (0.5, 0.5), seed=0, defaults=pk.Stored(torch.from_numpy(array)))
+    with pytest.raises(ValueError, match="share memory, so that these would learn"):
+        pk.linear(torch.ones(1, 4), weight, shared, 1)
+
+
+@pytest.mark.parametrize("left", [0, 4 * 5])
+def test_a_tensor_whose_memory_was_taken_away_is_refused(left):
+    def emptied(*shape):
+        tensor = torch.ones(shape)
+        tensor.untyped_storage().resize_(left)
+        return tensor
+
+    matrix, kernels = (pk.Partition.random(shape, (0.5, 0.5), seed=0) for shape in ((4, 6), (4, 6, 3, 3)))
+    stored = pk.Partition.random((4, 6), (0.5, 0.5), seed=0, defaults=pk.Stored(emptied(4, 6)))
+    x, indices = torch.ones(2, 6), torch.tensor([3])
+    calls = [
+        lambda: pk.linear(x, emptied(4, 6), matrix, 1),
+        lambda: pk.linear(emptied(2, 6), torch.ones(4, 6), matrix, 1),
+        lambda: pk.linear(x, torch.ones(4, 6), stored, 1),
+        lambda: pk.conv2d(torch.ones(1, 6, 5, 5), emptied(4, 6, 3, 3), kernels, 1),
+        lambda: pk.embedding(indices, emptied(4, 6), matrix, 1),
+        lambda: pk.sgd_step(emptied(4, 6), torch.ones(4, 6), None, matrix, 1, lr=0.1),
+        lambda: pk.gather_entries(emptied(4, 6), matrix, 1),
+        lambda: pk.scatter_entries(emptied(4, 6), matrix, 1, torch.ones(matrix.sizes()[0])),
+    ]
+    for call in calls:
+        with pk.use_backend("cpu"), pytest.raises(RuntimeError, match="has a storage of"):
+            call()
+
+
 def test_small_numbers_of_numpys_do_not_wrap():
     partition = pk.Partition.random((2, 1, 3, 3), (0.5, 0.5), seed=0)
     y = pk.conv2d(torch.ones(1, 1, 5, 5), torch.ones(2, 1, 3, 3), partition, 1, padding=(np.uint8(130),) * 2)

@@ -191,6 +191,19 @@ def test_an_infinite_parameter_has_a_finite_state_unless_it_decays(decay, backen
     assert exp_avg.isfinite().all() == (decay == 0)
 
 
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("beta", [0.0, 0.25])
+def test_a_mean_that_forgets_is_as_near_the_gradient_as_torchs(beta, dtype, backend):
+    grad, exp_avg = 1e-8 * torch.randn(40, dtype=dtype), torch.ones(40, dtype=dtype)
+    expected = exp_avg.double().lerp(grad.double(), 1 - beta)
+    with pk.use_backend(backend):
+        pk.adam_step(
+            torch.zeros_like(grad), grad, exp_avg, torch.zeros_like(grad), None, None, step=1, lr=0.1, betas=(beta, 0.9)
+        )
+    torch.testing.assert_close(exp_avg.double(), expected, rtol=4 * torch.finfo(dtype).eps, atol=0.0)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("shape", [(300, 530), (2, 70_001), (64, 64, 3, 3)])
 def test_results_do_not_depend_on_the_number_of_threads(shape, backend):
@@ -320,7 +333,7 @@ def test_tensors_may_lie_between_each_other_on_one_memory():
 def error_cases():
     p = pk.Partition.random((4, 6), (0.5, 0.5), seed=0)
     w, b = torch.randn(4, 6), torch.zeros(4, 6)
-    row = torch.zeros(6)
+    row, over = torch.zeros(6), torch.zeros(5, 6)
     sgd, adam = {"lr": 0.1}, {"lr": 0.1, "step": 1}
     momentum = {"lr": 0.1, "momentum": 0.9}
     yield lambda: pk.sgd_step(w, w, None, p, 0, **sgd), ValueError, r"update=0, but this partition has 2 parts; pass an"
@@ -338,8 +351,9 @@ def error_cases():
     yield lambda: pk.sgd_step(w, w, None, p, 1, **momentum), ValueError, r"pass torch\.zeros_like\(parameter\)"
     yield lambda: pk.sgd_step(w, w, b[0], p, 1, **momentum), ValueError, "momentum_buffer has shape"
     yield lambda: pk.adam_step(w, w, b, b.half(), p, 1, **adam), ValueError, "exp_avg_sq has dtype"
-    yield lambda: pk.adam_step(w, w, row.expand(4, 6), b, p, 1, **adam), ValueError, r"pass exp_avg\.contiguous\(\)"
-    yield lambda: pk.sgd_step(row.expand(4, 6), w, None, p, 1, **sgd), ValueError, "parameter is expanded"
+    yield lambda: pk.adam_step(w, w, row.expand(4, 6), b, p, 1, **adam), ValueError, "exp_avg has entries that share"
+    yield lambda: pk.sgd_step(row.expand(4, 6), w, None, p, 1, **sgd), ValueError, "parameter has entries that share m"
+    yield lambda: pk.sgd_step(over.as_strided((4, 6), (1, 1)), w, None, p, 1, **sgd), ValueError, "entries that share m"
     yield (
         lambda: pk.sgd_step(w, w, None, p, 1, lr=-0.1),
         ValueError,
@@ -354,7 +368,9 @@ def error_cases():
     yield lambda: pk.adam_step(w, w.clone(), b, b, p, 1, **adam), ValueError, "exp_avg and exp_avg_sq share memory"
     yield lambda: pk.sgd_step(w, w, None, None, None, **sgd), ValueError, "parameter and grad share memory"
     yield lambda: pk.sgd_step(w, b, w[:], p, 1, **momentum), ValueError, "parameter and momentum_buffer share memory"
-    over = torch.zeros(5, 6)
+    array = over.numpy()
+    both = torch.from_numpy(array[:4]), torch.from_numpy(array[1:])
+    yield lambda: pk.adam_step(w, b, *both, None, 1, **adam), ValueError, "exp_avg and exp_avg_sq share memory"
     yield lambda: pk.adam_step(w, b, over[:4], over[1:], None, 1, **adam), ValueError, "exp_avg and exp_avg_sq share"
 
 

@@ -41,13 +41,17 @@ template <class Acc>
 struct AdamFactors {
   Acc step_size, lerp, beta2, square, inverse_correction, eps, weight_decay, shrink;
   bool decays;
+  // Whether the new exp_avg is grad and a share of grad - exp_avg, or exp_avg and a share: as torch.lerp, exact at both
+  // ends.
+  bool is_near_grad;
 
   AdamFactors() = default;
   explicit AdamFactors(const Adam& adam) {
     const double correction1 = 1 - std::pow(adam.beta1, static_cast<double>(adam.step));
     const double correction2 = 1 - std::pow(adam.beta2, static_cast<double>(adam.step));
     step_size = static_cast<Acc>(adam.lr / correction1);
-    lerp = static_cast<Acc>(1 - adam.beta1);
+    is_near_grad = adam.beta1 <= 0.5;
+    lerp = static_cast<Acc>(is_near_grad ? -adam.beta1 : 1 - adam.beta1);
     beta2 = static_cast<Acc>(adam.beta2);
     square = static_cast<Acc>(1 - adam.beta2);
     inverse_correction = static_cast<Acc>(1 / std::sqrt(correction2));

@@ -128,7 +128,9 @@ def _adam(
         g += _scalar(weight_decay, p) * p
     p *= _scalar(shrink, p)
     mean = _load(exp_avg, i, owned)
-    mean += _scalar(rest1, p) * (g - mean)
+    # As torch.lerp, which is exact at both ends.
+    change, rest1 = g - mean, _scalar(rest1, p)
+    mean = tl.where(rest1 < 0.5, mean + rest1 * change, g - _scalar(beta1, p) * change)
     square = _scalar(beta2, p) * _load(exp_avg_sq, i, owned) + _scalar(rest2, p) * g * g
     denominator = _root(square) * _scalar(root_correction, p) + _scalar(eps, p)
     _store(parameter, i, p - _scalar(rate, p) * _quotient(mean, denominator), owned)

@@ -26,7 +26,7 @@ from partnets.nn.own_state import STATE_OF, OwnState
 from partnets.nn.partitioned import Partitioned, count, partitioned_layers
 from partnets.utils import random_state
 from partnets.utils.contained import tensors
-from partnets.utils.held import Held, same
+from partnets.utils.held import Held, is_of_library, same
 from partnets.utils.modules import device_of, evaluating, is_sharded, overlapping, to_device
 from partnets.utils.reached import reached
 
@@ -43,6 +43,10 @@ KEPT_IN_A_MODE = (
 LOST = (
     "inside of a subnetwork a parameter is computed from its entries: compute with the changed value instead, or write"
     " dict(layer.named_parameters()) outside"
+)
+CHANGES_ALL = (
+    "change it between passes, by data of chunk 1 alone; or let buffers keep what changes, of a module that is named in"
+    " partnets.partition(..., stateful=[...])"
 )
 NOT_ITS_OWN = (
     "a module in a global variable or a function's closure is none of the model's: assign it to an attribute of one,"
@@ -98,11 +102,12 @@ def audit(
     - a pass of subnetwork C leaves nothing behind, of its data or of its weights, that subnetwork 1 reads or keeps:
       buffers, attributes, what hooks remember, what its own train() will drop, and how many random numbers have been
       drawn;
-    - no two parameters share memory, nothing is written into what reading a parameter gives, where it is lost, and the
-      loss reaches no parameters but the model's own, as others would never learn.
+    - no two parameters share memory, and no pass changes one: not their entries, which are of all partitions, nor what
+      reading one gives, where it is lost;
+    - the loss reaches no parameters but the model's own, as others would never learn.
 
     Afterwards model, gradients and random states are as before. It takes 4 passes for each of at most 4 subnetworks, 16
-    for what is left behind, from each mode to each, and up to five times the weights' memory. Trainers do this before
+    for what is left behind, from each mode to each, and up to six times the weights' memory. Trainers do this before
     their first step.
 
     Args:
@@ -174,7 +179,9 @@ class _Trial:
 
     def __init__(self, model: nn.Module, compute: Callable[[Any], tuple[Any, Tensor]], before: Held) -> None:
         self.model, self.compute, self.before, self.device = model, compute, before, device_of(model)
+        # Written into what reading a parameter gives, or into the parameter itself.
         self.written: dict[tuple[Partitioned, str], None] = {}
+        self.changed: dict[tuple[Partitioned, str], None] = {}
         self.strange: set[nn.Parameter] = set()
         # What each subnetwork has for itself, and weights, of which the passes tell what matters.
         self.apart = {
@@ -211,8 +218,12 @@ class _Trial:
             yield Leak(kept[0], "keeps something of weights that are not live", APART)
 
     def writes(self) -> Iterator[Leak]:
-        """What was written into live parameters: no leak, but lost."""
+        """What was written into parameters, or into what reading them gives: that is no leak, but lost."""
         paths = {layer: path for path, layer in partitioned_layers(self.model)}
+        for layer, name in self.changed:
+            yield Leak(
+                f"{paths[layer]}.{name}".strip("."), "is changed in a pass, in entries of all partitions", CHANGES_ALL
+            )
         for layer, name in self.written:
             yield Leak(
                 f"{paths[layer]}.{name}".strip("."), "is written in a pass, which the next one knows nothing of", LOST
@@ -282,7 +293,9 @@ class _Trial:
         if trains and is_one and not all(map(same, *map(tree_leaves, drawn[:2]))):
             path = self._first_difference(last, worlds, after=1, of_outputs=False)
             what = "draws random numbers, and how many depends on the data: later noise tells of it"
-            yield Leak(path, what, "draw as many for each batch, or take another module (LeakyReLU for RReLU)")
+            yield Leak(
+                path, what, "draw as many for each batch: dropout before packing or selecting, LeakyReLU for RReLU"
+            )
 
     def _read_first(
         self, replaced: list[str], run: Callable[..., Seen], clean: tuple[Seen, Held], is_one: bool
@@ -346,7 +359,7 @@ class _Trial:
         """
         random_state.seed(0)
         still = evaluating(*running_norms(self.model)[1])
-        with watching() as read, subnetwork(self.model, k, k, hyper=True), still:
+        with watching() as read, subnetwork(self.model, k, k, hyper=True), still, self._noting_changes():
             output, loss, grads = self._learned(batch)
         self.written |= {(layer, name): None for layer, name, live, value in read if not same(live.detach(), value)}
         values = {f"output {i}": leaf.detach().clone() for i, leaf in enumerate(tensors(output))} | {"loss": loss}
@@ -356,10 +369,19 @@ class _Trial:
     def _evaluated(self, k: int, batch: Any) -> Seen:
         """A pass of a model in evaluation mode."""
         random_state.seed(0)
-        with torch.no_grad(), subnetwork(self.model, k):
+        with torch.no_grad(), subnetwork(self.model, k), self._noting_changes():
             output, _ = self.compute(copy.deepcopy(batch))
         values = {f"output {i} in evaluation": leaf.clone() for i, leaf in enumerate(tensors(output))}
         return Seen(values, random_state.get_state(self.device))
+
+    @contextmanager
+    def _noting_changes(self) -> Iterator[None]:
+        """Notes which partitioned parameters have other entries after a pass."""
+        layers = [layer for _, layer in partitioned_layers(self.model)]
+        before = {(layer, name): parameter.detach().clone() for layer in layers for name, parameter in layer.owned()}
+        yield
+        after = {(layer, name): parameter.detach() for layer in layers for name, parameter in layer.owned()}
+        self.changed |= {key: None for key, value in before.items() if not same(value, after.get(key))}
 
     def _learned(self, batch: Any) -> tuple[Any, Tensor, dict[nn.Parameter, Tensor]]:
         """The output in training mode, the loss, and the gradients."""
@@ -379,6 +401,8 @@ class _Trial:
             output, loss = self._penalised(batch)
             loss.backward()
             grads = [parameter.grad for parameter in learning]
+        else:
+            grads = [_after_hooks(parameter, grad) for parameter, grad in zip(learning, grads, strict=True)]
         found = {parameter: grad for parameter, grad in zip(learning, grads, strict=True) if grad is not None}
         return output, loss.detach().clone(), found
 
@@ -465,6 +489,18 @@ def _poisoned(entries: Tensor) -> None:
 
 def _disturbed(entries: Tensor) -> None:
     entries.mul_(-2).add_(0.01)  # louder: what a maximum so far is compared with
+
+
+def _after_hooks(parameter: nn.Parameter, grad: Tensor | None) -> Tensor | None:
+    """What one's own hooks make of a gradient that has been accumulated; those of libraries wait for other ranks."""
+    hooks = (parameter._post_accumulate_grad_hooks or {}).values()
+    if grad is None or not (own := [hook for hook in hooks if not is_of_library(getattr(hook, "func", hook))]):
+        return grad
+    parameter.grad = grad
+    with torch.no_grad():
+        for hook in own:
+            hook(parameter)
+    return parameter.grad
 
 
 def _has_more_nan(one: Seen, other: Seen, name: str) -> bool:

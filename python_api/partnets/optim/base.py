@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from partkernels import Partition
 from partkernels.arguments import check_not_negative
+from partkernels.operators.checks import check_entries_apart
 from partnets.hyper import LearningRate, WeightDecay, hyperparameters
 from partnets.nn.entries import take
 from partnets.nn.local_shard import local_entries
@@ -111,7 +112,8 @@ class PartitionedOptimizer(torch.optim.Optimizer):
             What closure returns.
 
         Raises:
-            ValueError: update is out of range, or a group has a setting of torch's that this optimiser has not.
+            ValueError: update is out of range, or so is a setting of a group, or it is one of torch's that this
+                optimiser has not.
             RuntimeError: the partition has no gradient, as after a backward pass outside of partnets.subnetwork, or of
                 another partition; or the model was moved to another device or dtype after a step. Nothing has changed
                 then.
@@ -132,6 +134,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         rates = {module: module.rate().item() for module in set(self._rates.values())}
         steps = []
         for group in self.param_groups:
+            self.check(self._with_decays(group))  # schedules and loops set what add_param_group has not seen
             for name in self.unserved:
                 if group.get(name):
                     raise ValueError(
@@ -145,6 +148,11 @@ class PartitionedOptimizer(torch.optim.Optimizer):
                 state = self._filled(parameter, group)
                 tensors = [parameter, parameter.grad, *[state[moment] for moment in moments]]
                 layer, name = self._owners[parameter]
+                if parameter.grad.dtype != parameter.dtype:  # as grad_dtype allows it
+                    raise RuntimeError(
+                        f"the gradient of the {name} of a {type(layer).__name__} is {parameter.grad.dtype}, and the"
+                        f" parameter {parameter.dtype}; cast it: parameter.grad = parameter.grad.to(parameter.dtype)."
+                    )
                 found = local_entries(layer, name, tensors, update)
                 if found is not None:
                     stepped[self._rates.get(parameter)].append((found[0], state, found[1]))
@@ -494,7 +502,7 @@ def owners(model: nn.Module) -> dict[nn.Parameter, tuple[Partitioned, str]]:
 
     Raises:
         ValueError: another parameter, but of partnets.hyper, would learn; two layers have one, and divide it
-            otherwise; or FullyShardedDataParallel has them.
+            otherwise; entries of one share memory; or FullyShardedDataParallel has them.
     """
     if any(hasattr(p, "_fsdp_flattened") or path.endswith("_flat_param") for path, p in model.named_parameters()):
         raise ValueError(
@@ -504,9 +512,10 @@ def owners(model: nn.Module) -> dict[nn.Parameter, tuple[Partitioned, str]]:
     found: dict[nn.Parameter, tuple[Partitioned, str]] = {}
     for path, layer in partitioned_layers(model):
         for name, parameter in layer.owned():
-            if parameter.requires_grad and not _are_alike(
-                parameter, found.setdefault(parameter, (layer, name)), (layer, name)
-            ):
+            if not parameter.requires_grad:
+                continue
+            check_entries_apart(f"{path}.{name}".lstrip("."), parameter.detach())
+            if not _are_alike(parameter, found.setdefault(parameter, (layer, name)), (layer, name)):
                 raise ValueError(
                     f"{path}.{name} is another layer's parameter too, and each divides it by partitions of its own: tie"
                     " them before partnets.partition, or take a copy."

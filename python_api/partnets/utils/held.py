@@ -96,6 +96,7 @@ class Held:
 
     def _take(self, path: str, value: Any, depth: int) -> None:
         if path in self._without:
+            self._take_hooks(path, value, depth)
             return
         if value is None or isinstance(value, bool | int | float | complex | str | bytes):
             self.values[path] = value
@@ -106,6 +107,7 @@ class Held:
         self._alive.append(value)
         if isinstance(value, Tensor):
             self._take_tensor(path, value)
+            self._take_hooks(path, value, depth)
         elif (generator := _generator(value)) is not None:
             self.values[path], put_back = generator
             self._put_back.append(put_back)
@@ -141,6 +143,12 @@ class Held:
         self._put_back.append(put_back)
         if tensor.is_floating_point():
             self._set[path] = tensor.detach().fill_
+
+    def _take_hooks(self, path: str, value: Any, depth: int) -> None:
+        """What hooks of a parameter's gradient remember."""
+        for name in ("_backward_hooks", "_post_accumulate_grad_hooks") if isinstance(value, nn.Parameter) else ():
+            if hooks := getattr(value, name):
+                self._take(_joined(path, name), hooks, depth + 1)
 
     def _take_dict(self, path: str, items: dict, depth: int) -> None:
         kept = dict(items)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -14,7 +13,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
-from partkernels.operators.memory import share_memory
+from partkernels.operators.memory import meeting
 
 
 @contextmanager
@@ -224,17 +223,12 @@ def overlapping(tensors: Mapping[str, Tensor]) -> list[tuple[str, str]]:
         >>> overlapping({"top": weight[:2], "rest": weight[2:], "turned": weight.t()})
         [('top', 'turned'), ('rest', 'turned')]
     """
-    memories: dict[int, list[str]] = {}
-    for name, tensor in tensors.items():
-        has_memory = not (is_lazy(tensor) or tensor.is_meta or is_sharded(tensor))
-        if has_memory and tensor.numel():
-            memories.setdefault(tensor.untyped_storage().data_ptr(), []).append(name)
-    return [
-        (first, second)
-        for names in memories.values()
-        for first, second in itertools.combinations(names, 2)
-        if share_memory(tensors[first], tensors[second])
+    names = [
+        name
+        for name, tensor in tensors.items()
+        if not (is_lazy(tensor) or tensor.is_meta or is_sharded(tensor)) and tensor.numel()
     ]
+    return [(names[i], names[j]) for i, j in sorted(meeting([tensors[name] for name in names]))]
 
 
 def is_sharded(tensor: Tensor) -> bool:

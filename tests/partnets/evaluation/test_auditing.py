@@ -358,6 +358,43 @@ class LastWeight(Around):
         return x if self.kept is None else F.linear(x, self.kept)
 
 
+class Hebbian(Around):
+    """Changes all entries of a weight, where that is none of what reading it gives."""
+
+    def between(self, x):
+        if self.training:
+            with torch.no_grad():
+                dict(self.layer.named_parameters())["weight"].data.add_(1e-3 * x.T @ x / len(x))
+        return x
+
+
+class FirstBatch(Around):
+    """A shift that the first training batch sets."""
+
+    def made(self):
+        self.shift = nn.Parameter(torch.zeros(6))
+        self.register_buffer("is_set", torch.tensor(False))
+
+    def between(self, x):
+        if self.training and not self.is_set:
+            with torch.no_grad():
+                dict(self.named_parameters())["shift"].copy_(-x.mean(0))
+            self.is_set.fill_(True)
+        return x + self.shift
+
+
+class Backwards(Around):
+    """In the backward pass."""
+
+    def between(self, x):
+        def decay(grad):
+            self.layer._parameters["bias"].data.add_(grad.sum(0), alpha=-0.01)
+
+        if x.requires_grad:
+            x.register_hook(decay)
+        return x
+
+
 LEAKS = {
     Parameters: "the model itself reads weights of partitions that are not live",
     Entries: "the model itself reads weights",
@@ -385,6 +422,8 @@ LEAKS = {
     Observer: "range follows the data",
     Loud: "most follows the data",
     Loudest: "layer._forward_hooks.",
+    Hebbian: "layer.weight is changed in a pass, in entries of all partitions",
+    Backwards: "layer.bias is changed in a pass",
 }
 
 
@@ -409,6 +448,27 @@ def test_a_maximum_that_subnetwork_1_exceeds_itself_in_the_trial_is_found(around
         model.layer.weight[partition.mask(2) | partition.mask(3)] *= 0.01
     (leak,) = partnets.audit(model, batch(), F.cross_entropy)
     assert str(leak).startswith(LEAKS[around]) and "follows the data" in str(leak)
+
+
+def test_a_parameter_that_the_first_batch_sets_is_found():
+    model = model_of(FirstBatch)
+    (leak,) = partnets.audit(model, batch(), F.cross_entropy)
+    assert str(leak).startswith("shift is changed in a pass") and not model.shift.any() and not model.is_set
+
+
+@pytest.mark.parametrize("kind", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_what_a_hook_of_a_gradient_remembers_is_found_and_stays_as_it_was(kind):
+    model, largest = model_of(Around), [0.0]
+
+    def clip(given):
+        grad = given if kind == "register_hook" else given.grad
+        largest[0] = max(largest[0], grad.norm().item())
+        grad.mul_(largest[0])
+
+    getattr(model.layer.weight, kind)(clip)
+    found = partnets.audit(model, batch(), F.cross_entropy)
+    assert any("layer.weight._" in leak.path and leak.what.startswith("follows the data") for leak in found), found
+    assert largest == [0.0]
 
 
 KEEPERS = [RunningMean, Codebook, Experts, Number, Nested, Logged, Teacher, Frozen, MadeForEvaluation, Stateful]

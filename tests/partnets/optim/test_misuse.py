@@ -272,3 +272,34 @@ def test_a_weight_that_two_nested_layers_divide_otherwise_is_refused():
     model[2].weight = model[0].weight  # of which all inputs are live
     with pytest.raises(ValueError, match="another layer's parameter too"):
         optim.Adam(model)
+
+
+def test_what_a_loop_sets_in_a_group_is_checked_before_anything_moves():
+    model = network()
+    optimizer = optim.Adam(model)
+    with partnets.subnetwork(model, 1, 1):
+        loss(model).backward()
+    group = optimizer.param_groups[0]
+    for name, value in (("lr", float("nan")), ("lr", "fast"), ("weight_decay", (0.1,)), ("betas", (0.9,)), ("eps", -1)):
+        before, own = [parameter.clone() for parameter in model.parameters()], group[name]
+        group[name] = value
+        with pytest.raises((ValueError, TypeError), match=name):
+            optimizer.step(update=1)
+        group[name] = own
+        assert all(map(torch.equal, model.parameters(), before))
+    optimizer.step(update=1)
+
+
+def test_a_gradient_of_another_dtype_is_named():
+    layer = partnets.Linear(4, 3, proportions=(0.5, 0.5), seed=0)
+    layer.weight.grad_dtype = None
+    layer.weight.grad = torch.ones(3, 4, dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError, match=r"the weight of a Linear is torch\.bfloat16, and the parameter"):
+        optim.SGD(layer).step(update=1)
+
+
+def test_a_parameter_whose_entries_share_memory_cannot_be_divided():
+    layer = partnets.Linear(4, 3, proportions=(0.5, 0.5), seed=0)
+    layer.weight = nn.Parameter(torch.zeros(1, 4).expand(3, 4))
+    with pytest.raises(ValueError, match="weight has entries that share memory"):
+        optim.SGD(layer)

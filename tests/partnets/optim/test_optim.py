@@ -366,7 +366,7 @@ def test_the_state_of_another_model_raises_and_changes_nothing():
 @pytest.mark.parametrize("scheme", ["weight", "nested"])
 def test_a_step_compares_the_memory_of_no_two_tensors(scheme, monkeypatch):
     """They have memory of their own each; to compare all with all would take longer than the step."""
-    monkeypatch.setattr("partkernels.operators.registration.share_memory", lambda *_: pytest.fail("compared"))
+    monkeypatch.setattr("partkernels.operators.memory.share_memory", lambda *_: pytest.fail("compared"))
     model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(5, 4)
     partnets.partition(model, (0.5, 0.5), scheme=scheme, **({"example": x} if scheme == "nested" else {}))
     optimizer = partnets.optim.Adam(model)
