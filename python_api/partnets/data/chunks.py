@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from partkernels.arguments import check_seed, sizes
@@ -73,8 +75,9 @@ class Chunks:
     def fingerprint(self) -> str:
         """Tells these chunks from others: hexadecimal digits of the split, a hyphen, and those of up to 64 examples.
 
-        It is the same in every process and on every machine. Examples count where the data are tensors; of a Dataset
-        that may transform what it gives there are no digits after the hyphen. See is_of.
+        It is the same in every process and on every machine. Examples count where the data are tensors, or a list of
+        tensors, numbers and text; of a Dataset, which may transform what it gives, and of other lists there are no
+        digits after the hyphen. See is_of.
 
         Example:
             >>> x = torch.arange(10)
@@ -91,8 +94,13 @@ class Chunks:
 
         Example:
             >>> x = torch.arange(10)
-            >>> chunks, listed = chunk((x,), (0.8, 0.2)), chunk([(i,) for i in x], (0.8, 0.2))
-            >>> listed.is_of(chunks.fingerprint), listed.fingerprint == chunks.fingerprint
+            >>> class Squares(Dataset):
+            ...     def __len__(self):
+            ...         return 10
+            ...     def __getitem__(self, i):
+            ...         return x[i] ** 2
+            >>> chunks, squares = chunk((x,), (0.8, 0.2)), chunk(Squares(), (0.8, 0.2))
+            >>> squares.is_of(chunks.fingerprint), squares.fingerprint == chunks.fingerprint
             (True, False)
         """
         (split, _, data), (their_split, _, theirs) = self.fingerprint.partition("-"), fingerprint.partition("-")
@@ -187,17 +195,42 @@ class Chunks:
 
 
 def digest(chunks: Chunks) -> str | None:
-    """Of a few examples, to know data in another order by; None for data sets that may transform what they give."""
+    """Of a few examples, to know data in another order by; None for data sets that may transform what they give.
+
+    A list is known by tensors, numbers and text in it, and has the digest of a TensorDataset of the same examples.
+    """
     last = len(chunks.order) - 1
     # In float32, as older checkpoints have it; above 2^24 the last one is rounded up to what is not there.
     few = chunks.order[torch.linspace(0, last, DIGESTED, device="cpu").long().clamp(max=last)]
     dataset, places = below_subsets(chunks.dataset, few)
-    if type(dataset) is not TensorDataset:
-        return None
     digest = hashlib.blake2b(digest_size=16)
-    for part in dataset[places]:
-        digest.update(part.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    if type(dataset) is TensorDataset:
+        leaves = dataset[places]
+    elif type(dataset) in (list, tuple):
+        examples = [tree_leaves(dataset[i]) for i in places.tolist()]
+        leaves = [leaf for part in itertools.zip_longest(*examples) for leaf in part]
+    else:
+        return None
+    for leaf in leaves:
+        if (content := _content(leaf)) is None:
+            return None
+        digest.update(content)
     return digest.hexdigest()
+
+
+def _content(leaf: Any) -> Any:
+    """The bytes of a tensor, a number, text, or of an array or an image; None of what has none."""
+    if leaf is None:
+        return b""
+    if isinstance(leaf, str):
+        return leaf.encode()
+    if isinstance(leaf, bool | float | complex) or (isinstance(leaf, int) and abs(leaf) < 1 << 63):
+        leaf = torch.tensor(leaf)
+    if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
+        return leaf.detach().cpu().reshape(-1).view(torch.uint8).numpy()
+    if hasattr(leaf, "tobytes") and str(getattr(leaf, "dtype", "")) != "object":  # whose bytes are addresses
+        return leaf.tobytes()
+    return leaf if isinstance(leaf, bytes) else None
 
 
 def chunk(

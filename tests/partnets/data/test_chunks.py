@@ -1,5 +1,6 @@
 """Chunks are disjoint, complete and of the right sizes, and are sampled as Appendix I.1 says."""
 
+import copy
 import tracemalloc
 
 import numpy
@@ -52,6 +53,19 @@ def test_a_fingerprint_knows_the_split_and_the_examples():
     others = [found(data(), seed=1), found(data(), (0.6, 0.4)), found(flipped), found(data(24)), found(Squares())]
     assert found(data()) == found(TensorDataset(*data())) and found(Squares()) == found(Squares())
     assert len({found(data()), *others}) == 6
+
+
+def test_a_list_is_known_by_its_examples_as_tensors_are():
+    def found(examples):
+        return partnets.chunk(examples, (0.5, 0.5)).fingerprint
+
+    x, y = data()
+    examples = [(part, int(label)) for part, label in zip(x, y, strict=True)]
+    assert found(examples) == found((x, y)) != found(examples[::-1])
+    kinds = [{"words": f"{i}", "image": numpy.full((2, 2), i), "none": None} for i in range(20)]
+    assert found(kinds) == found(copy.deepcopy(kinds)) != found(kinds[::-1])
+    for unknown in (object(), numpy.array([{}]), 1 << 70):
+        assert found([(unknown,)] * 9).endswith("-")
 
 
 @pytest.mark.parametrize("dataset", [data(), Squares()], ids=["tensors", "dataset"])
