@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+import shutil
 from collections.abc import Collection
 from os import PathLike
 from pathlib import Path
@@ -16,17 +18,20 @@ from partnets.evaluation.same_chunks import remember_chunks
 from partnets.nn.partitioned import partitioned_layers
 from partnets.training import checkpoint
 from partnets.training.best_model import Best, copies
+from partnets.utils import sealed
 
-# All of a Trainer's checkpoint but what is as large as the model.
+# All of a Trainer's checkpoint but what is as large as the model, and the name of the folder beside it that has this.
 REST = "trainer.pt"
 LARGE = ("model", "optimizer", "best")
+# Each save has a folder of its own: what two of them wrote is never mixed.
+PART = "dcp."
 
 
 def save(trainer: partnets.Trainer, folder: str | PathLike) -> None:
     """Writes a checkpoint, each rank what it holds. All ranks must call it; a process without a group is one rank.
 
-    A folder that is written over is for a while neither the old checkpoint nor the new one, other than the file of
-    Trainer.save: give each checkpoint a folder of its own.
+    A folder that is written over is the old checkpoint until all ranks have written the new one, and then the new one:
+    it takes the space of both. What a save that was killed has left is deleted by the next one; other files stay.
 
     Args:
         trainer: of partnets or of partnets.distributed; its model may be sharded by fully_shard.
@@ -34,6 +39,7 @@ def save(trainer: partnets.Trainer, folder: str | PathLike) -> None:
 
     Raises:
         ValueError: as Trainer.save, on all ranks.
+        torch.distributed.checkpoint.CheckpointException: a rank could not write its part; on all ranks.
 
     Example:
         >>> import tempfile, torch, torch.distributed as dist
@@ -51,9 +57,12 @@ def save(trainer: partnets.Trainer, folder: str | PathLike) -> None:
         (10, True)
         >>> dist.destroy_process_group()
     """
-    noises = gathered(checkpoint.random_state(trainer))
-    dcp.save(_large(trainer), checkpoint_id=folder)
-    on_rank_0(lambda: checkpoint.save(trainer, Path(folder) / REST, noises, without=LARGE))
+    folder, noises = Path(folder), gathered(checkpoint.random_state(trainer))
+    part, old = PART + gathered(secrets.token_hex(8))[0], _large_files(folder)
+    on_rank_0(lambda: _delete({*folder.glob(PART + "*")}.difference(old)))
+    dcp.save(_large(trainer), checkpoint_id=folder / part)
+    on_rank_0(lambda: checkpoint.save(trainer, folder / REST, noises, without=LARGE, part=part))
+    on_rank_0(lambda: _delete(old))
 
 
 def load(trainer: partnets.Trainer, folder: str | PathLike) -> None:
@@ -63,9 +72,17 @@ def load(trainer: partnets.Trainer, folder: str | PathLike) -> None:
 
     Raises:
         ValueError: as Trainer.load.
+        FileNotFoundError: no save into this folder was ever finished; on the ranks that see it so.
     """
-    check_same_file(Path(folder) / REST)
-    rest = checkpoint.read(trainer, Path(folder) / REST, own_rank(), without=LARGE)
+    folder = Path(folder)
+    try:
+        check_same_file(folder / REST)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{folder} has no {REST}: a save into it was never finished; load another folder, or save once more."
+        ) from error
+    rest = checkpoint.read(trainer, folder / REST, own_rank(), without=LARGE)
+    folder /= rest.get("part", "")  # before version 0.3 it was the folder itself
     large = _large(trainer)
     there = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata.keys()
     if "best.division" not in there:  # of an earlier version
@@ -78,6 +95,25 @@ def load(trainer: partnets.Trainer, folder: str | PathLike) -> None:
         trainer.best = Best(**large["best"])
         if not trainer.best.step:
             trainer.best.state.clear()
+
+
+def _large_files(folder: Path) -> list[Path]:
+    """What the checkpoint in a folder, if there is one, has beside REST."""
+    try:
+        part = sealed.load(folder / REST, "checkpoint").get("part")
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError):  # damaged: until there is a new one, any of them may be wanted
+        return [*folder.glob(PART + "*")]
+    return [folder / part] if part else [folder / ".metadata", *folder.glob("__*.distcp")]
+
+
+def _delete(paths: Collection[Path]) -> None:
+    for path in paths:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 class _ModelState:

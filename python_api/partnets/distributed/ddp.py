@@ -8,6 +8,14 @@ from torch import nn
 from partnets.distributed.consistency import check_agreement, partitions
 from partnets.distributed.packing import Packing, all_reduce_packed
 
+# Options of DistributedDataParallel that callers leave out, and why.
+TAKEN = {
+    **dict.fromkeys(
+        ("find_unused_parameters", "gradient_as_bucket_view", "static_graph"), "DDP sets it itself; leave it out"
+    ),
+    "mixed_precision": "there is one communication hook, and DDP has its own; leave it out, and use torch.autocast",
+}
+
 
 class DDP(nn.parallel.DistributedDataParallel):
     """torch.nn.parallel.DistributedDataParallel of a partitioned model: only what learns travels between ranks.
@@ -22,13 +30,15 @@ class DDP(nn.parallel.DistributedDataParallel):
     Args:
         module: partitioned, the same on all ranks.
         options: of DistributedDataParallel, but for those that are set here: find_unused_parameters, as which
-            parameters learn changes from step to step, gradient_as_bucket_view, and static_graph.
+            parameters learn changes from step to step, gradient_as_bucket_view, and static_graph; and
+            mixed_precision, which has a communication hook of its own: use torch.autocast.
 
     Attributes:
         packing: its `bytes` are those of the gradients that this rank has sent.
 
     Raises:
-        ValueError: the ranks' partitions differ; and DistributedDataParallel's own errors.
+        ValueError: an option is one of these, or the ranks' partitions differ; and DistributedDataParallel's own
+            errors.
 
     Example:
         >>> import torch.distributed as dist, partnets
@@ -42,6 +52,9 @@ class DDP(nn.parallel.DistributedDataParallel):
     """
 
     def __init__(self, module: nn.Module, **options) -> None:
+        for name, why in TAKEN.items():
+            if options.get(name) is not None:
+                raise ValueError(f"{name}={options[name]!r} cannot be passed: {why}.")
         check_agreement(partitions(module), options.get("process_group"))
         super().__init__(
             module, find_unused_parameters=True, gradient_as_bucket_view=True, static_graph=False, **options

@@ -50,11 +50,12 @@ class PartitionedModule(LightningModule):
 
     Raises:
         ImportError: Lightning is not installed; when this module is imported.
-        ValueError: the loader or the optimisers are not as above, the model and the chunks differ in C, gradients are
-            scaled (precision="16-mixed") with `clip` or ψ that looks ahead, or partnets.audit finds a leak, unless the
-            class has audit = False; when training starts.
+        ValueError: the loader or the optimisers are not as above, the model and the chunks differ in C, there are
+            several processes, gradients are scaled (precision="16-mixed") with `clip` or ψ that looks ahead, or
+            partnets.audit finds a leak, unless the class has audit = False; when training starts.
         RuntimeError: on_train_start was overridden without calling super()'s, or on_save_checkpoint or
-            on_load_checkpoint, of a training that resumes; before the first step.
+            on_load_checkpoint, of a training that resumes; before the first step. A training_step of your own stepped
+            no optimiser; after the first batch.
 
     Example:
         >>> import partnets, torch
@@ -82,7 +83,7 @@ class PartitionedModule(LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self._checked, self._noise = False, None
+        self._checked, self._noise, self._start = False, None, 0
 
     def training_loss(self, batch: Any) -> Tensor:
         """The mean negative log-likelihood of a batch's examples, in nats; of the live subnetwork."""
@@ -110,7 +111,12 @@ class PartitionedModule(LightningModule):
         self.log("hyper_loss", loss)
 
     def on_fit_start(self) -> None:
-        """Refuses what Lightning makes a loader of its own for."""
+        """Refuses what needs another loader than the one that draws."""
+        if self.trainer.world_size > 1:
+            raise ValueError(
+                f"{self.trainer.world_size} processes would all learn from the same batches; pass devices=1, or take"
+                " partnets.distributed.Trainer, whose processes share each batch."
+            )
         if self.trainer.overfit_batches:
             raise ValueError(
                 f"overfit_batches={self.trainer.overfit_batches} replaces the loader, which says what each batch is"
@@ -133,7 +139,16 @@ class PartitionedModule(LightningModule):
         remember_chunks(self, loader.chunks)
         if checkpoint is not None:
             random_state.set_state(self._noise, self.device)
-        self._checked = True
+        self._checked, self._start = True, self.trainer.global_step
+
+    def on_train_batch_end(self, outputs: Any, batch: Draw, batch_idx: int) -> None:
+        """Tells a training_step that trains nothing."""
+        if self.trainer.global_step == self._start:
+            raise RuntimeError(
+                f"{type(self).training_step.__qualname__} stepped no optimiser, so nothing is learned: define"
+                " training_loss(batch) instead, call super().training_step(draw, batch_idx), or step those of"
+                " self.optimizers()."
+            )
 
     def estimate_statistics(self) -> None:
         """partnets.estimate_statistics, of what the training's Loader draws from."""

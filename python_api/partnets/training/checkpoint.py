@@ -33,15 +33,18 @@ _NAMES = (
 )
 
 
-def save(trainer: TrainingState, path: str | PathLike, noises: list[dict], without: Collection[str] = ()) -> None:
+def save(
+    trainer: TrainingState, path: str | PathLike, noises: list[dict], without: Collection[str] = (), **more: str
+) -> None:
     """Writes a checkpoint that `load` can read, as a whole or not at all.
 
     Args:
         noises: the random_state of each rank's trainer; there is one where training is not distributed.
         without: what is kept elsewhere: of "model", "optimizer" and "best".
+        **more: what `read` gives beside.
     """
     state = {name: value for name, value in _state(trainer).items() if name not in without}
-    sealed.save({"format": FORMAT, "configuration": configuration(trainer), "noises": noises, **state}, path)
+    sealed.save({"format": FORMAT, "configuration": configuration(trainer), "noises": noises, **state, **more}, path)
 
 
 def load(trainer: TrainingState, path: str | PathLike, rank: int = 0) -> None:

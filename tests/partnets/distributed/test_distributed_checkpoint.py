@@ -7,11 +7,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from training import OPTIMIZERS, STEPS, learn, learned, network, trainer
 
 import partnets
 from partnets import distributed, optim
+from partnets.training import checkpoint
 
 # What it says of one process alone is meant so here.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
@@ -151,10 +153,103 @@ def test_a_folder_that_is_damaged_is_named_and_nothing_of_the_trainer_changes(tm
         distributed.load(other, tmp_path)
     assert unchanged()
     rest.write_bytes(whole)
-    (tmp_path / ".metadata").rename(tmp_path / "away")
+    next(tmp_path.glob("dcp.*/.metadata")).unlink()
     with pytest.raises(FileNotFoundError, match="metadata"):
         distributed.load(other, tmp_path)
     assert unchanged()
+
+
+def kill(*_, **__):
+    raise KeyboardInterrupt("killed")
+
+
+# All ranks have written what they hold; and what is large is there, and the rest is not.
+KILLED = {"in dcp.save": (dcp.FileSystemWriter, "finish"), "after it": (checkpoint, "save")}
+
+
+def killed(one, folder, at, monkeypatch):
+    """A save that ends there, and deletes nothing."""
+    with monkeypatch.context() as patch, pytest.raises((KeyboardInterrupt, CheckpointException)):
+        patch.setattr(*KILLED[at], kill)
+        distributed.save(one, folder)
+
+
+@pytest.mark.parametrize("at", KILLED)
+def test_a_save_that_is_killed_leaves_the_checkpoint_before_it(at, monkeypatch, tmp_path):
+    one = trainer(partnets.Trainer)
+    one.fit(6)
+    distributed.save(one, tmp_path)
+    weights, random = copy.deepcopy(learned(one)), one.generator.get_state()
+    one.fit(2)
+    killed(one, tmp_path, at, monkeypatch)
+    loaded = trainer(partnets.Trainer)
+    distributed.load(loaded, tmp_path)
+    torch.testing.assert_close(learned(loaded), weights, rtol=0, atol=0)
+    assert loaded.steps == 6 and torch.equal(loaded.generator.get_state(), random)
+
+
+@pytest.mark.parametrize("at", KILLED)
+def test_what_killed_saves_and_earlier_ones_left_is_deleted_and_nothing_else(at, monkeypatch, tmp_path):
+    one = trainer(partnets.Trainer)
+    (tmp_path / "notes.txt").write_text("of the user")
+    for _ in range(2):
+        killed(one, tmp_path, at, monkeypatch)
+    assert len([*tmp_path.glob("dcp.*")]) == 1
+    for _ in range(2):
+        distributed.save(one, tmp_path)
+        assert sorted(path.name[:4] for path in tmp_path.iterdir()) == ["dcp.", "note", "trai"]
+
+
+def test_what_a_damaged_file_may_have_named_is_kept_until_there_is_a_new_checkpoint(monkeypatch, tmp_path):
+    one = trainer(partnets.Trainer)
+    distributed.save(one, tmp_path)
+    [first] = tmp_path.glob("dcp.*")
+    (tmp_path / "trainer.pt").write_bytes(b"damaged")
+    killed(one, tmp_path, "after it", monkeypatch)
+    assert first.exists()
+    distributed.save(one, tmp_path)
+    assert len([*tmp_path.glob("dcp.*")]) == 1 and not first.exists()
+
+
+def test_a_folder_of_before_version_0_3_is_replaced_as_a_whole(tmp_path):
+    one = trainer(partnets.Trainer)
+    checkpoint.save(
+        one, tmp_path / "trainer.pt", [checkpoint.random_state(one)], without=("model", "optimizer", "best")
+    )
+    for name in (".metadata", "__0_0.distcp", "__1_0.distcp"):
+        (tmp_path / name).write_text("old")
+    distributed.save(one, tmp_path)
+    assert sorted(path.name[:4] for path in tmp_path.iterdir()) == ["dcp.", "trai"]
+
+
+@pytest.mark.parametrize("at", [*KILLED, "never begun"])
+def test_a_folder_without_a_finished_save_is_told(at, monkeypatch, tmp_path):
+    one = trainer(partnets.Trainer)
+    if at in KILLED:
+        killed(one, tmp_path, at, monkeypatch)
+    with pytest.raises(FileNotFoundError, match=r"has no trainer\.pt: a save into it was never finished; load another"):
+        distributed.load(one, tmp_path)
+
+
+def saved_over(folder):
+    """The weights of a first save, and those that are loaded after a second one that rank 0 did not finish."""
+    one = trainer(distributed.Trainer, sharded=True)
+    one.fit(3)
+    distributed.save(one, folder)
+    before = copy.deepcopy(learned(one))
+    one.fit(3)
+    write = dcp.FileSystemWriter.write_data
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(CheckpointException):
+        patch.setattr(dcp.FileSystemWriter, "write_data", write if dist.get_rank() else kill)
+        distributed.save(one, folder)
+    distributed.load(one, folder)
+    return before, learned(one), one.steps
+
+
+def test_weights_of_which_one_rank_alone_wrote_its_part_are_not_loaded(two_ranks, tmp_path):
+    for before, loaded, steps in two_ranks(saved_over, tmp_path):
+        torch.testing.assert_close(loaded, before, rtol=0, atol=0)
+        assert steps == 3
 
 
 def use_one_file(function, path):

@@ -185,6 +185,20 @@ def test_ranks_whose_partitions_differ_are_refused(two_ranks):
         two_ranks(wrap_with_other_seed)
 
 
+@pytest.mark.parametrize(
+    ("option", "cure"),
+    [
+        ({"find_unused_parameters": True}, r"find_unused_parameters=True .*: DDP sets it itself; leave it out\."),
+        ({"gradient_as_bucket_view": False}, "gradient_as_bucket_view=False .*: DDP sets it itself"),
+        ({"static_graph": False}, "static_graph=False .*: DDP sets it itself"),
+        ({"mixed_precision": object()}, r"mixed_precision=.* communication hook.*; leave it out, and use torch\.auto"),
+    ],
+)
+def test_options_that_ddp_sets_itself_are_named_with_the_cure(option, cure):
+    with pytest.raises(ValueError, match=cure):
+        distributed.DDP(network(), **option)
+
+
 def test_draws_follow_their_probabilities_and_differ_by_step_and_seed():
     draws = [distributed.draw((4, 0, 1), seed=5, step=step) for step in range(4000)]
     assert 2 not in draws and draws.count(1) / len(draws) == pytest.approx(0.8, abs=0.02)

@@ -5,6 +5,7 @@ import datetime
 import ipaddress
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -21,7 +22,7 @@ pytest.importorskip("flwr", reason="Flower needs Python 3.11")
 from nodes import app, grid, start
 
 HERE = Path(__file__).parent
-PROJECT = HERE / "flower_project"
+ROOT, PROJECT = HERE.parents[2], HERE / "flower_project"
 # What one program may take before a test gives up, in seconds.
 LONG = 300
 
@@ -158,6 +159,13 @@ def without(number, rounds):
 def expected():
     torch.set_num_threads(1)
     return state(start(grid(app(make_noisy)), 3, server(make_noisy)).server)
+
+
+def test_the_nodes_of_the_page_ask_where_its_superlink_answers():
+    page = (ROOT / "docs" / "federated.md").read_text()
+    [(host, port)] = re.findall(r"--host (\S+) --port (\d+)", page)
+    assert host == "0.0.0.0"  # by default other machines do not reach it
+    assert re.findall(r"example\.org:(\d+)", page) == [port] * 2  # of a SuperNode, and of flwr run
 
 
 @pytest.mark.full

@@ -188,6 +188,19 @@ def test_a_start_without_the_checks_is_told_before_the_first_step(tmp_path):
     assert equal(one, before)
 
 
+class StepsAlone(Classifier):
+    def training_step(self, draw, batch_idx):
+        return self.training_loss(draw.batch)
+
+
+def test_a_training_step_that_trains_nothing_is_told_after_the_first_batch(tmp_path):
+    one = module(data(), StepsAlone)
+    message = r"StepsAlone\.training_step stepped no optimiser.*: define training_loss\(batch\) instead, call super"
+    with pytest.raises(RuntimeError, match=message):
+        fit(one, loader(one.chunks), tmp_path)
+    assert one.trainer.fit_loop.total_batch_idx == 0
+
+
 class SavesAlone(Classifier):
     def on_save_checkpoint(self, checkpoint):
         pass
@@ -322,6 +335,14 @@ def test_a_loader_that_lightning_would_make_anew_is_refused(tmp_path):
     one = module(data())
     with pytest.raises(ValueError, match=r"overfit_batches=2 replaces .* leave it 0, and pass a partnets\.Loader of"):
         fit(one, loader(one.chunks), tmp_path, overfit_batches=2)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*fork")
+def test_several_processes_which_would_all_draw_the_same_are_refused(tmp_path):
+    one = module(data())
+    message = r"2 processes would all learn from the same batches; pass devices=1, .*partnets\.distributed\.Trainer"
+    with pytest.raises(Exception, match=message):
+        fit(one, loader(one.chunks), tmp_path, devices=2, strategy="ddp_fork")
 
 
 def scaled(scale=1024.0):
