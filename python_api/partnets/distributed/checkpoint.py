@@ -105,7 +105,9 @@ def _large_files(folder: Path) -> list[Path]:
         return []
     except (OSError, ValueError):  # damaged: until there is a new one, any of them may be wanted
         return [*folder.glob(PART + "*")]
-    return [folder / part] if part else [folder / ".metadata", *folder.glob("__*.distcp")]
+    if part is None:
+        return [folder / ".metadata", *folder.glob("__*.distcp")]
+    return [one for one in folder.glob(PART + "*") if one.name == part]
 
 
 def _delete(paths: Collection[Path]) -> None:

@@ -377,10 +377,14 @@ class _Trial:
     @contextmanager
     def _noting_changes(self) -> Iterator[None]:
         """Notes which partitioned parameters have other entries after a pass."""
-        layers = [layer for _, layer in partitioned_layers(self.model)]
-        before = {(layer, name): parameter.detach().clone() for layer in layers for name, parameter in layer.owned()}
+
+        def entries() -> dict[tuple[Partitioned, str], Tensor]:
+            layers = [layer for _, layer in partitioned_layers(self.model)]
+            return {(layer, name): _local(parameter) for layer in layers for name, parameter in layer.owned()}
+
+        before = {key: value.clone() for key, value in entries().items()}
         yield
-        after = {(layer, name): parameter.detach() for layer in layers for name, parameter in layer.owned()}
+        after = entries()
         self.changed |= {key: None for key, value in before.items() if not same(value, after.get(key))}
 
     def _learned(self, batch: Any) -> tuple[Any, Tensor, dict[nn.Parameter, Tensor]]:
@@ -489,6 +493,11 @@ def _poisoned(entries: Tensor) -> None:
 
 def _disturbed(entries: Tensor) -> None:
     entries.mul_(-2).add_(0.01)  # louder: what a maximum so far is compared with
+
+
+def _local(parameter: nn.Parameter) -> Tensor:
+    """Its entries, or of a DTensor those of this rank."""
+    return parameter.detach().to_local() if is_sharded(parameter) else parameter.detach()
 
 
 def _after_hooks(parameter: nn.Parameter, grad: Tensor | None) -> Tensor | None:

@@ -55,7 +55,7 @@ class PartitionedModule(LightningModule):
             partnets.audit finds a leak, unless the class has audit = False; when training starts.
         RuntimeError: on_train_start was overridden without calling super()'s, or on_save_checkpoint or
             on_load_checkpoint, of a training that resumes; before the first step. A training_step of your own stepped
-            no optimiser; after the first batch.
+            no optimiser, and computed no gradient to step by; after the first batch.
 
     Example:
         >>> import partnets, torch
@@ -142,12 +142,12 @@ class PartitionedModule(LightningModule):
         self._checked, self._start = True, self.trainer.global_step
 
     def on_train_batch_end(self, outputs: Any, batch: Draw, batch_idx: int) -> None:
-        """Tells a training_step that trains nothing."""
-        if self.trainer.global_step == self._start:
+        """Tells a training_step that trains nothing; one that adds up gradients may step later."""
+        if self.trainer.global_step == self._start and all(p.grad is None for p in self.parameters()):
             raise RuntimeError(
-                f"{type(self).training_step.__qualname__} stepped no optimiser, so nothing is learned: define"
-                " training_loss(batch) instead, call super().training_step(draw, batch_idx), or step those of"
-                " self.optimizers()."
+                f"{type(self).training_step.__qualname__} stepped no optimiser and computed no gradient, so nothing is"
+                " learned: define training_loss(batch) instead, call super().training_step(draw, batch_idx), or step"
+                " those of self.optimizers()."
             )
 
     def estimate_statistics(self) -> None:
