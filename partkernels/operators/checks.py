@@ -74,11 +74,13 @@ def check_inputs(x: Tensor, bias: Tensor | None, weight: Tensor) -> None:
     """Raises InputError unless both have the weight's device and dtype; under autocast, any dtype will do."""
     device, dtype = weight.device, weight.dtype
     for tensor in (x, bias):
-        if tensor is None or (tensor.device == device and tensor.dtype is dtype):
+        if tensor is None or (getattr(tensor, "device", None) == device and tensor.dtype is dtype):
             continue
         name = "x" if tensor is x else "bias"
         if type(tensor).__module__ == "numpy":
             raise TypeError(f"{name} is a {type(tensor).__name__} of numpy; pass torch.from_numpy({name}).")
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} is a {type(tensor).__name__}; pass a tensor.")
         if tensor.device != device:
             raise InputError(f"{name} is on {tensor.device} and the weight on {device}; move one of them.")
         if not torch.is_autocast_enabled(device.type):

@@ -661,3 +661,6 @@ def test_arrays_of_numpy_are_named(name):
     partition = pk.Partition.random(weight.shape, (0.5, 0.5), seed=0)
     with pytest.raises(TypeError, match=rf"{name} is a ndarray of numpy; pass torch.from_numpy\({name}\)"):
         pk.linear(given["x"], weight, partition, 1, bias=given["bias"])
+    given[name] = tuple(given[name].tolist())
+    with pytest.raises(TypeError, match=f"{name} is a tuple; pass a tensor"):
+        pk.linear(given["x"], weight, partition, 1, bias=given["bias"])

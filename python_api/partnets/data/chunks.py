@@ -227,7 +227,7 @@ def _content(leaf: Any) -> Any:
     if isinstance(leaf, bool | float | complex) or (isinstance(leaf, int) and abs(leaf) < 1 << 63):
         leaf = torch.tensor(leaf)
     if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
-        return leaf.detach().cpu().reshape(-1).view(torch.uint8).numpy()
+        return leaf.detach().cpu().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy()
     if hasattr(leaf, "tobytes") and str(getattr(leaf, "dtype", "")) != "object":  # whose bytes are addresses
         return leaf.tobytes()
     return leaf if isinstance(leaf, bytes) else None
