@@ -228,6 +228,7 @@ def test_what_comes_after_the_timeout_is_not_heard(expected):
 
 
 def test_another_strategy_is_named_as_the_reason(caplog):
+    caplog.set_level(logging.INFO, "flwr")  # whatever another test has set
     FedAvg(fraction_evaluate=0.0).start(grid(app()), to_record(server().values()), num_rounds=1)
     assert "its strategy is another one; start PartitionedFedAvg" in caplog.text
 
