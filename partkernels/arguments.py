@@ -227,7 +227,7 @@ def check_momentum(momentum: float, nesterov: bool) -> None:
 def check_betas(betas: tuple[float, float]) -> None:
     """Raises ValueError unless Adam can run with these."""
     if not isinstance(betas, Sequence) or len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        raise ValueError(f"betas={betas}; pass two numbers in [0, 1).")
+        raise ValueError(f"betas={betas}; pass two numbers in [0, 1), as a tuple.")
 
 
 def check_step(step: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -22,7 +23,23 @@ def share_memory(first: Tensor, second: Tensor) -> bool:
         return False
     if first.is_contiguous() or second.is_contiguous():  # one that leaves nothing out of its range
         return True
-    return bool(torch.isin(_places(first), _places(second)).any())
+    # An index of the first less one of the second, where their strides are the same.
+    least, most = defaultdict(int), defaultdict(int)
+    for tensor, ends in ((first, most), (second, least)):
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+            ends[stride * tensor.element_size()] += (size - 1) * (1 if ends is most else -1)
+    strides = sorted({*least, *most}, reverse=True)
+    return _is_sum(other_start - start, [(stride, least[stride], most[stride]) for stride in strides if stride])
+
+
+def _is_sum(distance: int, steps: list[tuple[int, int, int]]) -> bool:
+    """Whether numbers from `least` to `most` of steps of each stride, (stride, least, most), make up a distance."""
+    if not steps:
+        return distance == 0
+    (stride, least, most), *rest = steps
+    farthest, nearest = (sum(step[0] * step[end] for step in rest) for end in (2, 1))
+    first, last = max(least, -((farthest - distance) // stride)), min(most, (distance - nearest) // stride)
+    return any(_is_sum(distance - number * stride, rest) for number in range(first, last + 1))
 
 
 def meeting(tensors: Sequence[Tensor]) -> Iterator[tuple[int, int]]:
@@ -70,11 +87,3 @@ def _range(tensor: Tensor) -> tuple[int, int]:
         return start, start + tensor.nbytes
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return start, start + (last + 1) * tensor.element_size()
-
-
-def _places(tensor: Tensor) -> Tensor:
-    """Where in memory its entries begin."""
-    offsets = torch.zeros((), dtype=torch.int64)
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        offsets = offsets[..., None] + torch.arange(size) * stride
-    return tensor.data_ptr() + offsets.flatten() * tensor.element_size()

@@ -22,6 +22,8 @@ from partnets.utils.checks import check_at_least
 
 # How many examples tell one data set from another.
 DIGESTED = 64
+# And how many numbers, texts and tensors of each.
+LEAVES = 64
 
 
 class Chunks:
@@ -204,33 +206,34 @@ def digest(chunks: Chunks) -> str | None:
     few = chunks.order[torch.linspace(0, last, DIGESTED, device="cpu").long().clamp(max=last)]
     dataset, places = below_subsets(chunks.dataset, few)
     digest = hashlib.blake2b(digest_size=16)
-    if type(dataset) is TensorDataset:
-        leaves = dataset[places]
-    elif type(dataset) in (list, tuple):
-        examples = [tree_leaves(dataset[i]) for i in places.tolist()]
-        leaves = [leaf for part in itertools.zip_longest(*examples) for leaf in part]
-    else:
-        return None
-    for leaf in leaves:
-        if (content := _content(leaf)) is None:
+    try:
+        if type(dataset) is TensorDataset:
+            leaves = dataset[places]
+        elif type(dataset) in (list, tuple):
+            examples = [tree_leaves(dataset[i])[:LEAVES] for i in places.tolist()]
+            leaves = [leaf for part in itertools.zip_longest(*examples) for leaf in part]
+        else:
             return None
-        digest.update(content)
+        for leaf in leaves:
+            digest.update(_content(leaf))
+    except Exception:  # whatever an example is: then nothing is known of any
+        return None
     return digest.hexdigest()
 
 
-def _content(leaf: Any) -> Any:
-    """The bytes of a tensor, a number, text, or of an array or an image; None of what has none."""
-    if leaf is None:
-        return b""
-    if isinstance(leaf, str):
-        return leaf.encode()
-    if isinstance(leaf, bool | float | complex) or (isinstance(leaf, int) and abs(leaf) < 1 << 63):
-        leaf = torch.tensor(leaf)
-    if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
-        return leaf.detach().cpu().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy()
-    if hasattr(leaf, "tobytes") and str(getattr(leaf, "dtype", "")) != "object":  # whose bytes are addresses
-        return leaf.tobytes()
-    return leaf if isinstance(leaf, bytes) else None
+def _content(leaf: Any) -> bytes:
+    """The bytes of a tensor, a number, text, an array or an image; raises for what has none."""
+    if isinstance(leaf, bool | int | float | complex):
+        kinds = {float: torch.float64, complex: torch.complex128}
+        leaf = torch.tensor(leaf, dtype=kinds.get(type(leaf)), device="cpu")
+    if isinstance(leaf, Tensor):
+        return leaf.detach().cpu().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy().tobytes()
+    if leaf is None or isinstance(leaf, str | bytes):
+        text = leaf.encode(errors="surrogatepass") if isinstance(leaf, str) else leaf or b""
+        return f"{type(leaf).__name__} of {len(text)}: ".encode() + text
+    if getattr(getattr(leaf, "dtype", None), "hasobject", False):
+        raise TypeError("these bytes are addresses")
+    return leaf.tobytes()
 
 
 def chunk(

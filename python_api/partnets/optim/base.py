@@ -19,6 +19,8 @@ from partnets.nn.entries import take
 from partnets.nn.local_shard import local_entries
 from partnets.nn.partitioned import UNKNOWN, Partitioned, count, partitioned_layers
 
+# As far below 0 a learning rate may be, as LinearLR leaves it at its end.
+ROUNDING = 1e-9
 # Of the steps in a saved state: doubles count to here.
 STEPS_LIMIT = 1 << 53
 
@@ -83,7 +85,8 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         return settings | {name: self._decays(settings[name]) for name in settings.keys() & {"weight_decay"}}
 
     def _decays(self, weight_decay: float | Sequence[float]) -> tuple[float, ...]:
-        decays = tuple(weight_decay) if isinstance(weight_decay, Iterable) else (weight_decay,) * self.count
+        is_one = not isinstance(weight_decay, Iterable) or getattr(weight_decay, "ndim", 1) == 0
+        decays = (weight_decay,) * self.count if is_one else tuple(weight_decay)
         if len(decays) != self.count or not all(0 <= decay < math.inf for decay in decays):
             raise ValueError(
                 f"weight_decay={weight_decay}; pass a finite number that is not negative, or {self.count} of them, one"
@@ -235,7 +238,8 @@ class PartitionedOptimizer(torch.optim.Optimizer):
 
     def check(self, settings: dict) -> None:
         """Raises ValueError unless a group can be stepped with these settings."""
-        check_not_negative(lr=settings["lr"])
+        lr = settings["lr"]
+        check_not_negative(lr=0.0 if isinstance(lr, float) and -ROUNDING < lr < 0 else lr)
 
     def moments(self, group: dict) -> tuple[str, ...]:
         """The names in the state of those tensors that are like the parameter."""

@@ -58,9 +58,14 @@ class SGD(PartitionedOptimizer):
     ) -> None:
         super().__init__(model, groups, lr=lr, weight_decay=weight_decay, momentum=momentum, nesterov=nesterov)
 
+    def add_param_group(self, group):
+        settings = self.defaults | group
+        check_momentum(settings["momentum"], settings["nesterov"])  # later a schedule may go through 0
+        super().add_param_group(group)
+
     def check(self, settings):
         super().check(settings)
-        check_momentum(settings["momentum"], settings["nesterov"])
+        check_not_negative(momentum=settings["momentum"])
 
     def moments(self, group):
         return ("momentum",) if group["momentum"] else ()

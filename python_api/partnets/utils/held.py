@@ -203,7 +203,7 @@ class Held:
         elif isinstance(value, set):
             kept = set(value)
             self._put_back.append(lambda: (value.clear(), value.update(kept)))
-            self.values[path] = frozenset(map(repr, kept))
+            self.values[path] = frozenset(map(_key, kept))
         elif isinstance(value, types.FunctionType):
             for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
                 if (kept := _content(cell)) is not EMPTY:
@@ -346,4 +346,9 @@ def _same_but_nan(first: Tensor, second: Tensor) -> bool:
 
 
 def _joined(path: str, name: Any) -> str:
-    return f"{path}.{name}" if path else str(name)
+    return f"{path}.{_key(name)}" if path else _key(name)
+
+
+def _key(name: Any) -> str:
+    """What a key of a dict or a member of a set is called: a tensor by where it is, whatever its numbers are."""
+    return f"{type(name).__name__} {id(name):#x}" if isinstance(name, Tensor | nn.Module) else str(name)

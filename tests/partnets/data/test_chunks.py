@@ -64,8 +64,14 @@ def test_a_list_is_known_by_its_examples_as_tensors_are():
     assert found(examples) == found((x, y)) != found(examples[::-1])
     kinds = [{"words": f"{i}", "image": numpy.full((2, 2), i), "none": None} for i in range(20)]
     assert found(kinds) == found(copy.deepcopy(kinds)) != found(kinds[::-1])
-    for unknown in (object(), numpy.array([{}]), 1 << 70):
+    itself = []
+    itself.append(itself)
+    record = numpy.zeros((), dtype=[("part", "O")])
+    for unknown in (object(), numpy.array([{}]), record, 1 << 70, itself):
         assert found([(unknown,)] * 9).endswith("-")
+    for known in ("caf\udce9.png", torch.ones(2, dtype=torch.complex64).conj(), [0] * 100_000):
+        assert not found([(known,)] * 9).endswith("-")
+    assert found([("ab", "c")] * 9) != found([("a", "bc")] * 9) and found([(1.0,)] * 9) != found([(1 + 1e-12,)] * 9)
 
 
 @pytest.mark.parametrize("dataset", [data(), Squares()], ids=["tensors", "dataset"])

@@ -471,6 +471,14 @@ def test_what_a_hook_of_a_gradient_remembers_is_found_and_stays_as_it_was(kind):
     assert largest == [0.0]
 
 
+def test_what_is_kept_by_parameters_as_keys_is_no_leak():
+    model = model_of(Around)
+    model.rates, model.seen = dict.fromkeys(model.parameters(), 0.1), {*model.parameters()}
+    names = {p: name for name, p in model.named_parameters()}
+    model.layer.weight.register_hook(lambda grad: grad if names else None)
+    assert partnets.audit(model, batch(), F.cross_entropy) == []
+
+
 KEEPERS = [RunningMean, Codebook, Experts, Number, Nested, Logged, Teacher, Frozen, MadeForEvaluation, Stateful]
 KEEPERS += [Observer, Loud, LastBatch, LastWeight]
 

@@ -3,6 +3,7 @@
 import copy
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -303,3 +304,10 @@ def test_a_parameter_whose_entries_share_memory_cannot_be_divided():
     layer.weight = nn.Parameter(torch.zeros(1, 4).expand(3, 4))
     with pytest.raises(ValueError, match="weight has entries that share memory"):
         optim.SGD(layer)
+
+
+@pytest.mark.parametrize("decay", [torch.tensor(0.1), np.array(0.1), torch.full((3,), 0.1), [0.1] * 3])
+def test_a_decay_of_any_kind_of_number_is_that_of_all_partitions(decay):
+    assert [float(one) for one in optim.SGD(network(), weight_decay=decay).param_groups[0]["weight_decay"]] == [
+        pytest.approx(0.1)
+    ] * 3

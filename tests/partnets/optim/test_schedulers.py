@@ -142,3 +142,31 @@ def test_a_trainers_checkpoint_has_the_schedule(optimizer, name, tmp_path):
     second.fit(STEPS - RESUMED)
     assert all(map(torch.equal, whole.model.parameters(), second.model.parameters()))
     assert [g["lr"] for g in whole.optimizer.param_groups] == [g["lr"] for g in second.optimizer.param_groups]
+
+
+@pytest.mark.parametrize("kind", [optim.SGD, optim.Adam])
+def test_a_rate_that_rounding_leaves_below_0_steps(kind):
+    layer = partnets.Linear(4, 3, proportions=(0.5, 0.5), seed=0)
+    optimizer = kind(layer, lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, end_factor=0.0, total_iters=5)
+    for _ in range(6):
+        layer.weight.grad = torch.ones(3, 4)
+        optimizer.step(update=1)
+        scheduler.step()
+    assert -1e-15 < optimizer.param_groups[0]["lr"] < 0
+    optimizer.load_state_dict(optimizer.state_dict())
+
+
+def test_a_momentum_that_a_schedule_takes_through_0_steps_as_torchs():
+    layer, other = (partnets.Linear(4, 3, bias=False, seed=0) for _ in range(2))
+    options = {"lr": 0.1, "momentum": 0.9, "nesterov": True}
+    optimizers = optim.SGD(layer, **options), torch.optim.SGD(other.parameters(), **options)
+    cycle = {"base_lr": 0.01, "max_lr": 0.1, "step_size_up": 4, "base_momentum": 0.0, "max_momentum": 0.9}
+    schedulers = [torch.optim.lr_scheduler.CyclicLR(optimizer, **cycle) for optimizer in optimizers]
+    for _ in range(10):
+        layer.weight.grad, other.weight.grad = (torch.ones(3, 4) for _ in range(2))
+        optimizers[0].step(update=1)
+        optimizers[1].step()
+        for scheduler in schedulers:
+            scheduler.step()
+    torch.testing.assert_close(layer.weight, other.weight)
