@@ -203,7 +203,7 @@ class Held:
         elif isinstance(value, set):
             kept = set(value)
             self._put_back.append(lambda: (value.clear(), value.update(kept)))
-            self.values[path] = frozenset(map(_key, kept))
+            self.values[path] = frozenset((type(one).__name__, _key(one)) for one in kept)
         elif isinstance(value, types.FunctionType):
             for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
                 if (kept := _content(cell)) is not EMPTY:
