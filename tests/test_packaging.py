@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -71,6 +72,21 @@ def test_a_backend_that_is_built_is_known_before_another_one_fails(tmp_path):
     done = build(tmp_path, PARTKERNELS_BUILD="cuda", CXX=str(tmp_path / "c++"), CUDA_HOME="", PATH=path)
     assert done.returncode != 0
     assert facts(tmp_path)["cpu"] == "built" and "cuda" not in facts(tmp_path)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_the_binding_needs_no_equality_of_sizes_which_headers_of_pytorch_2_11_lack(tmp_path):
+    header = Path("torch", "headeronly", "util", "HeaderOnlyArrayRef.h")
+    include = Path(torch.__file__).parent / "include"
+    without = re.sub(r"  friend bool operator[!=]=\(.*?\n  }\n", "", (include / header).read_text(), flags=re.DOTALL)
+    (tmp_path / header).parent.mkdir(parents=True)
+    (tmp_path / header).write_text(without)
+    (tmp_path / "binding.cpp").write_text('#include "backend.h"\n#include "checks.h"\n')
+    folders = (tmp_path, "csrc/include", "csrc/cpu", "csrc/torch", "csrc/torch/cpu", include)
+    options = ["-std=c++20", "-DTORCH_TARGET_VERSION=0x020a000000000000", "-fsyntax-only"]
+    command = ["g++", *options, *(f"-I{folder}" for folder in folders), tmp_path / "binding.cpp"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_no_backend_is_built_when_none_is_asked_for(tmp_path):

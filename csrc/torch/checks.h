@@ -2,6 +2,9 @@
 // and name the cure; who calls the others by name must not have read, or written, what is nobody's.
 #pragma once
 
+#include <algorithm>
+#include <initializer_list>
+
 #include "tensors.h"
 
 namespace partkernels::binding {
@@ -29,10 +32,15 @@ inline void check_bias(const OptionalTensor& bias, int64_t out, int64_t active, 
                   "the bias does not fit; expected [", out, "], or as many rows as partitions, of the weight's dtype");
 }
 
+// Without ==, which the sizes in PyTorch 2.11's headers do not have.
+inline bool same_sizes(const Tensor& one, const Tensor& other) {
+  return std::equal(one.sizes().begin(), one.sizes().end(), other.sizes().begin(), other.sizes().end());
+}
+
 // Tensors of the parameter's sizes.
 inline void check_state(const Tensor& parameter, std::initializer_list<const Tensor*> others) {
   for (const Tensor* other : others) {
-    STD_TORCH_CHECK(other == nullptr || (other->sizes() == parameter.sizes() && alike(*other, parameter)),
+    STD_TORCH_CHECK(other == nullptr || (same_sizes(*other, parameter) && alike(*other, parameter)),
                     "a gradient or a state is not of the parameter's shape, dtype and device");
   }
 }
