@@ -19,7 +19,7 @@ import partkernels as pk
 from partkernels.arguments import row_bytes
 from partkernels.backend import dispatch, rebuilt
 from partkernels.backend.plan import use_plan
-from partkernels.backend.triton import launch, linear, measured, optimizers, plans, tiles
+from partkernels.backend.triton import conv2d, launch, linear, measured, optimizers, plans, tiles
 from partkernels.backend.triton import operators as triton_operators
 from partkernels.backend.triton.defaults import UNIFORM_PAIR
 from partkernels.backend.triton.packed_map import SPREAD, threshold
@@ -488,6 +488,18 @@ def test_all_partitions_live_is_the_dense_operator_and_reads_no_map(monkeypatch)
     y = pk.conv2d(x, weight, partition, 3)
     assert torch.equal(y, torch.nn.functional.conv2d(x, weight))
     assert torch.equal(pk.subnetwork_weight(weight, partition, 3), weight)
+
+
+@pytest.mark.parametrize("active", [1, 3])
+def test_a_convolution_by_pytorch_allocates_no_second_output(active, monkeypatch):
+    partition, weight = layer((6, 4, 3, 3), pk.Uniform(0.1, 0), torch.float32)
+    for name in ("empty_conv2d", "empty_conv2d_grad_input"):
+        monkeypatch.setattr(conv2d, name, lambda *_: pytest.fail("memory was allocated that nothing uses"))
+    x = torch.randn(2, 4, 5, 5, device=DEVICE, requires_grad=True)
+    with use_plan("rebuild"):
+        y = pk.conv2d(x, weight, partition, active)
+        (grad,) = torch.autograd.grad(y.sum(), x)
+    assert y.shape == (2, 6, 3, 3) and grad.shape == x.shape
 
 
 def test_large_weights_are_rebuilt_slice_by_slice(monkeypatch):

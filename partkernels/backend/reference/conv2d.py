@@ -26,11 +26,15 @@ def _output_size(size: int, kernel: int, stride: int, padding: int, dilation: in
     return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
 
 
+def conv2d_shape(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair) -> tuple[int, ...]:
+    """Return the shape of the output."""
+    return x.shape[0], weight.shape[0], *map(_output_size, x.shape[2:], weight.shape[2:], stride, padding, dilation)
+
+
 def empty_conv2d(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dilation: Pair, groups: int, *_
 ) -> Tensor:
-    sizes = map(_output_size, x.shape[2:], weight.shape[2:], stride, padding, dilation)
-    return _empty_images(x, x.shape[0], weight.shape[0], *sizes)
+    return _empty_images(x, *conv2d_shape(x, weight, stride, padding, dilation))
 
 
 def conv2d(

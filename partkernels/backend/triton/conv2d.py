@@ -5,6 +5,8 @@ A weight's column is (y * kernel_width + x) * channels + channel, as in its map.
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 import torch.nn.functional as F
 import triton
@@ -14,6 +16,7 @@ from torch import Tensor
 from partkernels.arguments import bits_for
 from partkernels.backend.bias import live_bias
 from partkernels.backend.reference.conv2d import (
+    conv2d_shape,
     empty_conv2d,
     empty_conv2d_grad_input,
     empty_conv2d_grad_weight,
@@ -268,23 +271,24 @@ def conv2d(
 ) -> Tensor:  # fmt: skip
     geometry = stride, padding, dilation
     bias = live_bias(bias, active)
-    out = empty_conv2d(x, weight, bias, *geometry, groups)
 
     def dense(weight: Tensor) -> Tensor:
         return F.conv2d(x, weight, bias, *geometry, groups).contiguous(memory_format=memory_format(x))
 
     if active == count:
         return dense(weight)
-    if out.numel() == 0:
-        return out
+    out_shape = conv2d_shape(x, weight, *geometry)
+    if 0 in out_shape:
+        return empty_conv2d(x, weight, bias, *geometry, groups)
     partition = map, stored, count, kind, *draw
-    pixels, channels = out.numel() // out.shape[1], weight.shape[1]
-    sizes = _sizes(x.shape, out.shape, weight.shape[2:], channels, groups, *geometry)
+    pixels, channels = out_shape[0] * prod(out_shape[2:]), weight.shape[1]
+    sizes = _sizes(x.shape, out_shape, weight.shape[2:], channels, groups, *geometry)
     shape = sizes["outputs"], pixels, weight[0].numel()
     product = _product("conv2d", shape, pixels, x, bits_for(count), kind, weight.shape[2:], *geometry, groups)
 
     def fused(config: Config) -> Tensor:
         default = weight if stored is None else stored
+        out = empty_conv2d(x, weight, bias, *geometry, groups)  # not before: PyTorch's convolution allocates its own
         return compute(
             out, forward_kernel, product, config, groups, x=x, weight=weight, stored=default, bias=bias, pixels=pixels,
             **sizes, **strides_of(x=x, w=weight, s=default, o=out), share=out.numel(),
@@ -301,7 +305,6 @@ def conv2d_grad_input(
     kind: str, *draw,
 ) -> Tensor:  # fmt: skip
     geometry = stride, padding, dilation
-    out = empty_conv2d_grad_input(grad_output, weight, input_size)
 
     def dense(weight: Tensor) -> Tensor:
         grad = torch.nn.grad.conv2d_input(input_size, weight, grad_output, *geometry, groups)
@@ -310,10 +313,10 @@ def conv2d_grad_input(
     if active == count:
         return dense(weight)
     if grad_output.numel() == 0:
-        return out.zero_()
+        return empty_conv2d_grad_input(grad_output, weight, input_size).zero_()
     partition = map, stored, count, kind, *draw
     channels = weight.shape[1]
-    pixels = out.numel() // out.shape[1]
+    pixels = input_size[0] * prod(input_size[2:])
     sizes = _sizes(input_size, grad_output.shape, weight.shape[2:], channels, groups, *geometry)
     depth = sizes["kernel_height"] * sizes["kernel_width"] * -(-sizes["outputs"] // plans.TERMS) * plans.TERMS
     uses = grad_output.numel() // grad_output.shape[1]
@@ -324,6 +327,7 @@ def conv2d_grad_input(
 
     def fused(config: Config) -> Tensor:
         default = weight if stored is None else stored
+        out = empty_conv2d_grad_input(grad_output, weight, input_size)
         return compute(
             out, grad_input_kernel, product, config, groups, grad=grad_output, weight=weight, stored=default,
             pixels=pixels, **sizes, **strides_of(g=grad_output, w=weight, s=default, o=out), share=out.numel(),
