@@ -70,8 +70,10 @@ def test_entropy_is_the_logarithm_of_the_number_of_assignments():
 def test_a_scheme_that_divides_nothing_of_a_model_is_said_and_the_others_are_measured(monkeypatch):
     monkeypatch.setitem(NAMED, "small", linear(16))
     records = memory.measure([Job("small", batch=2)], [BACKEND], processes=False)
-    missing = {record.peer: record.missing for record in records if record.missing}
-    assert list(missing) == ["partkernels nested"] and "no partitioned layer" in missing["partkernels nested"]
+    missing = {record.peer: record for record in records if record.missing}
+    assert list(missing) == ["partkernels nested"]
+    assert "no partitioned layer" in missing["partkernels nested"].missing
+    assert missing["partkernels nested"].problem == "missing"  # "failed" would fail the command
     assert {f"partkernels {BACKEND}", "dense", "floor"} <= {record.peer for record in records if record.samples}
 
 

@@ -23,11 +23,13 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import partkernels as pk
+from partbench.measuring.timing import Missing
 from partbench.peers import models
 from partbench.peers.layer import THREE, Division
 from partbench.peers.operators import under_plan
 from partbench.peers.schemes import nested, partitioned
 from partbench.peers.train_step import PHASES, TrainStep, seeded
+from partnets.nn.partitioned import partitioned_layers
 
 # With its own thresholds glibc keeps freed memory for later, and the resident size shows the history instead.
 TUNABLES = "glibc.malloc.mmap_threshold=65536:glibc.malloc.trim_threshold=65536"
@@ -57,7 +59,11 @@ class Job:
         return models.find(self.model, self.input, self.classes)
 
     def make(self, seed: int = 0) -> TrainStep:
-        """The step, after one that made the optimiser's state."""
+        """Return the step, after one that made the optimiser's state.
+
+        Raises:
+            Missing: the scheme partitions nothing of this model.
+        """
         found = self.found()
         with seeded(seed):
             model = found.make().to(self.device)
@@ -65,6 +71,8 @@ class Job:
             y = torch.randint(found.classes, (self.batch,)).to(self.device)
             is_nested = self.scheme == "nested"
             model = nested(model, self.division, x[:2]) if is_nested else partitioned(model, self.division, seed)
+        if is_nested and not [*partitioned_layers(model)]:
+            raise Missing("nested partitions leave no partitioned layer in this model")
         scheme = "partkernels" if is_nested else self.scheme
         step = TrainStep(scheme, model, x, y, self.active, self.active, self.optimizer or found.optimizer)
         step()

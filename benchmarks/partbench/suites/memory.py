@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from partbench.measuring import peak
 from partbench.measuring.peak import Job
+from partbench.measuring.timing import Missing
 from partbench.peers.layer import Division
 from partbench.peers.operators import obstacles as unavailable
 from partbench.peers.train_step import TrainStep
@@ -85,7 +86,9 @@ def measure(
             try:
                 if not obstacle:
                     figures[name] = _measured(own, processes)
-            except (RuntimeError, ValueError) as error:  # a process that fails; a model that the scheme does not divide
+            except Missing as error:
+                obstacle = str(error)
+            except (RuntimeError, ValueError) as error:  # a process that fails, for example
                 obstacle = f"failed: {error}"
             if obstacle:
                 found.append(Record("memory", case(job, ""), name, "B", missing=obstacle))
