@@ -12,9 +12,10 @@ LAPLACE ?= laplace-torch asdfghjkl backpack-for-pytorch curvlinops-for-pytorch e
 SEEDS ?= 0
 # Of the Python tests: processes, of one thread each but where a test asks for more.
 WORKERS ?= 2
-# FULL=1: all combinations instead of pairs, the tests marked `full`, and the wheel with CUDA where its compiler is.
+# Which tests: few by default, what CI runs with FULL=1, all with WEEKLY=1: see CONTRIBUTING.md.
 FULL ?=
-export FULL
+WEEKLY ?=
+export FULL WEEKLY
 # Of the benchmarks: quick, full or tiny, and where results and page go.
 PRESET ?= quick
 OUT ?= out
@@ -27,8 +28,10 @@ export OMP_WAIT_POLICY ?= passive
 
 VENV := .venv
 BIN := $(VENV)/bin
+# Resolves and unpacks in seconds where pip takes minutes. It finds the torch that pip has chosen.
+UV := $(BIN)/uv pip install --quiet --find-links build/torch --python
 # Without build isolation: an isolated build would fetch a second torch.
-INSTALL := PARTKERNELS_BUILD=cpu $(BIN)/python -m pip install --quiet --no-build-isolation --editable
+INSTALL := PARTKERNELS_BUILD=cpu $(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable
 SOURCES := $(shell find csrc -type f) setup.py pyproject.toml
 # partkernels_numpy, by CMake.
 NUMPY := $(shell find csrc/cpu csrc/include csrc/numpy -type f) CMakeLists.txt numpy_api/pyproject.toml partkernels/arguments.py
@@ -46,8 +49,9 @@ federated: $(VENV)/federated
 
 # Set-up comes first, one thing at a time. Then two at once, so that neither processor waits while something links,
 # installs or collects; each prints what it has to say when it is done.
-test: $(VENV)/test build/triton-3.6 $(if $(FULL),$(VENV)/ray)
+test: $(VENV)/test $(if $(WEEKLY),build/triton-3.6 $(VENV)/ray)
 	$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint wheel numpy ctest unit
+	$(if $(WEEKLY),FULL=1 WEEKLY= $(BIN)/python tests/mutants.py --jobs 2)
 
 # Threads may spin here: nothing else should be running.
 bench: $(VENV)/bench
@@ -71,15 +75,18 @@ lint: $(VENV)/test
 	$(BIN)/python tests/imports.py
 	$(BIN)/clang-format --dry-run -Werror $(CPP)
 
-# The C++ library for CPUs, its tests, and the CUDA kernels under an emulator, all under the address and
-# undefined-behaviour sanitizers. As it ships, at -O3, the library is what the Python tests run.
-TESTED := build/cmake/tested$(if $(FULL),-in-full)
+# The C++ library for CPUs, its tests, and the CUDA kernels under an emulator, all under the address sanitizer; with
+# FULL=1 and WEEKLY=1 under that of undefined behaviour too, which takes twice as long to compile. As it ships, at -O3,
+# the library is what the Python tests run.
+TESTED := build/cmake$(if $(FULL)$(WEEKLY),-full)/tested$(if $(WEEKLY),-weekly)
+comma := ,
 ctest: $(TESTED)
 $(TESTED): $(VENV)/test $(PACKAGE) $(CPP)
-	$(BIN)/cmake -S . -B build/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=None \
-	  -DCMAKE_CXX_FLAGS="-Og -g1 -fsanitize=address,undefined -fno-sanitize-recover=all" -DPARTKERNELS_CUDA=OFF
-	$(BIN)/cmake --build build/cmake
-	$(BIN)/ctest --test-dir build/cmake --output-on-failure --parallel 2
+	$(BIN)/cmake -S . -B $(@D) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=None \
+	  -DCMAKE_CXX_FLAGS="-Og -g1 -fsanitize=address$(if $(FULL)$(WEEKLY),$(comma)undefined) -fno-sanitize-recover=all" -DPARTKERNELS_CUDA=OFF \
+	  -DPARTKERNELS_WITHOUT_AVX512=$(if $(shell grep -sm 1 avx512vl /proc/cpuinfo),OFF,ON)
+	$(BIN)/cmake --build $(@D)
+	$(BIN)/ctest --test-dir $(@D) --output-on-failure --parallel 2
 	touch $@
 
 # The same for 64-bit ARM, without sanitizers: by g++-aarch64-linux-gnu, and run by qemu-user.
@@ -91,36 +98,36 @@ aarch64: $(VENV)/test
 	$(BIN)/cmake --build build/aarch64
 	$(BIN)/ctest --test-dir build/aarch64 --output-on-failure --parallel 2
 
-# Which, with FULL=1, look at the wheel's CUDA library.
-unit: $(VENV)/test build/triton-3.6 $(if $(FULL),wheel $(VENV)/ray)
+# Which, with WEEKLY=1, look at the wheel's CUDA library.
+unit: $(VENV)/test $(if $(WEEKLY),build/triton-3.6 wheel $(VENV)/ray)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # The wheel in an environment that has nothing else but PyTorch, as a user gets it.
 wheel: $(VENV)/test build/empty/torch
 	rm -rf build/wheel
-	PARTKERNELS_BUILD=$(if $(and $(FULL),$(shell command -v nvcc)),cuda,cpu) $(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel .
+	PARTKERNELS_BUILD=$(if $(and $(WEEKLY),$(shell command -v nvcc)),cuda,cpu) $(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel .
 	build/empty/bin/python -m pip install --quiet --force-reinstall --no-deps build/wheel/*.whl
 	build/empty/bin/python -m pip install --quiet build/wheel/*.whl
 	cd build/empty && bin/python -m partkernels && bin/python -W error $(abspath tests/smoke.py)
 
-# Made anew with FULL=1: there, what a wheel of before asked for is missed if the present one does not.
-build/empty/torch: $(if $(FULL),always)
+# Made again with FULL=1 and WEEKLY=1: a dependency that an earlier wheel installed would hide that one is missing.
+build/empty/torch: $(VENV)/torch $(if $(FULL)$(WEEKLY),always)
 	rm -rf build/empty
 	$(PYTHON) -m venv build/empty
-	build/empty/bin/python -m pip install --quiet $(TORCH)
+	$(UV) build/empty/bin/python $(TORCH)
 	touch $@
 
-# partkernels_numpy's in one that has nothing but numpy, and with FULL=1 jax.
+# partkernels_numpy's in one that has nothing but numpy, and with FULL=1 and WEEKLY=1 jax.
 numpy: $(VENV)/test build/without-torch/numpy
 	rm -rf build/numpy-wheel
 	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/numpy-wheel ./numpy_api
 	build/without-torch/bin/python -m pip install --quiet --force-reinstall --no-deps build/numpy-wheel/*.whl
 	build/without-torch/bin/python -W error tests/numpy_alone.py
 
-build/without-torch/numpy: $(if $(FULL),always)
+build/without-torch/numpy: $(VENV)/torch $(if $(FULL)$(WEEKLY),always)
 	rm -rf build/without-torch
 	$(PYTHON) -m venv build/without-torch
-	build/without-torch/bin/python -m pip install --quiet numpy $(if $(FULL),jax)
+	$(UV) build/without-torch/bin/python numpy $(if $(FULL)$(WEEKLY),jax)
 	touch $@
 
 clean:
@@ -128,38 +135,45 @@ clean:
 
 $(VENV)/torch:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet $(TORCH) 'setuptools>=77'
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/python -m pip download --quiet --no-deps --dest build/torch $(TORCH)
+	$(UV) $(BIN)/python $(TORCH) 'setuptools>=77'
 	touch $@
 
+# $(call packages,EXTRAS): what these extras of pyproject.toml name, and the package itself, built here.
+define packages
+	$(UV) $(BIN)/python --requirements pyproject.toml $(addprefix --extra ,$(1)) $(2)
+	$(INSTALL) .
+endef
+
 $(VENV)/demo: $(VENV)/torch $(SOURCES)
-	$(INSTALL) '.[demo]'
+	$(call packages,demo)
 	touch $@
 
 $(VENV)/federated: $(VENV)/torch $(SOURCES)
-	$(INSTALL) '.[demo,federated]'
+	$(call packages,demo federated)
 	touch $@
 
 $(VENV)/bench: $(VENV)/torch $(SOURCES)
-	$(INSTALL) '.[bench]'
+	$(call packages,bench)
 	touch $@
 
 $(VENV)/paper: $(VENV)/torch $(SOURCES)
-	$(INSTALL) '.[paper]'
-	$(BIN)/python -m pip install --quiet --no-deps $(LAPLACE)
+	$(call packages,paper)
+	$(UV) $(BIN)/python --no-deps $(LAPLACE)
 	touch $@
 
 $(VENV)/test: $(VENV)/torch $(SOURCES) $(NUMPY)
-	$(INSTALL) '.[test]' $(TRITON)
-	$(BIN)/python -m pip install --quiet --no-deps $(LAPLACE)
-	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable ./numpy_api
+	$(call packages,test,$(TRITON))
+	$(INSTALL) ./numpy_api
 	touch $@
 
-# Flower's simulation, which tests marked `full` compare with.
+# Flower's simulation, which weekly tests compare with.
 $(VENV)/ray: $(VENV)/test
-	$(BIN)/python -m pip install --quiet 'flwr[simulation]>=1.41,<1.42'
+	$(UV) $(BIN)/python 'flwr[simulation]>=1.41,<1.42'
 	touch $@
 
 build/triton-3.6: | $(VENV)/torch
 	rm -rf $@.partly
-	$(BIN)/python -m pip install --quiet --no-deps --target $@.partly $(OLDEST_TRITON)
+	$(UV) $(BIN)/python --no-deps --target $@.partly $(OLDEST_TRITON)
 	mv $@.partly $@

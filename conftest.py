@@ -15,6 +15,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [*(str(ROOT / folder) for folder in ("", "python_api", "benchmarks")), os.environ.get("PYTHONPATH", "")]
 ).rstrip(os.pathsep)
 
+# tiers.py and budgets.py: which tests run, and what they may take.
+sys.path.append(str(ROOT / "tests"))
+pytest_plugins = ["tiers", "budgets"]
+
 # Without a GPU, Triton's kernels run interpreted; Triton decides it as it reads them.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -32,13 +36,3 @@ if torch.version.cuda is None:
 # Which is imported where Flower is, of Python 3.11 or later.
 if not importlib.util.find_spec("flwr"):
     collect_ignore = ["python_api/partnets/federated/flower"]
-
-
-def pytest_collection_modifyitems(config, items):
-    """Leaves out what is marked `full`, unless the environment variable FULL is set and not empty."""
-    if os.environ.get("FULL"):
-        return
-    left_out = [item for item in items if item.get_closest_marker("full")]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("full")]

@@ -13,6 +13,7 @@ import os
 import runpy
 import shutil
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -154,6 +155,10 @@ class BuildBackends(build_ext):
         super().build_extensions()
 
     def run(self):
+        if (
+            self.editable_mode
+        ):  # where a wheel keeps its objects, instead of a folder that is deleted: they are the same
+            self.build_temp = os.path.join("build", f"temp.{self.plat_name}-{sys.implementation.cache_tag}")
         if ASKED == "cuda":
             check_cuda()  # before anything is compiled
         facts = {"torch": torch.__version__, "flags": " ".join(FLAGS), "compiler": compiler_version()}

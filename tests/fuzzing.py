@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
-from pairwise import is_full
+from tiers import Tier, tier
 from torch import Tensor
 
 SEED = int(os.environ.get("FUZZ_SEED") or 0)
@@ -65,9 +65,14 @@ class Draw(random.Random):
         return torch.randn(shape, generator=self.generator).to(dtype)
 
 
-def number_of(usual: int, full: int, *, of_calls: float = 1.0) -> int:
-    """How many cases: `usual`, with FULL=1 `full`, or with FUZZ_CASES so many, times `of_calls`."""
-    return int(CALLS * of_calls) if CALLS else full if is_full() else usual
+def number_of(usual: int, weekly: int, *, of_calls: float = 1.0) -> int:
+    """Return how many cases run: `usual`, three times as many with FULL=1, `weekly` with WEEKLY=1.
+
+    FUZZ_CASES asks for so many, times `of_calls`.
+    """
+    if CALLS:
+        return int(CALLS * of_calls)
+    return {Tier.USUAL: usual, Tier.FULL: 3 * usual, Tier.WEEKLY: weekly}[tier()]
 
 
 def run(case: Case, name: str, number: str, file: str) -> None:

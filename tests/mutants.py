@@ -3,10 +3,11 @@
 usage: python tests/mutants.py [--list] [--only NAME ...] [--jobs N]
 
 Prints a table in Markdown: each mutant and the test that killed it, or SURVIVED, which is a missing test. Exits with 1
-if any survives. A mutant's own tests run first; if they pass, the short run does, in full.
+if any survives. A mutant's own tests run first; if they pass, all tests do. The environment variables FULL and WEEKLY
+choose which tests these are, as they do for pytest.
 
 It needs what `make test` sets up, and PARTKERNELS_BUILD=cpu must work. Mutants of C++ code are compiled for one
-instruction set alone, `portable`, without optimisation; the tests are told to use that one.
+instruction set, `portable`, with little optimisation; the tests are told to use that one.
 """
 
 from __future__ import annotations
@@ -27,10 +28,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
+from processes import CONTEXT, run_python
+
 ROOT = Path(__file__).parents[1]
 # Seconds: beyond what the short run takes on a busy machine. A fault may have a test wait forever.
 LONG = 3600
 LIBRARY = Path("partkernels") / "_cpu.so"
+# partkernels_numpy is installed from another folder than the tree.
+ALL_TESTS = ("-n", "2", "--dist", "worksteal", "--ignore=numpy_api", "--ignore=tests/partkernels_numpy")
+# What processes import before they are forked: most of the time of a few tests is importing.
+IMPORTED = ["torch", "torch._dynamo", "pandas", "sklearn.datasets"]
 
 
 @dataclass(frozen=True)
@@ -1563,20 +1570,22 @@ class Tree:
     def test(self, mutant: Mutant | None, *arguments: str) -> str | None:
         """Runs tests until one fails: which one, or None."""
         environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(self.folder), str(self.folder / "python_api")))}
-        environment |= {
-            "OMP_NUM_THREADS": "1",
-            "OMP_WAIT_POLICY": "passive",
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "FULL": "",
-        }
+        environment |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "PYTHONDONTWRITEBYTECODE": "1"}
         # Triton keeps what it compiled by the source of the kernel alone.
         environment |= {"TRITON_CACHE_DIR": str(self.folder / "build" / "triton-cache")}
         if mutant is not None and mutant.is_compiled:
             environment["PARTKERNELS_CPU_ISA"] = "portable"
         options = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", "-rfE", "--tb=no"]
-        done = self._run(sys.executable, "-m", "pytest", *options, *arguments, env=environment)
+        try:
+            done = run_python(
+                "-m", "pytest", *options, *arguments, environment=environment, cwd=self.folder, timeout=LONG
+            )
+        except subprocess.TimeoutExpired:
+            return f"not done after {LONG} s"
         if done.returncode == 0:
             return None
+        if done.returncode < 0:
+            return f"pytest died of signal {-done.returncode}"
         # Not "ERROR gw1": then no test has failed, but a worker of pytest's.
         found = re.findall(r"^(?:FAILED|ERROR) (\S+\.py.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
         if not found:
@@ -1584,11 +1593,7 @@ class Tree:
         return found[0]
 
     def _run(self, *command, **options) -> subprocess.CompletedProcess:
-        command = [*map(str, command)]
-        try:
-            return subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=LONG, **options)
-        except subprocess.TimeoutExpired:
-            return subprocess.CompletedProcess(command, 1, "", f"not done after {LONG} s")
+        return subprocess.run([*map(str, command)], cwd=self.folder, capture_output=True, text=True, **options)
 
 
 def killer(tree: Tree, mutant: Mutant) -> str | None:
@@ -1596,7 +1601,7 @@ def killer(tree: Tree, mutant: Mutant) -> str | None:
     with tree.mutated(mutant) as problem:
         if problem is not None:
             raise ValueError(f"mutant {mutant.name!r} does not compile:\n{problem}")
-        return tree.test(mutant, *mutant.tests) or tree.test(mutant, "-n", "2", "--dist", "worksteal")
+        return tree.test(mutant, *mutant.tests) or tree.test(mutant, *ALL_TESTS)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -1617,6 +1622,7 @@ def main(arguments: list[str] | None = None) -> int:
     if importlib.util.find_spec("partkernels") is None:
         parser.error("partkernels is not installed; `make .venv/test` does it")
 
+    CONTEXT.set_forkserver_preload(IMPORTED)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as threads:
         trees: SimpleQueue[Tree] = SimpleQueue()
         for i in range(options.jobs):

@@ -46,6 +46,7 @@ def equal(first, second):
     return all(map(torch.equal, first.parameters(), second.parameters()))
 
 
+@pytest.mark.full
 def test_weights_and_psi_learn(example, trained):
     model = trained[0].model
     transformers.set_seed(0)
@@ -53,6 +54,7 @@ def test_weights_and_psi_learn(example, trained):
     assert not equal(model, start) and model.dropout.values() != start.dropout.values()
 
 
+@pytest.mark.full
 def test_the_logged_lml_is_that_of_the_model(example, trained):
     trainer, _ = trained
     words, labels = zip(*(each.values() for each in sentences(example)), strict=True)
@@ -85,6 +87,7 @@ def test_a_training_resumes_to_the_same_bits(example, trained, tmp_path):
         torch.testing.assert_close(*states, rtol=0, atol=0)
 
 
+@pytest.mark.full
 def test_nothing_of_a_later_chunk_reaches_earlier_partitions(example, tmp_path, monkeypatch):
     monkeypatch.setattr(example, "HYPER_LR", 0.0)
     pair = []
@@ -262,6 +265,7 @@ def regularised():
     return partnets.partition(Regularised(), (0.8, 0.1, 0.1))
 
 
+@pytest.mark.full
 def test_psi_that_acts_on_training_alone_looks_ahead(tmp_path):
     """As partnets' own steps do in a loop by hand, on the batches of the same Loader."""
     chunks = partnets.chunk(Rows([{"x": torch.randn(6), "labels": i % 2} for i in range(60)]), (0.8, 0.1, 0.1))
@@ -298,6 +302,7 @@ def test_psi_that_acts_on_training_alone_looks_ahead(tmp_path):
     assert own.decay.values()["decay"] != 0.01 and own.smoothing.values()["smoothing"] != pytest.approx(0.2)
 
 
+@pytest.mark.full
 def test_a_leak_is_refused_at_the_start(tmp_path):
     trainer = normalised(tmp_path)
     trainer.model.register_buffer("mean", torch.zeros(6))

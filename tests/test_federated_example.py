@@ -19,6 +19,7 @@ def example(monkeypatch):
         del sys.modules[name]
 
 
+@pytest.mark.full
 def test_a_short_run_is_drawn(example, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, "argv", ["run.py", "--rounds", "1", "--clients", "10", "--out", str(tmp_path / "f.png")])
     example("run").main()
@@ -38,6 +39,7 @@ def test_the_apps_are_where_pyproject_says(example):
     assert {*config["tool"]["flwr"]["app"]["config"]} == {"rounds", "fraction", "checkpoint"}
 
 
+@pytest.mark.full
 def test_the_server_app_goes_on_from_its_checkpoint(example, tmp_path):
     from flwr.app import Context, RecordDict
 

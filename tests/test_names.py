@@ -2,10 +2,9 @@
 
 import importlib
 import pkgutil
-import subprocess
-import sys
 
 import pytest
+from processes import run_python
 
 import partkernels
 import partnets
@@ -66,5 +65,5 @@ def test_importing_and_partitioning_load_nothing_large_beside_torch():
         " model = partnets.partition(torch.nn.Sequential(torch.nn.Linear(2, 2)), proportions=(0.5, 0.5));"
         " model(torch.ones(1, 2)).sum().backward(); print(*{*sys.modules} - before)"
     )
-    process = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    process = run_python("-c", program, check=True)
     assert large.isdisjoint(process.stdout.split())

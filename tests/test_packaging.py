@@ -8,11 +8,11 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes import run_python
 
 from partkernels.build_info import digest
 
@@ -20,20 +20,21 @@ ROOT = Path(__file__).parents[1]
 
 
 # Each is a process that imports torch.
-full = functools.partial(pytest.param, marks=pytest.mark.full)
+weekly = functools.partial(pytest.param, marks=pytest.mark.weekly)
 
 
 def build(folder: Path, **environment: str) -> subprocess.CompletedProcess:
     """Runs setup.py's build of the backends into a folder."""
-    command = [sys.executable, "setup.py", "build_ext", "--build-lib", folder, "--build-temp", folder / "temp"]
+    command = [ROOT / "setup.py", "build_ext", "--build-lib", folder, "--build-temp", folder / "temp"]
     environment = {**{k: v for k, v in os.environ.items() if k not in ("CXX", "PARTKERNELS_BUILD")}, **environment}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    return run_python(*command, cwd=ROOT, environment=environment)
 
 
 def facts(folder: Path) -> dict[str, str]:
     return json.loads((folder / "partkernels" / "build_info.json").read_text())
 
 
+@pytest.mark.full
 def test_without_a_compiler_installation_succeeds_and_says_how_to_get_one(tmp_path):
     done = build(tmp_path, PATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -46,15 +47,20 @@ def test_a_failing_compiler_does_not_fail_the_installation_either(tmp_path):
     assert "then reinstall partkernels with PARTKERNELS_BUILD=cpu" in facts(tmp_path)["cpu"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
         ({"PARTKERNELS_BUILD": "cpu", "PATH": "/nowhere"}, "there is no C++ compiler; install one"),
-        full({"PARTKERNELS_BUILD": "cpu", "CXX": "false"}, "returned non-zero exit status"),
-        full({"PARTKERNELS_BUILD": "magic"}, "PARTKERNELS_BUILD=magic asks for a backend that there is not"),
+        weekly({"PARTKERNELS_BUILD": "cpu", "CXX": "false"}, "returned non-zero exit status"),
+        weekly({"PARTKERNELS_BUILD": "magic"}, "PARTKERNELS_BUILD=magic asks for a backend that there is not"),
         ({"PARTKERNELS_BUILD": "cuda", "CUDA_HOME": "/nowhere"}, "there is no nvcc; install the CUDA toolkit"),
-        full({"PARTKERNELS_BUILD": "cuda", "TORCH_CUDA_ARCH_LIST": "7.5"}, "7.5; the CUDA backend needs 8.0 and newer"),
-        full({"PARTKERNELS_BUILD": "cuda", "TORCH_CUDA_ARCH_LIST": "Hopper"}, "has Hopper; pass compute capabilities"),
+        weekly(
+            {"PARTKERNELS_BUILD": "cuda", "TORCH_CUDA_ARCH_LIST": "7.5"}, "7.5; the CUDA backend needs 8.0 and newer"
+        ),
+        weekly(
+            {"PARTKERNELS_BUILD": "cuda", "TORCH_CUDA_ARCH_LIST": "Hopper"}, "has Hopper; pass compute capabilities"
+        ),
     ],
 )
 def test_a_build_that_was_asked_for_and_fails_is_an_error(environment, message, tmp_path):
@@ -63,6 +69,7 @@ def test_a_build_that_was_asked_for_and_fails_is_an_error(environment, message, 
     assert message in done.stderr
 
 
+@pytest.mark.full
 def test_a_backend_that_is_built_is_known_before_another_one_fails(tmp_path):
     makes_a_file = 'while test $# -gt 0; do test "$1" = -o && : > "$2"; shift; done; exit 0'
     for name, program in {"c++": makes_a_file, "nvcc": "exit 1"}.items():
@@ -96,7 +103,7 @@ def test_no_backend_is_built_when_none_is_asked_for(tmp_path):
     assert not list(tmp_path.rglob("_cpu.*"))
 
 
-@pytest.mark.full
+@pytest.mark.weekly
 @pytest.mark.skipif(shutil.which("nvcc") is None or torch.cuda.is_available(), reason="needs nvcc, and no GPU")
 def test_cmake_builds_cuda_unasked_only_where_there_is_a_gpu_and_says_how_long_it_takes(tmp_path):
     def run(*command) -> str:

@@ -46,6 +46,7 @@ def test_the_pages_have_code(page):
 
 
 # What Lightning and transformers say of a small training without a GPU.
+@pytest.mark.cases(usual=3)
 @pytest.mark.filterwarnings(
     "ignore:The 'train_dataloader' does not have many workers",
     "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning",

@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 TINY = ["--preset", "tiny"]
 
 
+# All suites take half a minute: tests that need it are marked `full`.
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("results") / "all.json"
@@ -29,6 +30,7 @@ def measured(tmp_path_factory) -> Path:
     return path
 
 
+@pytest.mark.full
 def test_every_suite_leaves_figures_in_one_file_with_what_it_takes_to_repeat_them(measured):
     results = Results.load(measured)
     assert {record.suite for record in results.records} == set(SUITES)
@@ -41,6 +43,7 @@ def test_every_suite_leaves_figures_in_one_file_with_what_it_takes_to_repeat_the
     assert len(set(keys)) == len(keys)
 
 
+@pytest.mark.full
 def test_report_makes_a_page_and_compare_finds_no_change_in_a_file_and_itself(measured, tmp_path, capsys):
     assert main(["report", str(measured), "--out", str(tmp_path / "page.html")]) == 0
     assert "</html>" in (tmp_path / "page.html").read_text()
@@ -68,6 +71,7 @@ def test_users_measure_their_own_layers(tmp_path):
     assert {len(record.samples) for record in records} == {1}
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("suite", ["memory", "step", "optim"])
 def test_users_measure_their_own_model(suite, tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
@@ -127,6 +131,7 @@ def test_mistakes_are_told_with_the_cure(arguments, message, capsys, tmp_path):
     assert not (tmp_path / "x.json").exists()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("command", ["report", "compare"])
 def test_a_page_replaces_no_results(command, measured, capsys):
     before = measured.read_bytes()
@@ -136,6 +141,7 @@ def test_a_page_replaces_no_results(command, measured, capsys):
     assert measured.read_bytes() == before
 
 
+@pytest.mark.full
 def test_files_with_no_figure_in_common_are_not_unchanged(measured, tmp_path, capsys):
     results = Results.load(measured)
     halves = {"memory": tmp_path / "memory.json", "optim": tmp_path / "optim.json"}
@@ -153,6 +159,7 @@ def test_what_can_be_told_before_measuring_is(option, message, tmp_path, capsys)
     assert exit.value.code == 2 and message in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
+@pytest.mark.full
 def test_figures_stay_where_a_run_is_interrupted(tmp_path, monkeypatch, capsys):
     def interrupted(batches, *, save):
         raise KeyboardInterrupt
@@ -179,6 +186,7 @@ def test_a_refused_figure_fails_the_command_and_the_others_are_kept(tmp_path, mo
     assert records["dense"].samples
 
 
+@pytest.mark.full
 def test_a_readme_without_its_markers_stays_as_it_is(tmp_path, measured):
     path = tmp_path / "README.md"
     path.write_text("nothing here")
@@ -192,7 +200,7 @@ def test_a_readme_without_its_markers_stays_as_it_is(tmp_path, measured):
     assert "| linear forward, float32, 2-bit map" in text
 
 
-@pytest.mark.full
+@pytest.mark.weekly
 def test_pytest_benchmark_runs_the_same_suites(tmp_path):
     path = tmp_path / "pytest.json"
     command = [sys.executable, "-m", "pytest", "-q", "--pyargs", "partbench.under_pytest"]
@@ -215,6 +223,7 @@ def test_presets_promise_their_confidence():
             assert Estimate.of(range(min(preset.plan.passes, preset.step_plan.passes))).confidence >= CONFIDENCE
 
 
+@pytest.mark.full
 def test_figures_are_added_to_a_file_of_the_same_circumstances_and_never_replaced(tmp_path, capsys):
     out, command = tmp_path / "some.json", [*TINY, "--add", "--operator", "linear", "--works", "forward"]
     assert main(["optim", *TINY, "--out", str(out)]) == 0

@@ -39,6 +39,7 @@ def test_the_pages_tables_are_those_of_the_committed_results(page):
     assert made in text, f"run {command}"
 
 
+@pytest.mark.full
 def test_the_table_of_the_cpus_kernels_is_that_of_the_committed_results():
     text = (ROOT / "benchmarks" / "results" / "cpu-kernels.md").read_text()
     command = next(line for line in text.splitlines() if line.startswith("python -m partbench bars"))

@@ -16,7 +16,7 @@ from partbench.compiled_kernels.kernels import Kernel  # noqa: E402
 from partbench.compiled_kernels.without_gpu import TARGETS  # noqa: E402
 
 # Compiling takes two minutes.
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.weekly(in_slices=False)  # each run compiles all kernels first
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / "benchmarks" / "results" / "compiled-kernels.md"

@@ -15,6 +15,7 @@ def draws(generator: random.Random, count: int, centre: float = 1.0, noise: floa
     return Estimate.of([centre * generator.lognormvariate(0, noise) for _ in range(count)])
 
 
+@pytest.mark.cases(usual=4)
 @pytest.mark.parametrize("count", [6, 8, 9, 15, 30])
 def test_intervals_hold_the_true_median_as_often_as_they_say(count):
     generator = random.Random(count)
@@ -34,6 +35,7 @@ def test_the_value_is_the_median():
     assert Estimate.of([5, 1, 3]).value == median([5, 1, 3])
 
 
+@pytest.mark.full
 def test_two_runs_of_the_same_code_are_hardly_ever_told_apart():
     generator = random.Random(0)
     flagged = sum(change(draws(generator, 6), draws(generator, 6)) is not None for _ in range(10_000))

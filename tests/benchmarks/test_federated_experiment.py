@@ -29,6 +29,7 @@ def setting(method, rounds=4, rotated=True):
     }  # fmt: skip
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("method", federated.METHODS)
 def test_an_interrupted_training_goes_on(method, tmp_path):
     whole = federated.Federated().train(setting(method), tmp_path / "whole.checkpoint")
@@ -73,8 +74,9 @@ def test_the_papers_networks_have_concrete_dropout_between_layers(dataset, count
     assert network(next(network.parameters()).new_zeros(2, *image)).shape == (2, 10)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
-    "dataset, image", [("mnist", (1, 28, 28)), pytest.param("cifar10", (3, 32, 32), marks=pytest.mark.full)]
+    "dataset, image", [("mnist", (1, 28, 28)), pytest.param("cifar10", (3, 32, 32), marks=pytest.mark.weekly)]
 )
 def test_the_papers_settings_train(dataset, image, monkeypatch, tmp_path):
     """On noise, as its files are not here: one round of three clients."""
@@ -94,6 +96,7 @@ def test_the_papers_settings_train(dataset, image, monkeypatch, tmp_path):
     assert found["uploaded"] < found["sent"] and len(found["rates"]) == 4 and "rotation" in found["psi"]
 
 
+@pytest.mark.full
 def test_what_rounds_cost(monkeypatch):
     """Bytes of 10 clients: the upload is what the partitions are, and all of a reply is more than its arrays."""
     monkeypatch.setattr(costs, "ROUNDS", 1)

@@ -99,6 +99,7 @@ def tuned(tmp_path, monkeypatch) -> Path:
 COMMAND = ["--preset", "tiny", "--device", "cpu"]
 
 
+@pytest.mark.full
 @interpreted
 def test_tuning_leaves_plans_by_which_the_suites_run(tuned, capsys):
     assert tune.main([*COMMAND, "--out", str(tuned)]) == 0
@@ -113,6 +114,7 @@ def test_tuning_leaves_plans_by_which_the_suites_run(tuned, capsys):
         assert "rebuild" in notes[0] and "measured on this" in notes[0]
 
 
+@pytest.mark.full
 @interpreted
 def test_tuning_ends_in_time_and_one_failure_does_not_lose_the_others(tuned, capsys, monkeypatch):
     assert tune.main([*COMMAND, "--out", str(tuned), "--minutes", "-1"]) == 0
@@ -141,6 +143,7 @@ def test_what_matters_most_is_tuned_first():
     assert len(set(works)) == len(works)
 
 
+@pytest.mark.full
 @interpreted
 def test_a_process_that_only_compiles_launches_nothing(tuned, tmp_path, monkeypatch):
     from triton.runtime.jit import JITFunction

@@ -132,6 +132,7 @@ def test_a_program_that_there_is_not_is_a_failed_step(played, tmp_path, monkeypa
     assert outcome.state == "failed" and "no-such-sanitizer" in outcome.output
 
 
+@pytest.mark.full
 @pairwise(strength=1, end=[signal.SIGKILL, signal.SIGTERM], last=[NAMES[0], NAMES[-1]])
 def test_a_run_that_is_killed_leaves_what_it_found_and_a_summary_that_says_how_far_it_came(end, last, tmp_path):
     program = f"""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes import run_python
 
 from partbench.gpu import smoke
 from partbench.gpu.cases import CASES, EXACT, Case
@@ -31,6 +31,7 @@ def test_there_is_a_case_for_every_operator_kind_and_dtype():
     assert len({str(case) for case in CASES}) == len(CASES)
 
 
+@pytest.mark.cases(usual=12)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_case_holds_where_there_is_no_gpu(case):
     backend = "cpu" if "cpu" not in obstacles() and case.layer.dtype != torch.float16 else "reference"
@@ -49,7 +50,7 @@ def test_a_wrong_result_is_told(case, monkeypatch):
         case.error("cpu", CPU)
 
 
-@pytest.mark.full
+@pytest.mark.weekly
 @pytest.mark.skipif(not INTERPRETED, reason="no interpreter of Triton here")
 def test_small_cases_run_interpreted_in_processes():
     said = smoke.run(["triton fused"], SMALL, seconds=600, limit=600)
@@ -73,6 +74,7 @@ for number in map(int, numbers):
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("processes", [1, 3])
 def test_a_crash_a_hang_and_a_lost_gpu_cost_one_case_each(processes, tmp_path, monkeypatch):
     (tmp_path / "worker.py").write_text(WORKER)
@@ -88,6 +90,7 @@ def test_a_crash_a_hang_and_a_lost_gpu_cost_one_case_each(processes, tmp_path, m
     }
 
 
+@pytest.mark.full
 def test_a_process_that_cannot_start_and_time_that_is_over_are_told(tmp_path):
     (tmp_path / "worker.py").write_text("raise ImportError('no such module')")
     worker = (sys.executable, str(tmp_path / "worker.py"))
@@ -112,8 +115,7 @@ def test_the_table_has_a_row_for_each_case_and_marks_what_is_wrong():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
 def test_without_a_gpu_it_says_so_and_fails():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "partbench.gpu.smoke"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = run_python("-m", "partbench.gpu.smoke", cwd=ROOT, environment=environment)
     assert done.returncode == 1
     for target in smoke.TARGETS:
         assert f"{target} cannot run: " in done.stdout

@@ -134,6 +134,7 @@ def test_a_kernel_made_wrong_is_refused(operator, monkeypatch):
             assert record.samples
 
 
+@pytest.mark.full
 @needs_cpu
 def test_a_wrong_kernel_is_refused_in_a_training_step_too(monkeypatch):
     right = cpu.linear_grad_weight

@@ -25,6 +25,7 @@ BACKEND = "cpu" if backends()["cpu"] == READY else "reference"
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc, which Linux has")
 
 
+@pytest.mark.cases(usual=1)
 @pairwise(
     scheme=["dense", "paper", "partkernels"],
     model=["mnist-cnn", "resnet-8", "resnet-9", "vit-tiny"],
@@ -67,6 +68,7 @@ def test_entropy_is_the_logarithm_of_the_number_of_assignments():
     assert bits / n == pytest.approx(entropy(THREE), rel=0.01)
 
 
+@pytest.mark.full
 def test_a_scheme_that_divides_nothing_of_a_model_is_said_and_the_others_are_measured(monkeypatch):
     monkeypatch.setitem(NAMED, "small", linear(16))
     records = memory.measure([Job("small", batch=2)], [BACKEND], processes=False)
@@ -77,6 +79,7 @@ def test_a_scheme_that_divides_nothing_of_a_model_is_said_and_the_others_are_mea
     assert {f"partkernels {BACKEND}", "dense", "floor"} <= {record.peer for record in records if record.samples}
 
 
+@pytest.mark.full
 def test_the_allocators_peak_of_a_linear_layer_is_that_of_its_tensors(monkeypatch):
     features, batch = 256, 8
     monkeypatch.setitem(NAMED, "small", linear(features))
@@ -88,7 +91,7 @@ def test_the_allocators_peak_of_a_linear_layer_is_that_of_its_tensors(monkeypatc
     assert kept + parameters <= peaks["backward"] <= kept + parameters + 4 * logits
 
 
-@pytest.mark.full
+@pytest.mark.weekly
 @linux_only
 def test_a_process_takes_what_its_allocator_does_and_what_libraries_add():
     job = Job("mnist-cnn", "dense", batch=64)
@@ -97,7 +100,7 @@ def test_a_process_takes_what_its_allocator_does_and_what_libraries_add():
         assert abs(resident[phase] - allocated[phase]) <= 0.1 * allocated[phase] + 12 * MIB
 
 
-@pytest.mark.full
+@pytest.mark.weekly
 @linux_only
 def test_forward_and_backward_of_a_layer_take_what_the_dense_layer_takes_plus_the_map_and_4_mib():
     size = 4096
@@ -110,7 +113,7 @@ def test_forward_and_backward_of_a_layer_take_what_the_dense_layer_takes_plus_th
         assert ours[phase] <= dense[phase] + size * size // 4 + 4 * MIB
 
 
-@pytest.mark.full
+@pytest.mark.weekly
 @pytest.mark.parametrize("model", ["resnet-14", "vit-tiny"])
 def test_training_takes_at_most_the_dense_models_peak_the_map_and_2_percent(model):
     dense = Job(model, "dense", batch=dict(PRESETS["full"].memory)[model])
@@ -120,12 +123,14 @@ def test_training_takes_at_most_the_dense_models_peak_the_map_and_2_percent(mode
     assert max(peak.by_allocator(ours).values()) <= 1.02 * max(peak.by_allocator(dense).values()) + map
 
 
+@pytest.mark.full
 @linux_only
 def test_a_process_that_fails_says_why():
     with pytest.raises(RuntimeError, match="model 'none' is unknown"):
         peak.by_process(Job("none"))
 
 
+@pytest.mark.full
 def test_what_cannot_run_here_is_told_and_the_others_are_measured():
     records = memory.measure([Job("mnist-cnn", batch=2)], ["cuda"], processes=False)
     missing = [record for record in records if record.missing]
@@ -134,6 +139,7 @@ def test_what_cannot_run_here_is_told_and_the_others_are_measured():
     assert {record.peer for record in records if record.samples} == {"dense", "paper", "partkernels nested", "floor"}
 
 
+@pytest.mark.full
 def test_nested_partitions_keep_no_map_and_need_no_more_than_the_dense_model():
     dense = Job("mnist-cnn", "dense", batch=32)
     nested = dataclasses.replace(dense, scheme="nested")

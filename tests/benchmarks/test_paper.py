@@ -21,7 +21,7 @@ from partnets.baselines import last_layer
 from partnets.data import load
 
 # Trainings of ten seconds to a minute.
-FULL = pytest.mark.full
+WEEKLY = pytest.mark.weekly
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def claims(made):
     return {claim.text: claim for claim in EXPERIMENTS[made.experiment].claims(pd.DataFrame(made.records))}
 
 
-@FULL
+@WEEKLY
 def test_lml_ranks_networks_by_their_informative_inputs(quick):
     found = claims(quick("input-selection"))
     assert len(found) == 5 and all(claim.holds for claim in found.values()), found
@@ -54,7 +54,7 @@ def test_equal_arithmetic_is_as_many_steps_where_all_units_are_first():
     assert validation.longer(0.5) > validation.longer(0.8) > validation.longer(0.9) > 1.2
 
 
-@FULL
+@WEEKLY
 def test_a_mask_keeps_what_is_informative(quick):
     (record,) = quick("input-mask").records
     informative, spurious = record["mask"][:15], record["mask"][15:]
@@ -62,7 +62,7 @@ def test_a_mask_keeps_what_is_informative(quick):
     assert sum(spurious) / 15 < 0.5 < 0.9 < sum(informative) / 15
 
 
-@FULL
+@WEEKLY
 def test_rotation_is_learned_from_rotated_digits_and_not_from_upright_ones(quick):
     made = quick("augmentation")
     found = claims(made)
@@ -71,12 +71,12 @@ def test_rotation_is_learned_from_rotated_digits_and_not_from_upright_ones(quick
     assert found["1297 upright, partitioned: rotation ≤ 20°"].holds
 
 
-@FULL
+@WEEKLY
 def test_a_feature_extractor_is_learned_from_chunks_better_than_from_a_validation_set(quick):
     assert all(claim.holds for claim in claims(quick("extractor")).values())
 
 
-@FULL
+@WEEKLY
 @pytest.mark.parametrize("name", ["retraining", "validation", "sensitivity", "regularisation", "moving"])
 def test_the_other_experiments_learn_and_tell(name, quick):
     made = quick(name)
@@ -85,7 +85,7 @@ def test_the_other_experiments_learn_and_tell(name, quick):
     assert made.text().count("| yes |") + made.text().count("| **no** |") == len(claims(made))
 
 
-@FULL
+@WEEKLY
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # of which peft asks
 def test_adapters_learn_and_tell(quick):
     pytest.importorskip("peft", reason="an experiment of its own extra")
@@ -98,9 +98,10 @@ def test_adapters_learn_and_tell(quick):
 RESULTS = sorted(report.RESULTS.glob("*.json"))
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize(
     "path",
-    [path if i % 4 == 0 else pytest.param(path, marks=pytest.mark.full) for i, path in enumerate(RESULTS)],
+    [path if i % 4 == 0 else pytest.param(path, marks=pytest.mark.weekly) for i, path in enumerate(RESULTS)],
     ids=[path.stem for path in RESULTS],
 )
 def test_every_experiment_draws_its_figure_from_its_committed_results(path, tmp_path):
@@ -143,6 +144,7 @@ def test_finished_trainings_are_kept_and_not_repeated(tmp_path):
     assert len(list(tmp_path.iterdir())) == 4
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", ["partitioned", "ensemble", "validation", "augerino", "retraining"])
 def test_an_interrupted_training_goes_on_to_the_same_result(method, tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "CHECKPOINT_EVERY", 3)
@@ -169,6 +171,7 @@ def test_an_interrupted_training_goes_on_to_the_same_result(method, tmp_path, mo
     assert result("interrupted") == whole
 
 
+@pytest.mark.full
 def test_decay_and_smoothing_learn_and_train_the_last_network(tmp_path):
     data = load("digits", rotated=True).subset(64)
     learner = Regularised(recipe("digits", quick=True), data, 0, steps=10, checkpoint=tmp_path / "x.checkpoint")
@@ -196,6 +199,7 @@ def test_the_last_layers_likelihood_takes_as_many_passes(tmp_path, monkeypatch):
     assert seen == [6] and math.isfinite(found["loss"]) and "rotation_min" in found["psi"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", [Learner, Regularised])
 def test_searches_share_the_steps_of_one_partitioned_run(kind, tmp_path):
     data = load("digits", rotated=True).subset(64)
@@ -206,7 +210,8 @@ def test_searches_share_the_steps_of_one_partitioned_run(kind, tmp_path):
     assert steps == [2] * 6
 
 
-@pytest.mark.parametrize("dataset", ["mnist", "cifar10", pytest.param("tiny-imagenet", marks=FULL)])
+@pytest.mark.full
+@pytest.mark.parametrize("dataset", ["mnist", "cifar10", pytest.param("tiny-imagenet", marks=WEEKLY)])
 def test_the_papers_data_sets_run_from_local_files(dataset, tmp_path, monkeypatch):
     image_files.write(dataset, tmp_path, monkeypatch)
     monkeypatch.setenv("PARTNETS_DATA", str(tmp_path))
@@ -225,6 +230,7 @@ def test_a_missing_data_set_is_named_with_the_place_where_it_was_looked_for(tmp_
         main(["augmentation", "--dataset", "cifar10", "--quick", "--out", str(tmp_path / "out")])
 
 
+@pytest.mark.full
 def test_the_page_of_the_documentation_is_made_of_the_committed_results():
     text = report.PAGE.read_text()
     assert report.filled(text, report.RESULTS) == text

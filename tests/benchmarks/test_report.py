@@ -168,6 +168,7 @@ def made(name: str) -> Document:
     return Document(PAGES[name]())
 
 
+@pytest.mark.cases(usual=2)
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_well_formed_and_loads_nothing(name):
     document = made(name)
@@ -193,6 +194,7 @@ def test_tables_show_the_figures_that_were_computed():
     assert ["partnets", "50.0 µs 50.0–50.0", "0.50× 0.50–0.50"] in document.rows
 
 
+@pytest.mark.full
 def test_the_summary_has_the_mean_the_range_and_the_worst_subnetwork():
     cases = [
         speed("training", "1×1×1", 1, **{"partkernels cpu": 1e-3}),
@@ -272,11 +274,13 @@ def test_words_from_a_file_cannot_become_markup():
         assert document.misplaced == [] and not [name for _, name, _ in document.attributes if name == "onload"]
 
 
+@pytest.mark.full
 def test_a_modified_commit_is_marked():
     assert "012345678, modified" in Document(page([results(speed(), modified=True)])).text
     assert "modified" not in Document(page([results(speed())])).text
 
 
+@pytest.mark.full
 def test_runs_on_one_machine_are_told_apart_by_commit():
     document = Document(page([whole(), whole(commit="fedcba9876543210")]))
     assert ["Linear, forward", "012345678", "1.50×"] in [row[:3] for row in document.rows]

@@ -38,6 +38,7 @@ def test_a_response_of_ridge_regression(method, tuned, tmp_path):
     assert record["validation"] >= 1 - 1e-3 and len(record["shown"]) == 41
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("hidden", stn_ridge.HIDDEN.values())
 def test_a_response_of_ridge_regression_for_all_hyperparameters(hidden, tmp_path):
     setting = {"method": "global", "seed": 0, "hidden": hidden, "steps": 1000}
@@ -70,6 +71,7 @@ def test_penn_treebank_is_read_from_local_files(tmp_path, monkeypatch):
     assert len(task.space) == 7
 
 
+@pytest.mark.full
 def test_alexnet_is_the_published_one():
     network = stn_cnn.AlexNet()
     assert sum(parameter.numel() for parameter in network.parameters()) == 23_272_281
@@ -77,6 +79,7 @@ def test_alexnet_is_the_published_one():
     assert sum(values is not None for one in hyper.named_values(network).values() for values in one) == 15
 
 
+@pytest.mark.cases(usual=2)
 @pairwise(strength=1, method=tuning.METHODS, name=["digits", "documentation"])
 def test_every_method_tells_what_it_found(name, method, tmp_path):
     if name == "digits":
@@ -93,7 +96,7 @@ def test_every_method_tells_what_it_found(name, method, tmp_path):
         assert record["values"].keys() == task.space.keys()
 
 
-@pytest.mark.full
+@pytest.mark.weekly
 @pytest.mark.parametrize("name", ["stn-ridge", "stn-cnn", "stn-lstm", "stn-lml", "stn-schedules", "stn-sensitivity"])
 def test_experiments_at_quick_size(name, tmp_path, capsys):
     from partbench.paper.__main__ import main
@@ -103,6 +106,7 @@ def test_experiments_at_quick_size(name, tmp_path, capsys):
     assert list(tmp_path.glob("*.png")) and name in EXPERIMENTS
 
 
+@pytest.mark.cases(usual=2, full=3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("peer", PEERS)
 def test_what_is_timed_is_the_same_layer(peer, dtype):
@@ -119,6 +123,7 @@ def test_time_is_counted_to_the_lowest_loss_of_the_other():
     assert tuning._share_of_time([(1.0, 0.31)], theirs) == math.inf
 
 
+@pytest.mark.full
 def test_every_training_has_a_checkpoint_of_its_own(tmp_path):
     tuner = tuning.Tuner(stn_cnn.digits_task(0, steps=3, examples=60), 0, tmp_path / "a.checkpoint")
     rates = [{f"drop{i}.rate": rate for i in range(4)} for rate in (0.01, 0.7)]
@@ -126,6 +131,7 @@ def test_every_training_has_a_checkpoint_of_its_own(tmp_path):
     assert found[0] != found[1] and len(list(tmp_path.iterdir())) == 2
 
 
+@pytest.mark.cases(usual=1, full=4)
 @pytest.mark.parametrize("dataset", stn_lml.StnLml.datasets)
 @pytest.mark.parametrize("method", stn_lml.LABELS)
 def test_tuning_without_a_validation_set_tells_what_it_found(dataset, method, tmp_path, monkeypatch):
@@ -137,6 +143,7 @@ def test_tuning_without_a_validation_set_tells_what_it_found(dataset, method, tm
     assert record["test"] > 0 and ("lml" in record) == method.startswith("lml")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", ["stn", "delta", "fixed"])
 def test_one_rate_by_every_schedule(method, tmp_path, monkeypatch):
     monkeypatch.setattr(stn_schedules, "documentation_parts", lambda seed, _: stn_lstm.documentation_parts(seed, 2000))
@@ -147,6 +154,7 @@ def test_one_rate_by_every_schedule(method, tmp_path, monkeypatch):
     assert len({each["validation"] for each in found}) == len(found)  # none is another one's training
 
 
+@pytest.mark.full
 def test_how_often_and_how_far(tmp_path):
     found = {}
     for variant in stn_sensitivity.VARIANTS[::3]:
@@ -158,6 +166,7 @@ def test_how_often_and_how_far(tmp_path):
     assert len(found) == 3
 
 
+@pytest.mark.full
 def test_the_curve_of_a_search_goes_on_from_one_training_to_the_next(tmp_path):
     task = stn_cnn.digits_task(0, steps=4, examples=60)
     curve = tuning.tuned(task, "grid", 0, tmp_path / "checkpoint")["curve"]

@@ -17,11 +17,13 @@
     }                                                                                    \
   } while (false)
 
-// Whether all is to be tested, however long it takes: FULL is set, and not empty.
-inline bool is_full() {
-  const char* const full = std::getenv("FULL");
-  return full != nullptr && *full != '\0';
+// Whether an environment variable is set and not empty: WEEKLY asks for everything, FULL for what CI runs.
+inline bool asks_for(const char* name) {
+  const char* const value = std::getenv(name);
+  return value != nullptr && *value != '\0';
 }
+inline bool is_weekly() { return asks_for("WEEKLY"); }
+inline bool is_full() { return asks_for("FULL") || is_weekly(); }
 
 // Two ways to run loops.
 inline void in_turn(int64_t count, const partkernels::cpu::Body& body) {

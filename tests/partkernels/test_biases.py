@@ -68,6 +68,7 @@ def test_the_gradient_of_rows_is_as_exact_as_torchs(shape, dim, layout, dtype, t
     assert ours.shape == (4, shape[dim]) and not ours[[0, 2, 3]].any()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["linear", "conv2d"])
 def test_operators_with_rows_are_well_registered_and_twice_differentiable(name):
     _, x_shape, shape = LAYERS[name]

@@ -12,6 +12,7 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 
 import pytest
+from processes import run_python
 
 from partkernels import build_info
 from partkernels.build_info import check_companion, digest
@@ -52,9 +53,7 @@ def installed(tmp_path, checkout) -> Path:
 def run(checkout: Path, installed: Path, *arguments: str) -> subprocess.CompletedProcess:
     """Python in the checkout's root, where it finds the checkout first."""
     environment = {**os.environ, "PYTHONPATH": str(installed)}
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=checkout, env=environment, capture_output=True, text=True, check=True
-    )
+    return run_python(*arguments, cwd=checkout, environment=environment, check=True)
 
 
 CALL = """
@@ -161,5 +160,5 @@ def test_what_is_missing_of_a_build_or_damaged_is_named(name, content, message, 
     else:
         (package / name).write_text(content)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PARTKERNELS_BACKEND": "cpu"}
-    done = subprocess.run([sys.executable, "-c", CALL], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = run_python("-c", CALL, cwd=tmp_path, environment=environment)
     assert done.returncode != 0 and message in done.stderr

@@ -128,7 +128,7 @@ def test_an_output_padding_that_no_stride_leaves_raises():
         pk.conv_transpose1d(torch.randn(2, 4, 9), torch.randn(4, 6, 3), partition, 1, stride=2, output_padding=2)
 
 
-@pytest.mark.full
+@pytest.mark.weekly
 @pytest.mark.parametrize("name", ["conv_transpose1d", "conv_transpose2d"])
 def test_transposed_ones_of_every_geometry(name):
     spatial = (5,) if name == "conv_transpose1d" else (5, 6)

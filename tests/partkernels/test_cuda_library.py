@@ -17,7 +17,7 @@ triton = pytest.importorskip("triton", reason="its package has the disassembler 
 ROOT = Path(__file__).parents[2]
 WHEELS = ROOT / "build" / "wheel"
 pytestmark = [
-    pytest.mark.full,  # nvcc takes minutes
+    pytest.mark.weekly(in_slices=False),  # nvcc takes minutes
     pytest.mark.skipif(shutil.which("nvcc") is None, reason="the CUDA compiler, nvcc, is not installed"),
 ]
 

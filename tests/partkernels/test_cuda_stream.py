@@ -72,6 +72,7 @@ print(*(ours.stream(device) for device in {devices}))
     return [int(number) for number in done.stdout.split()]
 
 
+@pytest.mark.full
 def test_a_weak_symbol_is_null_though_libtorch_cuda_is_loaded(libraries):
     assert streams(libraries, "weak", cuda="RTLD_LOCAL") == [0]
 

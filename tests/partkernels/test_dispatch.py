@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from processes import run_python
 from torch.utils.checkpoint import checkpoint
 
 import partkernels as pk
@@ -19,10 +18,8 @@ from partkernels.backend.cpu import operators as cpu
 from partkernels.backend.reference import operators as reference
 
 
-def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, env={**os.environ, **environment}
-    )
+def run(*arguments: str, **environment: str):
+    return run_python(*arguments, environment=os.environ | environment)
 
 
 @pytest.fixture
@@ -89,6 +86,7 @@ def one_at_a_time(compiled):
     return call
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_each_thread_asks_for_its_own_backend(compiled):
     x, weight, partition = example()
@@ -116,6 +114,7 @@ def test_each_thread_asks_for_its_own_backend(compiled):
     assert dispatch.requested() == "auto"
 
 
+@pytest.mark.full
 def test_a_backward_pass_in_a_thread_of_autograd_recomputes_on_the_backend_of_the_forward():
     """As on a GPU, whose backward passes run in threads of their own; here nested ones do, past 60 of them."""
     asked = []
@@ -153,7 +152,7 @@ def test_asking_for_a_backend_that_cannot_run_raises():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: Triton runs")
 def test_without_a_gpu_triton_says_so_and_names_its_interpreter():
     code = "import partkernels as pk; print(pk.backends()['triton']); pk.use_backend('triton').__enter__()"
-    done = run_python("-c", code, TRITON_INTERPRET="0")
+    done = run("-c", code, TRITON_INTERPRET="0")
     assert "no GPU" in done.stdout and "TRITON_INTERPRET=1" in done.stdout
     assert "RuntimeError: The backend 'triton' cannot run this: no GPU" in done.stderr
 
@@ -163,7 +162,7 @@ def test_interpreted_kernels_run_only_where_they_are_asked_for():
         "import torch, sys; from partkernels.backend import dispatch as d; d.choose('auto', torch.device('cpu'));"
         "print(d.backends()['triton'], 'partkernels.backend.triton.operators' in sys.modules)"
     )
-    assert run_python("-c", code, TRITON_INTERPRET="1").stdout.strip() == "ready False"
+    assert run("-c", code, TRITON_INTERPRET="1").stdout.strip() == "ready False"
 
 
 def test_an_unknown_backend_raises_and_names_the_known():
@@ -206,25 +205,25 @@ def test_a_library_that_does_not_load_is_explained(without_library):
 
 def test_the_environment_chooses_a_backend():
     code = "from partkernels.backend import dispatch as d; print(d.requested())"
-    assert run_python("-c", code, PARTKERNELS_BACKEND="reference").stdout.strip() == "reference"
-    wrong = run_python("-c", code, PARTKERNELS_BACKEND="mps")
+    assert run("-c", code, PARTKERNELS_BACKEND="reference").stdout.strip() == "reference"
+    wrong = run("-c", code, PARTKERNELS_BACKEND="mps")
     assert wrong.returncode != 0 and "PARTKERNELS_BACKEND names the backend 'mps'" in wrong.stderr
 
 
 def test_the_module_prints_versions_build_facts_and_backends():
-    printed = run_python("-m", "partkernels").stdout
+    printed = run("-m", "partkernels").stdout
     for expected in (pk.__version__, torch.__version__, "compiler", "reference", "cpu        ready"):
         assert expected in printed
 
 
 def test_the_report_takes_no_arguments():
-    done = run_python("-m", "partkernels", "cpu")
+    done = run("-m", "partkernels", "cpu")
     assert done.returncode == 2 and "unrecognized arguments: cpu" in done.stderr and not done.stdout
 
 
 def test_importing_initialises_no_gpu_and_downloads_nothing():
     code = "import partkernels, torch, socket; assert not torch.cuda.is_initialized(); print('fine')"
-    assert run_python("-c", code).stdout.strip() == "fine"
+    assert run("-c", code).stdout.strip() == "fine"
 
 
 @pytest.mark.parametrize(

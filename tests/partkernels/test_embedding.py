@@ -53,6 +53,7 @@ def test_rows_are_those_of_the_materialised_weight(count, kind, dtype, target):
         check(ids_of(37, (9,), target), weight, partition, active, target)
 
 
+@pytest.mark.cases(usual=2)
 @pairwise(
     dtype=[torch.int32, torch.int64],
     batch=[(), (0,), (1,), (2, 0, 3), (70,), (3, 2, 5)],
@@ -64,6 +65,7 @@ def test_ids_of_any_shape(dtype, batch, shape, target):
     check(ids_of(shape[0], batch, target, dtype), weight, partition, 2, target)
 
 
+@pytest.mark.cases(usual=4)
 @pairwise(layout=LAYOUTS, kind=["uniform", "stored"], target=EVERY)
 def test_weight_and_ids_of_any_strides(layout, kind, target):
     weight, partition = table((20, 70), torch.float32, kind, target)
@@ -73,6 +75,7 @@ def test_weight_and_ids_of_any_strides(layout, kind, target):
         check(each, in_layout(weight, layout), partition, 2, target)
 
 
+@pytest.mark.cases(usual=2)
 @EVERY_BACKEND
 def test_many_ids_are_divided_among_threads(target):
     weight, partition = table((40, 150), torch.float32, "normal", target)
@@ -96,6 +99,7 @@ def test_float16_where_a_backend_has_it(kind, target):
     check(ids_of(20, (7,), target), weight, partition, 2, target)
 
 
+@pytest.mark.cases(usual=3)
 @EVERY_BACKEND
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_shard_looks_up_its_own_rows_and_columns(kind, target):
@@ -154,6 +158,7 @@ def test_ids_out_of_range_raise_on_a_cpu(target, wrong, active):
         pk.embedding(torch.tensor([3, wrong]), weight, partition, active)
 
 
+@pytest.mark.full
 @EVERY_BACKEND
 def test_compiles_without_a_graph_break(target):
     weight, partition = table((15, 70), torch.float32, "uniform", target)

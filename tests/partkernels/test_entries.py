@@ -66,6 +66,7 @@ def test_they_are_what_a_mask_selects(shape, layout, dtype, target):
     check(tensor, pk.Partition.nested(shape, (0, ends[0], shape[0]), cols), target)
 
 
+@pytest.mark.full
 @given(
     shape=st.lists(st.integers(1, 7), min_size=1, max_size=5),
     count=st.sampled_from([1, 2, 3, 5, 17]),
@@ -80,6 +81,7 @@ def test_any_partition(shape, count, layout, seed):
         check(tensor_of(shape, layout, torch.float32), partition, target)
 
 
+@pytest.mark.cases(usual=3)
 @pytest.mark.parametrize("target", [DEFAULT, REFERENCE, *BY_ONE_PLAN], ids=str)
 def test_shards_and_threads(target):
     partition = pk.Partition.random((512, 256), (0.8, 0.1, 0.1), seed=0).to(target.device)
@@ -133,6 +135,7 @@ def test_entries_that_share_memory_cannot_be_written_apart(tensor):
     assert not tensor.any()
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("backend", ["auto", "reference", *INTERPRETED])
 def test_operators_are_registered_as_torch_wants_them(backend):
     partition = pk.Partition.random((4, 6), (0.5, 0.5), seed=0)

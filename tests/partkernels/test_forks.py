@@ -46,6 +46,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.skipif(pk.backends()["cpu"] != "ready", reason="the reference's own operators wait for threads in a child")
 def test_a_child_of_a_fork_does_small_work_alone():

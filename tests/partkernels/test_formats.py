@@ -143,6 +143,7 @@ def test_uniform_and_normal_have_the_moments_they_promise():
     assert normal.std() == pytest.approx(2, rel=0.01)
 
 
+@pytest.mark.full
 @given(count=st.integers(1, 256), rows=st.integers(1, 4), cols=st.integers(1, 70), data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_a_map_reads_back_what_was_packed(count, rows, cols, data):
@@ -184,6 +185,7 @@ def test_random_maps_rank_entries_by_their_philox_word(module, seed, rows, cols,
     assert [read_map(packed, i // cols, i % cols, bits) for i in order] == owners.tolist()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_large_random_map_is_the_same_on_every_backend_and_thread_count(backend):
     rows, cols, counts = 1500, 1111, [1_333_201, 166_649, 166_650]

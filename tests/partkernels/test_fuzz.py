@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from against_dense import BACKENDS, DTYPES, LAYOUTS, in_layout
 from fuzzing import Case, Draw, main, number_of, run_part
-from pairwise import is_full
+from tiers import Tier, tier
 from torch import Tensor
 
 import partkernels as pk
@@ -495,7 +495,7 @@ def case_of(draws: Callable[[Draw], Call]) -> Case:
 CASES = {name: case_of(draws) for name, draws in OPERATORS.items()}
 CASES |= {"partitions": partitions, "sizes": drawn_sizes}
 
-PARTS = 4 if is_full() else 1
+PARTS = 4 if tier() is Tier.WEEKLY else 1
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -6,14 +6,13 @@ import contextlib
 import dataclasses
 import os
 import resource
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from fuzzing import ROOT, SEED, Draw, main, number_of, run_part
+from processes import run_python
 from test_fuzz import BACKEND, OPERATORS, Call, described, drawn_partition, same
 from torch import Tensor
 
@@ -196,8 +195,8 @@ def test_wrong_calls_raise_and_change_nothing():
 def test_raw_operators_do_not_crash():
     """In a process of their own: of a crash the last case is told."""
     path = os.pathsep.join([str(ROOT / "tests"), os.environ["PYTHONPATH"]])
-    command = [sys.executable, "-W", "ignore", __file__, "raw", str(SEED), str(number_of(200, 5000, of_calls=0.5))]
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+    command = [__file__, "raw", str(SEED), str(number_of(200, 5000, of_calls=0.5))]
+    done = run_python(*command, environment=os.environ | {"PYTHONPATH": path})
     assert done.returncode == 0, f"{done.stdout.splitlines()[-2:]} ended with {done.returncode}: {done.stderr[:2000]}"
 
 

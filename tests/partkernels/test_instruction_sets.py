@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from against_dense import BACKENDS
+from processes import run_python
 
 NAMES = ["portable", "avx2", "avx512", "avx512_bf16", "avx512_amx"]
 ARMS = ["neon_bf16", "portable"]
@@ -22,8 +22,7 @@ pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="the cpu backend w
 def in_a_process(name: str, *arguments: str) -> subprocess.CompletedProcess:
     # The instruction set is chosen once in a process.
     environment = os.environ | {"PARTKERNELS_CPU_ISA": name, "TRITON_INTERPRET": "0"}
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    return run_python(*arguments, environment=environment, cwd=Path(__file__).parents[2])
 
 
 INSTRUCTION_SET = (
@@ -32,7 +31,7 @@ INSTRUCTION_SET = (
 
 
 # The C++ tests force each of them in the short run too.
-@pytest.mark.full
+@pytest.mark.weekly
 @pytest.mark.parametrize("name", NAMES)
 def test_operators_are_right_on_each_instruction_set(name):
     if torch.ops.partkernels_cpu.instruction_set() == name:

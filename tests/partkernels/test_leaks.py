@@ -61,6 +61,7 @@ def in_use():
     return found.uordblks + found.hblkhd
 
 
+@pytest.mark.full
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="the others have no memory of their own")
 @pytest.mark.parametrize("work", WORKS)
 def test_a_call_leaves_nothing(work):

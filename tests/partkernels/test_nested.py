@@ -139,6 +139,7 @@ def test_it_is_as_precise_as_the_dense_operator(case, dtype):
         Yardstick(dense, dtype).check(found[i])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", ["linear", "conv2d", "conv2d by depth", "conv_transpose1d"])
 def test_its_gradients_and_theirs_are_right(case):
     operator, x, weight, bias, partition, options = inputs(case)
@@ -168,6 +169,7 @@ def test_second_derivatives_are_the_equal_maps(case, active, update):
     assert not found[0][1][~partition.mask(update)].any()
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # as torch's own compiler does
 def test_transforms_compilers_and_autocast():
     _, x, weight, bias, partition, _ = inputs("linear", torch.float32)
@@ -229,6 +231,7 @@ def test_weights_and_rows_of_a_table(active, update):
     assert torch.equal(pk.embedding(ids, table, partition, active, update=update), reference)
 
 
+@pytest.mark.full
 @given(rows=SEGMENTS, cols=SEGMENTS, kernel=st.sampled_from([(), (2,)]))
 @settings(max_examples=80)
 def test_who_owns_an_entry(rows, cols, kernel):

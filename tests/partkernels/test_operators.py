@@ -160,6 +160,7 @@ def check(case: Case, dtype, kind, count, active, update, x_layout, weight_layou
         assert_within_twice_dense_error(torch.where(mask, ours[1], truth.to(dtype)), dense(2))
 
 
+@pytest.mark.cases(full=50)
 @pairwise(is_worth_it, case=CASES, dtype=DTYPES, target=TARGETS)
 def test_backends_compute_what_dense_pytorch_computes(case, dtype, target):
     check(case, dtype, "uniform", 3, 2, 2, "contiguous", "contiguous", "contiguous", target)
@@ -171,6 +172,7 @@ def test_images_wider_than_a_workspace(dtype, target):
     check(WIDE, dtype, "uniform", 3, 2, 2, "contiguous", "contiguous", "contiguous", target)
 
 
+@pytest.mark.cases(usual=5)
 @pytest.mark.parametrize("target", COMPILED, ids=str)
 @pytest.mark.parametrize("case", DEEP.values(), ids=DEEP)
 def test_errors_of_deep_products_grow_no_faster_than_dense_pytorchs(case, target):
@@ -204,6 +206,7 @@ def test_any_strides(case, which, layout, target):
     check(case, torch.float32, kind, 3, 2, 1, *layouts, target)
 
 
+@pytest.mark.cases(usual=10, full=20)
 @pairwise(is_worth_it, case=CASES, dtype=[torch.float32], target=TARGETS)
 def test_the_gradient_of_a_sum_has_stride_0_everywhere(case, dtype, target):
     # Whole numbers: every product and sum is exact, so that backends must agree to the bit. On a GPU cuDNN's are exact
@@ -221,6 +224,7 @@ def test_the_gradient_of_a_sum_has_stride_0_everywhere(case, dtype, target):
         torch.testing.assert_close(got, expected.to(dtype), rtol=0, atol=nearly)
 
 
+@pytest.mark.cases(usual=1, full=5)
 @pairwise(
     lambda name, kind, target: target in COMPILED or name not in SLOW or kind == "uniform",
     name=("linear three dimensions", "conv2d sixty-four channels", "conv2d groups"),
@@ -277,6 +281,7 @@ def test_subnetwork_weight_has_the_bits_of_the_reference(kind, shape, layout, dt
         assert not pk.subnetwork_weight(weight, partition, active).requires_grad
 
 
+@pytest.mark.cases(usual=2)
 @pytest.mark.parametrize("target", [Target("reference", "cpu"), *TARGETS], ids=str)
 @pytest.mark.parametrize("case", [LINEAR["odd"], CONV2D["odd"]])
 def test_dead_entries_never_reach_the_result(case, target):
@@ -339,6 +344,7 @@ def operator_calls(backend: str) -> dict[str, tuple]:
 OPERATORS = list(operator_calls("reference"))
 
 
+@pytest.mark.cases(usual=3, full=15)
 @pytest.mark.parametrize("backend", ["reference", *BACKENDS, *INTERPRETED])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_operators_are_well_registered(name, backend):
@@ -398,7 +404,8 @@ def updatable(name: str, args: tuple) -> list[bool]:
 
 
 # All backends have one set of formulas, and the reference takes longest.
-@pytest.mark.parametrize("backend", [pytest.param("reference", marks=pytest.mark.full), *BACKENDS])
+@pytest.mark.cases(usual=3)
+@pytest.mark.parametrize("backend", [pytest.param("reference", marks=pytest.mark.weekly), *BACKENDS])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_gradients_agree_with_finite_differences(name, backend):
     args = operator_calls(backend)[name]
@@ -460,6 +467,7 @@ def test_nothing_but_x_weight_and_map_is_saved(case, update):
     assert set(saved) == expected
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("case", [LINEAR["odd"], CONV2D["odd"], CONV2D["even kernel, same"]])
 @pytest.mark.parametrize("backend", ["reference", *BACKENDS])
 def test_compiles_without_a_graph_break(case, backend):
@@ -477,6 +485,7 @@ def test_compiles_without_a_graph_break(case, backend):
     assert all(torch.equal(a, b) for a, b in zip(eager, traced, strict=True))
 
 
+@pytest.mark.full
 def test_compiles_for_dynamic_batches_and_every_subnetwork():
     partition = pk.Partition.random((8, 2, 3, 3), (0.5, 0.3, 0.2), seed=0, defaults=pk.Normal(0.1, 0))
     weight = torch.randn(8, 2, 3, 3, requires_grad=True)

@@ -291,6 +291,7 @@ def test_operators_are_well_registered(step, has_map, backend):
     assert set(torch.library.opcheck(operator.default, args).values()) == {"SUCCESS"}
 
 
+@pytest.mark.cases(usual=4)
 @pytest.mark.parametrize("backend", ["reference", *BACKENDS])
 @every_step
 def test_compiles_without_a_graph_break(step, backend):
@@ -305,6 +306,7 @@ def test_compiles_without_a_graph_break(step, backend):
     assert all(map(torch.equal, twins, tensors))
 
 
+@pytest.mark.full
 def test_a_compiled_adam_is_not_compiled_again_for_every_step():
     compilations = 0
 

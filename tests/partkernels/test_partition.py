@@ -119,6 +119,7 @@ def test_256_partitions_fit():
     assert_same(pk.Partition(partition.shape, 256, partition.map), partition)
 
 
+@pytest.mark.full
 @settings(deadline=None)
 @given(
     st.integers(0, 10**9) | st.integers(0, 10**18),

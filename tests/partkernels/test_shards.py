@@ -82,6 +82,7 @@ def cuts(draw, kernel: int = 1, *, is_conv: bool = False) -> Cut:
     )
 
 
+@pytest.mark.full
 @given(cut=cuts())
 def test_a_shard_is_a_partition_with_the_owners_of_the_whole(cut):
     _, whole, shard = cut.made(Target("reference", "cpu"))
@@ -103,6 +104,7 @@ def test_the_weight_of_a_shards_subnetwork_is_that_part_of_the_wholes(target, cu
     assert torch.equal(ours, cut.of(expected)) and torch.equal(ours_grad, cut.of(grad))
 
 
+@pytest.mark.cases(usual=2)
 @on_every_target(cuts())
 def test_a_shards_products_with_unit_vectors_are_that_part_of_the_whole_weight(target, cut):
     weight, whole, shard = cut.made(target)

@@ -60,6 +60,7 @@ def test_a_stack_of_weights_is_mapped_over(case):
     assert_alike(ours, theirs, lambda f: torch.vmap(f, (None, -1, None)), x, weights, rows)
 
 
+@pytest.mark.full
 def test_vmap_compiles(case):
     torch.compiler.reset()  # otherwise the graphs of other tests count towards its limit
     ours, theirs, (x, *others) = case

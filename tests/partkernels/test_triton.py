@@ -53,6 +53,7 @@ def by_reference(weight: Tensor, partition: pk.Partition, active: int) -> Tensor
 TILES = [Config(16, 16, 4, 1), Config(64, 32, 4, 3), Config(32, 64, 2, 2), Config(128, 256, 8, 3)]
 
 
+@pytest.mark.cases(usual=2, full=5)
 @pairwise(
     # Interpreted, these take seconds each: every tile in one dtype, and every dtype in one tile. The largest in float32
     # is more than an H200's shared memory.
@@ -76,6 +77,7 @@ def test_products_with_unit_vectors_are_the_references_bits_whatever_the_tile(de
         assert torch.equal(rows, expected)
 
 
+@pytest.mark.cases(usual=2, full=3)
 @pytest.mark.parametrize("tile", TILES[1:], ids=str)
 @pytest.mark.parametrize("channels", [20, 64])
 def test_convolutions_of_single_pixels_are_the_references_bits_whatever_the_tile(channels, tile):
@@ -92,6 +94,7 @@ def test_convolutions_of_single_pixels_are_the_references_bits_whatever_the_tile
         assert torch.equal(torch.autograd.grad(pk.conv2d(x, weight, partition, 1), x, grad)[0], expected)
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("shape", [(3, 40, 130), (40, 130), (2, 3, 5, 130), (1, 40, 1, 130)])
 def test_sums_that_several_programs_share(shape, monkeypatch):
     # Whole numbers: every product and sum is exact.
@@ -130,6 +133,7 @@ def test_rows_of_any_strides():
         assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+@pytest.mark.full
 def test_offsets_beyond_32_bits():
     # Memory that is never touched but for a few pages.
     memory = torch.empty((1 << 31) + 4096, dtype=torch.bfloat16, device=DEVICE)
@@ -242,6 +246,7 @@ SHARING = [(), (1,), (1, 1), *((2 + i, 1 + 2 * i) for i in range(15)), (66, 520)
 SHARING += [(4, 3, 2, 2), (2, 3, 4, 2, 2)]
 
 
+@pytest.mark.cases(usual=1, full=2)
 @pairwise(work=["sgd_steps", "adam_steps"], dtype=[torch.bfloat16, torch.float64], has_map=[True, False])
 def test_tensors_that_share_a_launch_are_stepped_as_if_each_had_its_own(work, dtype, has_map, launched, monkeypatch):
     generator = torch.Generator().manual_seed(3)
@@ -502,6 +507,7 @@ def test_a_convolution_by_pytorch_allocates_no_second_output(active, monkeypatch
     assert y.shape == (2, 6, 3, 3) and grad.shape == x.shape
 
 
+@pytest.mark.full
 def test_large_weights_are_rebuilt_slice_by_slice(monkeypatch):
     partition, weight = layer((130, 200), pk.Uniform(0.1, 0), torch.float32)
     expected = by_reference(weight, partition, 2)
@@ -543,6 +549,7 @@ def a_step(shape: tuple[int, ...] = (40, 70)):
 SHAPES = [(40, 70), (16, 64, 3, 3)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("shape", SHAPES)
 def test_compiles_without_a_graph_break(shape):
     step, x, weight = a_step(shape)
@@ -553,6 +560,7 @@ def test_compiles_without_a_graph_break(shape):
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("shape", SHAPES)
 def test_activation_checkpointing_gives_the_same_bits(shape):
     step, x, weight = a_step(shape)
@@ -561,6 +569,7 @@ def test_activation_checkpointing_gives_the_same_bits(shape):
     assert all(torch.equal(a, b) for a, b in zip(eager, again, strict=True))
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_autocast_runs_in_the_lower_precision(shape):
     step, x, weight = a_step(shape)

@@ -15,8 +15,9 @@ MOST = (1 << 31) - 1, 65535, 65535
 
 
 # "corners" and "pairs" are translated to Triton's own code, which shows most mistakes; "compile" makes machine code.
+@pytest.mark.full
 @pytest.mark.parametrize(
-    "work", ["corners", *(pytest.param(work, marks=pytest.mark.full) for work in ("pairs", "compile"))]
+    "work", ["corners", *(pytest.param(work, marks=pytest.mark.weekly) for work in ("pairs", "compile"))]
 )
 def test_every_kernel_compiles_in_every_specialisation(work):
     failures = json.loads(compiling(HERE / "specialisations.py", work))
@@ -24,17 +25,18 @@ def test_every_kernel_compiles_in_every_specialisation(work):
 
 
 @needs_oldest
-@pytest.mark.full
+@pytest.mark.weekly
 def test_the_oldest_triton_takes_every_kernel():
     failures = json.loads(compiling(HERE / "specialisations.py", "corners", triton=OLDEST))
     assert not failures, "\n".join(failures)
 
 
-@pytest.mark.full
+@pytest.mark.weekly
 def test_what_changes_from_call_to_call_compiles_no_kernel_again():
     assert json.loads(compiling(HERE / "specialisations.py", "again")) == []
 
 
+@pytest.mark.full
 def test_huge_weights_and_batches_have_grids_that_cuda_launches():
     launches = json.loads(compiling(HERE / "grids.py"))
     too_large = [launch for launch in launches if any(n > most for n, most in zip(launch[-1], MOST, strict=False))]

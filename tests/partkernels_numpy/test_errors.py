@@ -248,6 +248,7 @@ def test_values_of_stored_defaults_are_a_copy():
     np.testing.assert_array_equal(stored.array, ones(2, 2))
 
 
+@pytest.mark.full
 def test_an_instruction_set_that_is_not_there(tmp_path):
     import os
     import subprocess

@@ -59,6 +59,7 @@ def test_many_threads_of_python_call_at_once():
             np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.full
 def test_python_goes_on_during_a_call():
     x, weight, partition = layer(np.float64)
     x, seen, stop = np.concatenate([x] * 100), [], threading.Event()
@@ -83,6 +84,7 @@ def _in_a_child(queue):
     queue.put((pkn.threads(), pkn.linear(x, weight, partition, 1)))
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork")
 def test_a_forked_process_has_threads_of_its_own():
     x, weight, partition = layer()
@@ -102,6 +104,7 @@ def test_a_forked_process_has_threads_of_its_own():
         assert child.exitcode == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("asked", "threads"), [("3", 3), (" 3,2", 3), *((no, len(os.sched_getaffinity(0))) for no in ("", "many", "0"))]
 )
@@ -112,6 +115,7 @@ def test_as_many_threads_as_the_environment_asks_for(asked, threads):
     assert int(done.stdout) == threads
 
 
+@pytest.mark.full
 def test_as_many_threads_as_processors_that_may_be_used():
     code = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])"
     code += "; import partkernels_numpy as pkn; print(pkn.threads())"
@@ -138,11 +142,13 @@ time.sleep(0.2)
 """
 
 
+@pytest.mark.full
 def test_a_program_ends_while_others_of_its_threads_compute():
     done = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.full
 def test_what_is_imported_needs_no_torch():
     code = "import sys, partkernels_numpy; print('torch' in sys.modules, 'partkernels' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -409,7 +409,7 @@ but a quarter: half of the units of every layer) this one does; less, where laye
 model's inputs or asked for its outputs. Then comes how many layers with weights hand on their live units alone.
 
 Made by `python tests/partnets/architectures.py > docs/models.md` on {date}, with PyTorch {torch}, timm {timm}, torchvision
-{torchvision} and transformers {transformers}, on a CPU. Nothing is downloaded. `make test FULL=1` tries every row again, some nested. How it
+{torchvision} and transformers {transformers}, on a CPU. Nothing is downloaded. `make test WEEKLY=1` tries every row again, some nested. How it
 works, and what is refused: [layers](layers.md#what-is-not-in-the-table)."""  # noqa: E501
 
 

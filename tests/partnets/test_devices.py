@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from elsewhere import DEVICE, Elsewhere, elsewhere, put
-from pairwise import is_full, pairwise
+from pairwise import pairwise
+from tiers import Tier, tier
 from torch import Tensor, nn
 
 import partkernels as pk
@@ -69,7 +70,8 @@ def trained(model: nn.Module, scheme: str, x: Tensor, y: Tensor) -> list[Tensor]
     return [one.detach().cpu() for one in found]
 
 
-@pairwise(strength=1, name=[*MODELS], scheme=["weight", "nested", *(["node"] if is_full() else [])])
+@pytest.mark.cases(usual=0, full=2)
+@pairwise(strength=1, name=[*MODELS], scheme=["weight", "nested", *(["node"] if tier() > Tier.USUAL else [])])
 def test_everything_is_where_the_model_is_and_as_on_the_cpu(name, scheme):
     make, shape = MODELS[name]
     x, y = torch.randn(4, *shape), torch.tensor([0, 1, 2, 1])
@@ -96,6 +98,7 @@ def looking_ahead(how, place) -> list[Tensor]:
     return [parameter.detach().cpu() for parameter in model.parameters()]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", [partnets.Lookahead(), partnets.Lookahead(exact=False), partnets.Implicit()], ids=str)
 def test_what_looks_ahead_does_so_there(how):
     with pk.use_backend("reference"):

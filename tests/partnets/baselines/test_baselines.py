@@ -108,6 +108,7 @@ def test_psi_alone_gets_a_gradient_where_the_live_network_is_not_updated(active,
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
+@pytest.mark.full
 def test_psi_is_shared_and_learns_from_every_network():
     model, mask = ensemble()
     one = partnets.Trainer(model, partnets.chunk(examples(), PROPORTIONS), hyper=mask, batch_size=8)
@@ -132,6 +133,7 @@ def run(build, sampling=None, changed=None):
     return [copies(weights(network)) for network in model.networks], copies(moments), one.history.lml["lml"]
 
 
+@pytest.mark.full
 def test_what_is_learned_from_a_chunk_never_reaches_earlier_networks():
     def build(data):
         return ensemble()[0], partnets.chunk(data, PROPORTIONS)
@@ -143,6 +145,7 @@ def test_what_is_learned_from_a_chunk_never_reaches_earlier_networks():
             assert all(map(torch.equal, *pair)) == (j < k)
 
 
+@pytest.mark.full
 def test_the_validation_set_never_reaches_a_weight():
     def build(data):
         return held_out(nn.Sequential(hyper.InputMask(4), nn.Linear(4, 2)), data, validation=0.25)
@@ -237,6 +240,7 @@ def test_psi_stays_in_standard_training():
     assert torch.equal(mask.logits, torch.zeros(4)) and mask.logits.requires_grad
 
 
+@pytest.mark.full
 def test_a_run_of_an_ensemble_resumes_with_the_same_bits(tmp_path):
     def fresh():
         torch.manual_seed(0)

@@ -14,7 +14,7 @@ from partnets.baselines import bilevel, hypergradient, schedules
 SGD = partial(torch.optim.SGD, lr=0.15)
 # With the usual 0.9 it would still swing about the best λ after the steps that there are.
 ADAM = partial(torch.optim.Adam, lr=0.2, betas=(0.5, 0.99))
-SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 6))]
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.weekly) for seed in range(1, 6))]
 DESCENTS = [
     {"method": "conjugate_gradients"},
     {"method": "neumann", "alpha": 0.15},
@@ -33,6 +33,7 @@ def lowest(ridge, low=-8.0, high=4.0):
     return min(ridge.reached(one(value)) for value in torch.linspace(low, high, 200).tolist())
 
 
+@pytest.mark.cases(usual=0, full=2)
 @pytest.mark.parametrize("seed", SEEDS)
 @pairwise(strength=1, options=DESCENTS, start=[-5.0, 1.5])
 def test_descent_comes_within_a_hundredth_of_the_way_to_the_best_penalty(options, start, seed):
@@ -44,6 +45,7 @@ def test_descent_comes_within_a_hundredth_of_the_way_to_the_best_penalty(options
     assert reached < 1.01 * best and reached - best < 0.01 * (ridge.reached(one(start)) - best)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", SEEDS)
 def test_descent_of_twenty_penalties_beats_the_best_single_one(seed):
     ridge = Ridge(seed)
@@ -54,10 +56,11 @@ def test_descent_of_twenty_penalties_beats_the_best_single_one(seed):
     assert ridge.reached(result.hyper) < 0.97 * lowest(ridge)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
     ("hidden", "start"),
-    [(0, -3.0), (16, 2.0), *(pytest.param(*case, marks=pytest.mark.full) for case in [(0, 2.0), (16, -3.0)])],
+    [(0, -3.0), (16, 2.0), *(pytest.param(*case, marks=pytest.mark.weekly) for case in [(0, 2.0), (16, -3.0)])],
 )
 def test_a_best_response_comes_within_a_twentieth(hidden, start, seed):
     ridge = Ridge(seed)
@@ -173,6 +176,7 @@ def test_the_optimisers_state_is_kept_between_outer_steps(method):
     assert not any(state["momentum_buffer"].requires_grad for one in made for state in one.state.values())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", ["conjugate_gradients", "neumann", "unrolled", "truncated", "best_response"])
 def test_the_weight_decay_of_a_network_learns(method):
     # Of noise nothing is to be learned, so the more decay the better.

@@ -11,7 +11,7 @@ from torch import nn
 from partnets.baselines import hypergradient
 
 SGD = partial(torch.optim.SGD, lr=0.2)
-SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 6))]
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.weekly) for seed in range(1, 6))]
 
 
 def penalties(count, at=-1.0):
@@ -22,6 +22,7 @@ def error(found, exact):
     return ((found.gradient - exact).norm() / exact.norm()).item()
 
 
+@pytest.mark.cases(usual=4)
 @pytest.mark.parametrize("count", [1, 20])
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
@@ -150,6 +151,7 @@ def test_evaluations_are_counted_and_each_loss_is_called_once_for_a_batch(option
     assert found.evaluations == expected and called == {"train": calls, "validate": 1}
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("method", ["conjugate_gradients", "neumann", "unrolled"])
 def test_a_network_by_functional_call_has_the_gradient_of_finite_differences(method, dtype):

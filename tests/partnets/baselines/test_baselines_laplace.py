@@ -51,6 +51,7 @@ def library():
     pytest.importorskip("laplace", reason="baselines.laplace needs laplace-torch")
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("batch_size", [7, 256])
 def test_it_is_the_evidence_by_hand(batch_size):
@@ -72,6 +73,7 @@ def test_psi_is_no_weight_and_everything_is_left_as_it_was():
     assert all(module.training for module in model.modules())
 
 
+@pytest.mark.cases(usual=2)
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("structure", ["diag", "kron", "full"])
 def test_labels_that_can_be_learned_have_more_evidence_than_those_of_chance(structure):

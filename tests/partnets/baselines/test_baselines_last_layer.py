@@ -57,6 +57,7 @@ def test_the_divergence_is_that_of_normal_distributions():
     torch.testing.assert_close(found.divergence(), expected)
 
 
+@pytest.mark.full
 def test_the_bound_is_below_the_marginal_likelihood():
     torch.manual_seed(1)
     x, y = torch.randn(4, 4).double(), torch.tensor([0, 2, 1, 1])
@@ -89,6 +90,7 @@ class Turn(hyper.Hyperparameter):
         )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("turns", [True, False])
 def test_an_invariance_is_learned_where_there_is_one(turns):
     """Classes by the distance from the centre, or by the angle."""

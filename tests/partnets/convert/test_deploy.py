@@ -43,6 +43,7 @@ def test_it_is_of_torch_alone_and_gives_the_same_bits_each_time(name):
     torch.testing.assert_close(pickle.loads(pickled)(x), network(x))
 
 
+@pytest.mark.full
 def test_nothing_of_a_training_stays():
     layers = nn.Flatten(), hyper.InputMask(64), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
     model = partnets.partition(hyper.Averaged(hyper.Affine(), nn.Sequential(*layers)), PROPORTIONS)

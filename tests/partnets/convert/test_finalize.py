@@ -47,6 +47,7 @@ def same(first, second):
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mode", MODES)
 def test_the_model_is_ordinary_has_the_found_hyperparameters_and_shares_nothing(mode):
     model = trained()
@@ -61,6 +62,7 @@ def test_the_model_is_ordinary_has_the_found_hyperparameters_and_shares_nothing(
     assert same(model, before) and all(p.requires_grad for p in model.parameters())
 
 
+@pytest.mark.full
 def test_it_computes_what_the_whole_network_computes():
     model = trained()
     ordinary = partnets.finalize(model, "finetune")
@@ -179,6 +181,7 @@ def test_layers_start_as_they_started(make, defaults):
             assert not torch.equal(one, other) and abs(share - 1) < 4 / other.numel() ** 0.5, name
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mode", ["finetune", "retrain"])
 def test_any_loop_trains_it(mode):
     ordinary = partnets.finalize(trained(), mode)
@@ -196,6 +199,7 @@ def test_any_loop_trains_it(mode):
     assert ordinary.augmentation.values() == found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mode", ["finetune", "retrain"])
 def test_a_trainer_trains_it_on_all_of_the_data(mode):
     ordinary = partnets.finalize(trained(), mode)
@@ -205,6 +209,7 @@ def test_a_trainer_trains_it_on_all_of_the_data(mode):
     assert not any(map(torch.equal, ordinary.network.parameters(), before.network.parameters()))
 
 
+@pytest.mark.full
 def test_a_fresh_network_depends_on_the_seed_and_not_on_what_was_learned():
     few, many = trained(steps=2), trained(steps=6)
     many.augmentation.load_state_dict(few.augmentation.state_dict())
@@ -213,6 +218,7 @@ def test_a_fresh_network_depends_on_the_seed_and_not_on_what_was_learned():
     assert not any(torch.equal(first[i].weight, other[i].weight) for i in (0, 4, 6))
 
 
+@pytest.mark.full
 def test_drawing_a_fresh_network_leaves_all_random_states():
     model = trained()
     before = torch.get_rng_state(), random.getstate()
@@ -220,6 +226,7 @@ def test_drawing_a_fresh_network_leaves_all_random_states():
     assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("defaults", ["seed", "zero"])
 def test_a_fresh_layer_starts_as_torchs(defaults):
     fresh = partnets.finalize(trained(defaults=defaults), "retrain", seed=1).network
@@ -239,6 +246,7 @@ def flat(make):
     return lambda: nn.Sequential(nn.Flatten(), make())
 
 
+@pytest.mark.full
 def test_a_fresh_mlp_starts_as_the_mlp_does():
     fresh = partnets.finalize(trained(flat(lambda: models.MLP(36, (50,), 3))), "retrain").network[1]
     for layer, fan_in in ((fresh[0], 36), (fresh[2], 50)):
@@ -246,6 +254,7 @@ def test_a_fresh_mlp_starts_as_the_mlp_does():
         assert not layer.bias.any()
 
 
+@pytest.mark.full
 def test_a_fresh_fixup_network_starts_as_fixup_does():
     fresh = partnets.finalize(trained(lambda: models.FixupResNet(8, in_channels=1, classes=3)), "retrain").network
     start = models.FixupResNet(8, in_channels=1, classes=3)
@@ -304,6 +313,7 @@ def ensemble():
     return mask, baselines.Ensemble([one(), one()])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mode", MODES)
 def test_of_whole_networks_it_is_the_last(mode):
     mask, model = ensemble()

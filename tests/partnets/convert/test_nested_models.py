@@ -145,6 +145,7 @@ def parameters(model):
     }
 
 
+@pytest.mark.cases(usual=2)
 @pytest.mark.parametrize("name", MODELS)
 def test_later_partitions_are_not_read_and_nothing_else_learns(name):
     model, x = made(name)
@@ -171,6 +172,7 @@ def test_later_partitions_are_not_read_and_nothing_else_learns(name):
                     assert not parameter.grad[~owned(model, update)[key]].any(), key
 
 
+@pytest.mark.cases(usual=4)
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_narrow_computes_the_same(name):
     model, x = made(name)
@@ -191,6 +193,7 @@ def test_what_is_narrow_computes_the_same(name):
             torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.cases(usual=4)
 @pytest.mark.parametrize("name", MODELS)
 def test_merged_subnetworks_are_smaller_and_ordinary(name):
     model, x = made(name)
@@ -214,6 +217,7 @@ def nestings(model):
     return found
 
 
+@pytest.mark.full
 def test_units_follow_what_a_layer_computes_with():
     found = nestings(made("residual")[0])
     sixteen, eight = (8, 12, 16), (4, 6, 8)
@@ -230,6 +234,7 @@ def test_units_follow_what_a_layer_computes_with():
     assert found["embed"][1] == ((5, 5, 5),) and found["last"][0] == ((4, 4, 4),)
 
 
+@pytest.mark.full
 def test_parameters_of_a_modules_own_nest_if_they_are_added_to_units():
     model, _ = made("attending")
     assert isinstance(model.partitions["token"], partkernels.NestedPartition)
@@ -238,6 +243,7 @@ def test_parameters_of_a_modules_own_nest_if_they_are_added_to_units():
     assert model.partitions == {} and dict(model.named_parameters())["scale"].shape == (3, 16, 1, 1)
 
 
+@pytest.mark.full
 def test_the_model_is_as_it_was_and_random_states_too():
     model = Residual().train()
     before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
@@ -424,6 +430,7 @@ class Branches(nn.Module):
         return self.head(torch.relu(self.body(h)).mean(1))
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize(("how", "count", "most"), [("few", 8, 1), ("few", 8, 2), ("all", 16, 4), ("masked", 16, 4)])
 @pytest.mark.parametrize("rows", [1, 64])
 def test_what_an_example_does_not_call_works_all_the_same(rows, how, count, most):
@@ -584,6 +591,7 @@ def test_attention_of_one_token_hides_what_it_scales_by(length, attention):
         assert model.a.is_narrow is may_be_narrow
 
 
+@pytest.mark.full
 def test_a_compiled_model_and_inference_mode_make_the_same():
     network, x = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 3)), torch.randn(4, 5)
     models = [copy.deepcopy(network), torch.compile(copy.deepcopy(network), backend="eager"), network]
@@ -687,6 +695,7 @@ class OwnLinear(nn.Linear):
     pass
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("kind", [nn.Linear, OwnLinear])
 def test_weights_that_have_learned_are_told_of(kind):
     torch.manual_seed(0)
@@ -719,6 +728,7 @@ def network():
     return nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
+@pytest.mark.full
 def test_the_search_is_the_same_each_time():
     found = set()
     junk = []
@@ -784,6 +794,7 @@ def test_one_partition_is_all_of_the_network():
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["residual", "attending", "encoder"])
 def test_copies_and_files(name):
     model, x = made(name)
@@ -817,6 +828,7 @@ def test_a_checkpoint_of_another_scheme_is_refused_both_ways():
         assert torch.equal(value, found) if isinstance(value, torch.Tensor) else value == found
 
 
+@pytest.mark.full
 def test_a_merged_norm_of_few_units_takes_all():
     model, x = made("encoder")
     merged = partnets.merge(model.eval(), 1)
@@ -845,6 +857,7 @@ def test_a_layer_alone_divides_its_outputs():
     assert partnets.LayerNorm(4, proportions=(0.5, 0.5), scheme="nested").nesting is None
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("mode", [True, False])
 def test_heads_that_compute_in_training_alone_nest_too(mode):
     class WithAuxiliary(nn.Module):
@@ -962,6 +975,7 @@ class Concatenated(nn.Module):
         return self.last(F.relu(self.norm(torch.cat([self.wide(x), self.narrow(x)], 1))).mean((2, 3)))
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("trained", [False, True])
 def test_running_statistics_are_those_of_the_unit(trained):
     """Those that a norm came with, and those that it follows."""
@@ -1063,6 +1077,7 @@ def test_a_model_without_memory_is_refused():
         partnets.partition(model, PROPORTIONS, scheme="nested", example=torch.randn(4, 5))
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("scheme", ["nested", "weight"])
 def test_merged_layers_know_nothing_of_partitions(scheme):
     """Else they would go on with it where they are partitioned again."""
@@ -1076,6 +1091,7 @@ def test_merged_layers_know_nothing_of_partitions(scheme):
             assert again(x).isfinite().all()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("code", [lambda y: y - y.mean(-1, keepdim=True), lambda y: y.flip(-1)])
 def test_hooks_on_layers_are_a_part_of_the_model(code):
     class Of(nn.Module):
@@ -1104,6 +1120,7 @@ def test_hooks_on_layers_are_a_part_of_the_model(code):
     assert [hooked[i].is_narrow for i in (0, 3)] == [written[i].is_narrow for i in (0, 3)]
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore")  # what tracing says of sizes that it takes for constants
 def test_a_merged_norm_of_an_uneven_group_is_traced():
     model, x = nn.Sequential(nn.Conv2d(3, 24, 3), nn.GroupNorm(4, 24), nn.ReLU(), nn.Conv2d(24, 3, 3)), images()
@@ -1145,6 +1162,7 @@ READ = {
 }
 
 
+@pytest.mark.cases(usual=6)
 @pytest.mark.parametrize("what", READ)
 def test_who_reads_a_norm_reads_the_same_merged(what):
     norm, read = READ[what]
@@ -1258,6 +1276,7 @@ def test_methods_that_a_module_keeps_are_those_of_the_merged_one(scheme, is_inne
         assert own.gain.grad is not None and own.helper.model is own and own.steps[0].__self__ is own
 
 
+@pytest.mark.full
 def test_a_compiled_forward_is_that_of_the_merged_one():
     x = torch.randn(6, 4)
     model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
@@ -1284,6 +1303,7 @@ class Kinds(nn.Module):
         return self.last(torch.cat([x, x.mean(-1, keepdim=True)], -1))
 
 
+@pytest.mark.full
 def test_merged_norms_are_norms_to_who_asks():
     model, x = Kinds(), torch.randn(6, 4)
     partnets.partition(model, PROPORTIONS, scheme="nested", example=x)
@@ -1295,6 +1315,7 @@ def test_merged_norms_are_norms_to_who_asks():
         assert type(merged.layers[1]) in (LiveUnits, nn.LayerNorm)
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize(("norm_first", "padded"), [(True, True), (False, False)])
 def test_merged_transformers_are_their_subnetworks_on_torchs_fast_path_too(norm_first, padded):
     """Without gradients torch reads the parameters of a layer's norms, and does not call them."""

@@ -170,6 +170,7 @@ def test_it_is_saved_merged_and_trained_on_as_before(tmp_path):
     assert all(map(torch.equal, model.parameters(), again.parameters()))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("make", ["Adam", "RMSprop"])
 def test_a_trainer_is_saved_and_loaded_with_partitions_that_have_moved(make, tmp_path):
     def trainer():

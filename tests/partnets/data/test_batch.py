@@ -62,6 +62,7 @@ EXAMPLES = {
 }
 
 
+@pytest.mark.cases(usual=5)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_of_every_form_train_and_evaluate_as_tensors_do(name):
     make, example = EXAMPLES[name]
@@ -175,6 +176,7 @@ def transposed(model, batch):
     return model(**batch).logits.transpose(1, 2), labels
 
 
+@pytest.mark.cases(usual=0, full=4)
 @pytest.mark.parametrize("batch_size", [1, 3, 16])
 @pytest.mark.parametrize("how", [{"loss": of_tokens}, {"loss": each_token}, {"forward": transposed}])
 def test_lml_is_the_sum_over_real_tokens_whatever_the_batches(how, batch_size):
@@ -202,6 +204,7 @@ def next_token(model, batch):
     return logits[:, :-1].transpose(1, 2), batch["labels"][:, 1:]
 
 
+@pytest.mark.full
 def test_a_language_model_sums_over_the_tokens_that_it_predicts():
     sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 8, "attn_pdrop": 0.0, "embd_pdrop": 0.0}
     torch.manual_seed(3)

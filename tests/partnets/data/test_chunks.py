@@ -55,6 +55,7 @@ def test_a_fingerprint_knows_the_split_and_the_examples():
     assert len({found(data()), *others}) == 6
 
 
+@pytest.mark.full
 def test_a_list_is_known_by_its_examples_as_tensors_are():
     def found(examples):
         return partnets.chunk(examples, (0.5, 0.5)).fingerprint
@@ -200,7 +201,7 @@ class Huge(Dataset):
 
 
 @pytest.mark.filterwarnings("ignore:the partitions have")
-@pytest.mark.parametrize("n", [10**6, pytest.param(10**8, marks=pytest.mark.full)])
+@pytest.mark.parametrize("n", [10**6, pytest.param(10**8, marks=pytest.mark.weekly)])
 def test_a_data_set_takes_eight_bytes_an_example_and_is_read_as_it_is_needed(n):
     huge, few = Huge(n), 500
     model = partnets.partition(nn.Linear(4, 2), (0.8, 0.2))
@@ -221,6 +222,7 @@ def test_the_last_of_many_examples_is_found():
     assert len(partnets.Chunks(Huge(n), torch.arange(n), [n]).fingerprint) == 33
 
 
+@pytest.mark.full
 def test_subsets_of_chunks_are_those_of_torch():
     chunks = partnets.chunk(Squares(), (0.5, 0.5))
     numbers = chunks.indices(1).tolist()

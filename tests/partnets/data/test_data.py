@@ -138,6 +138,7 @@ def test_what_cannot_be_normalised_raises(use, error, message):
         use()
 
 
+@pytest.mark.full
 def test_a_partitioned_network_trains_on_chunks_of_bytes():
     whole = data(60)
     augmentation = hyper.Affine()

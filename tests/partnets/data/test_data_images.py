@@ -258,6 +258,7 @@ def test_a_torchvision_of_another_pytorch_is_told(tmp_path, monkeypatch):
         cifar10(tmp_path)
 
 
+@pytest.mark.full
 def test_torchvision_is_imported_only_when_files_are_read():
     code = "import sys, partnets.data; print(*{'torchvision', 'PIL', 'sklearn'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

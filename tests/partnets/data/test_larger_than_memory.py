@@ -47,7 +47,7 @@ print(len(chunks[1]), trainer.history.lml["lml"][0] < 0, resident() - before < a
 """
 
 
-@pytest.mark.full
+@pytest.mark.weekly
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the limit and what is resident are Linux's")
 def test_a_file_larger_than_the_memory_that_is_allowed_trains(tmp_path):
     path = tmp_path / "rows.bin"

@@ -36,6 +36,7 @@ def test_batches_come_from_the_chunks_up_to_k_and_from_the_one_that_is_unseen():
         assert set(hyper_x.tolist()) <= set(parts.indices(hyper_k).tolist())
 
 
+@pytest.mark.full
 def test_the_chunks_are_drawn_by_their_sizes():
     steps = 2000
     draws = list(loader(steps=steps))
@@ -67,6 +68,7 @@ def test_epochs_differ_and_their_length_does_not_matter():
     assert len({str(draw) for draw in draws}) == 30 and draws != listed(loader(steps=30, seed=6))
 
 
+@pytest.mark.full
 def test_worker_processes_do_not_matter():
     assert epochs(loader(steps=6, num_workers=2), 2) == listed(loader(steps=12))
 
@@ -139,6 +141,7 @@ class Random(torch.utils.data.Dataset):
         return torch.rand(())
 
 
+@pytest.mark.full
 def test_what_examples_draw_does_not_depend_on_the_number_of_workers():
     parts = partnets.chunk(Random(), PROPORTIONS)
     found = [[batch.tolist() for _, batch, *_ in partnets.Loader(parts, 2, steps=6, num_workers=n)] for n in (1, 2)]

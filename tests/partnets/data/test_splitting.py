@@ -24,6 +24,7 @@ def labels_of(chunks, labels):
     return [[labels[i] for i in chunks.indices(k)] for k in range(1, chunks.count + 1)]
 
 
+@pytest.mark.full
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 12), min_size=20, max_size=80), st.integers(0, 3))
 def test_a_group_is_in_one_chunk_and_every_example_in_one(groups, seed):
@@ -49,6 +50,7 @@ def test_sizes_are_near_the_proportions_and_every_chunk_has_large_groups_and_sma
             assert np.mean([g % 2 for g in part]) == pytest.approx(2500 / 5050, abs=0.03)
 
 
+@pytest.mark.full
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=30, max_size=120), st.integers(0, 3))
 @example([label for label, count in enumerate([1, 5, 5, 7, 5, 7, 7, 3]) for _ in range(count)], 9)

@@ -5,7 +5,7 @@ import traceback
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from processes import CONTEXT
 
 # Long enough for a busy machine; ranks that wait for one another forever fail instead.
 TIMEOUT = datetime.timedelta(seconds=60)
@@ -15,11 +15,10 @@ class Ranks:
     """Call it with a function of a test module and its arguments: gives what it returns on each rank, in a list."""
 
     def __init__(self, count, store):
-        context = mp.get_context("spawn")
         self.pipes, self.processes = [], []
         for rank in range(count):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, count, store, theirs), daemon=True)
+            ours, theirs = CONTEXT.Pipe()
+            process = CONTEXT.Process(target=_serve, args=(rank, count, store, theirs), daemon=True)
             process.start()
             self.pipes.append(ours)
             self.processes.append(process)

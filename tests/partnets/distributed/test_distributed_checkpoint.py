@@ -40,6 +40,7 @@ def second_half(name, sharded, scheme, folder):
     return learn(model, call, optimizer, range(STEPS // 2, STEPS))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "sharded", "scheme"),
     [("SGD", False, "weight"), ("Adam", True, "weight"), ("Adam", True, "nested"), ("NAdam", True, "nested")],
@@ -67,6 +68,7 @@ def nested_trainer(measure):
     return partnets.Trainer(model, partnets.chunk((x, torch.arange(60) % 3), (0.6, 0.4)), batch_size=8)
 
 
+@pytest.mark.full
 def test_nested_units_of_another_number_are_refused_before_anything_is_written(tmp_path):
     saved = nested_trainer("weights")
     saved.fit(1)
@@ -114,6 +116,7 @@ def train_sharded(folder, before, after):
     return learned(one), one.best.step, one.best.lml
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("half", [3, 6])  # L_ML is evaluated after 4 steps
 def test_a_trainer_goes_on_from_two_ranks_in_one_process_and_the_other_way_round(half, two_ranks, tmp_path):
     alone = trainer(partnets.Trainer)
@@ -174,6 +177,7 @@ def killed(one, folder, at, monkeypatch):
         distributed.save(one, folder)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("at", KILLED)
 def test_a_save_that_is_killed_leaves_the_checkpoint_before_it(at, monkeypatch, tmp_path):
     one = trainer(partnets.Trainer)
@@ -278,6 +282,7 @@ def with_norm(seed=0):
     return partnets.partition(layers, (0.6, 0.4), scheme="nested", example=torch.randn(4, 4))
 
 
+@pytest.mark.full
 def test_a_model_alone_remembers_its_chunks_and_that_its_statistics_are_fresh(alone, tmp_path):
     x, model = torch.randn(60, 4), with_norm()
     chunks, others = (partnets.chunk((x, torch.arange(60) % 3), (0.6, 0.4), seed=seed) for seed in (0, 1))

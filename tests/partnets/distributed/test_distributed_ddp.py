@@ -23,6 +23,7 @@ def learn_on_ranks(name, scheme):
     return learn(model, distributed.DDP(model, bucket_cap_mb=0.01), OPTIMIZERS[name](model))
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize(("name", "scheme"), [*((name, "weight") for name in OPTIMIZERS), ("Adam", "nested")])
 def test_two_ranks_learn_the_weights_of_one_process_with_the_joint_batch(name, scheme, two_ranks):
     model = network(scheme)
@@ -46,6 +47,7 @@ def bytes_sent(scheme):
     return sent, sum(parameter.nbytes for parameter in model.parameters()), [p.nbytes for p in psi]
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("scheme", ["weight", "nested"])
 def test_the_bytes_sent_are_those_of_the_partition_that_learns(scheme, two_ranks):
     (sent, whole, psi), other = two_ranks(bytes_sent, scheme)
@@ -80,6 +82,7 @@ def gradients_of_several(scheme, is_given_wrapped=False):
     return [parameter.grad for parameter in model.parameters()]
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("is_given_wrapped", [False, True])
 @pytest.mark.parametrize("scheme", ["weight", "nested"])
 def test_ranks_may_have_other_subnetworks_of_a_batch(scheme, is_given_wrapped, two_ranks):
@@ -100,6 +103,7 @@ def gradients_of_two_calls(scheme):
     return [parameter.grad for parameter in model.parameters()]
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("scheme", ["weight", "nested"])
 def test_several_calls_may_have_one_backward_pass(scheme, two_ranks):
     expected = gradients_of_two_calls(scheme)
@@ -199,6 +203,7 @@ def test_options_that_ddp_sets_itself_are_named_with_the_cure(option, cure):
         distributed.DDP(network(), **option)
 
 
+@pytest.mark.full
 def test_draws_follow_their_probabilities_and_differ_by_step_and_seed():
     draws = [distributed.draw((4, 0, 1), seed=5, step=step) for step in range(4000)]
     assert 2 not in draws and draws.count(1) / len(draws) == pytest.approx(0.8, abs=0.02)

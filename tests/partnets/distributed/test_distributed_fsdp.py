@@ -22,6 +22,7 @@ def learn_sharded(name, units, scheme):
     return weights, [parameter.to_local().shape for parameter in optimizer.parameters()], steps
 
 
+@pytest.mark.cases(usual=2)
 @pytest.mark.parametrize(
     ("name", "units", "scheme"), [("SGD", (2, 6), "weight"), ("Adam", None, "weight"), ("Adam", (2, 6), "nested")]
 )

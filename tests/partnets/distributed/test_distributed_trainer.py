@@ -18,6 +18,7 @@ def train(steps, options):
     return learned(one)
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")
 @pytest.mark.parametrize(
     "options",
@@ -34,6 +35,7 @@ def test_two_ranks_learn_what_one_process_learns_from_the_same_batches(options, 
         torch.testing.assert_close(found, learned(one), rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.full
 def test_ranks_whose_number_divides_no_16_share_what_the_audit_takes(three_ranks):
     options = {"batch_size": 24}
     one = trainer(partnets.Trainer, **options)
@@ -52,6 +54,7 @@ def ensemble(kind, steps):
     return learned(one)
 
 
+@pytest.mark.full
 def test_two_ranks_learn_an_ensemble_as_one_process_does(two_ranks):
     expected = ensemble(partnets.Trainer, 12)
     for found in two_ranks(ensemble, distributed.Trainer, 12):
@@ -74,6 +77,7 @@ def looking_ahead(kind, technique, options, steps):
     return [*map(whole, model.parameters()), torch.tensor([*one.values().values()])]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("technique", "options"),
     [
@@ -214,6 +218,7 @@ def load(path, steps):
     return learned(one)
 
 
+@pytest.mark.full
 def test_what_two_ranks_saved_goes_on_in_one_process_and_the_other_way_round(two_ranks, tmp_path):
     whole = trainer(partnets.Trainer)
     whole.fit(12)

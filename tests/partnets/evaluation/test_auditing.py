@@ -483,6 +483,7 @@ KEEPERS = [RunningMean, Codebook, Experts, Number, Nested, Logged, Teacher, Froz
 KEEPERS += [Observer, Loud, LastBatch, LastWeight]
 
 
+@pytest.mark.cases(usual=7)
 @pytest.mark.parametrize("around", KEEPERS, ids=lambda around: around.__name__)
 def test_what_is_kept_for_each_subnetwork_is_no_leak(around):
     model = model_of(around, stateful=[""])
@@ -550,6 +551,7 @@ def test_a_sound_model_has_no_leak(name, proportions, options):
     assert not before.changed(Held(model))
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("scheme", ["weight", "nested"])
 def test_weights_that_are_tied_after_they_were_divided_apart_are_found(scheme):
     torch.manual_seed(0)
@@ -585,6 +587,7 @@ class UnsteadyLeak(Unsteady):
         return super().between(x) + 1e-3 * self.layer._parameters["weight"].sum()
 
 
+@pytest.mark.full
 def test_what_differs_by_itself_is_no_leak_and_hides_none(monkeypatch):
     monkeypatch.setattr(auditing, "STEADY", ())
     assert partnets.audit(model_of(Unsteady), batch(), F.cross_entropy) == []
@@ -725,6 +728,7 @@ class AllWeights(hyper.Penalty):
         return layer.weight.sum() * layer._parameters["weight"].detach().sum()
 
 
+@pytest.mark.full
 def test_a_penalty_may_stand_before_what_it_is_of():
     network = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     for first in (hyper.WeightDecay(network), hyper.LearningRate(network)):
@@ -734,6 +738,7 @@ def test_a_penalty_may_stand_before_what_it_is_of():
         network = partnets.merge(model)[1]
 
 
+@pytest.mark.full
 def test_what_a_penalty_reads_is_looked_at():
     def leaks(penalty):
         model = Around()

@@ -9,6 +9,7 @@ import copy
 import warnings
 from collections.abc import Callable
 
+import pytest
 import torch
 import torch.nn.functional as F
 from fuzzing import Draw, number_of, run_part
@@ -327,9 +328,11 @@ def leaking(draw: Draw) -> None:
     assert partnets.audit(model, (x, None)) != []
 
 
+@pytest.mark.full
 def test_subnetworks_of_random_models_do_not_know_later_partitions_nor_do_audits_claim_it():
     run_part(sound, "sound", number_of(12, 500, of_calls=0.05), 0, 1, __file__)
 
 
+@pytest.mark.full
 def test_leaks_in_random_models_are_found():
     run_part(leaking, "leaking", number_of(12, 500, of_calls=0.05), 0, 1, __file__)

@@ -39,6 +39,7 @@ def trained(steps=12, **options):
     return one.model, chunks
 
 
+@pytest.mark.full
 def test_an_estimate_is_the_mean_over_batches_of_what_a_subnetwork_may_see():
     model, chunks = trained()
     weights = [parameter.clone() for parameter in model.parameters()]
@@ -57,6 +58,7 @@ def test_an_estimate_is_the_mean_over_batches_of_what_a_subnetwork_may_see():
     assert all(map(torch.equal, model.parameters(), weights))
 
 
+@pytest.mark.full
 def test_no_subnetwork_gets_statistics_of_later_chunks():
     model, chunks = trained()
     other = copy.deepcopy(model)
@@ -101,6 +103,7 @@ def test_the_statistics_of_at_most_so_many_examples_are_of_those():
     assert model[2].num_batches_tracked.tolist() == [4, 4, 4]
 
 
+@pytest.mark.full
 def test_evaluations_take_fresh_statistics_and_leave_the_model_as_it_was():
     model, chunks = trained()
     before = {name: value.clone() for name, value in model.named_buffers()}
@@ -111,6 +114,7 @@ def test_evaluations_take_fresh_statistics_and_leave_the_model_as_it_was():
     assert all(torch.equal(value, before[name]) for name, value in model.named_buffers()) and model[2].is_stale
 
 
+@pytest.mark.full
 def test_training_goes_on_to_the_same_bits_whatever_is_evaluated():
     def run(**options):
         chunks = partnets.chunk(examples(), PROPORTIONS)
@@ -122,6 +126,7 @@ def test_training_goes_on_to_the_same_bits_whatever_is_evaluated():
     assert all(map(torch.equal, run(lml_every=4, keep_best=True), expected))
 
 
+@pytest.mark.full
 def test_after_fit_a_merged_model_is_what_was_trained():
     chunks = partnets.chunk(examples(), PROPORTIONS)
     model = network()
@@ -132,6 +137,7 @@ def test_after_fit_a_merged_model_is_what_was_trained():
         torch.testing.assert_close(merged.eval()(examples()[0]), model(examples()[0]))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("judge", [partnets.merge, lambda model: partnets.accuracy(model, examples())])
 def test_stale_statistics_are_not_deployed_without_a_word(judge):
     model, chunks = trained()
@@ -173,6 +179,7 @@ def test_the_order_of_a_split_does_not_matter():
     torch.testing.assert_close(*found, rtol=0.2, atol=0.0)
 
 
+@pytest.mark.full
 def test_steps_of_psi_alone_leave_stale_statistics():
     model, chunks = trained()
     partnets.estimate_statistics(model, chunks)
@@ -192,6 +199,7 @@ def test_a_saved_model_knows_whether_its_statistics_are_stale():
         assert other[2].is_stale == copy.deepcopy(model)[2].is_stale == (not fresh)
 
 
+@pytest.mark.full
 def test_a_norm_that_does_not_learn_keeps_its_statistics():
     model = network()
     model[2].running_mean += 1.0
@@ -200,6 +208,7 @@ def test_a_norm_that_does_not_learn_keeps_its_statistics():
     assert (model[2].running_mean == 1.0).all() and not model[2].is_stale
 
 
+@pytest.mark.full
 def test_a_deep_network_computes_after_training_what_it_computed_in_it():
     """Subnetwork 3 has had a tenth of the steps: its statistics follow weights of long ago."""
     chunks = partnets.chunk(examples(400), (0.8, 0.1, 0.1))
@@ -215,6 +224,7 @@ def test_a_deep_network_computes_after_training_what_it_computed_in_it():
     assert partnets.mean_loss(model, chunks.upto(3)) < 0.7 * stale
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("is_plain", [True, False], ids=["a dict", "a state_dict"])
 @pytest.mark.parametrize("left_out", ["2.", "2.running_"])
 def test_weights_without_the_statistics_that_belong_to_them_leave_those_stale(left_out, is_plain):

@@ -37,6 +37,7 @@ from partnets.federated.flower.arrays import to_array, to_values, to_vector
 from partnets.federated.flower.one_by_one import OneByOne
 
 
+@pytest.mark.full
 def test_rounds_are_those_of_the_core():
     own, metrics = server(make_noisy), {}
     for _ in range(3):
@@ -63,6 +64,7 @@ def test_undivided_networks_are_averaged_too():
     assert same(own.values(), strategy.server.values())
 
 
+@pytest.mark.full
 def test_nodes_are_drawn_from_seed_and_round():
     def asked(seed):
         strategy = start(grid(app()), 3, fraction=0.5, seed=seed)
@@ -73,6 +75,7 @@ def test_nodes_are_drawn_from_seed_and_round():
     assert all(number == 2 for number, _ in first)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("proportions, expected", [((0.7, 0.2, 0.1), 0.77), ((0.9, 0.1), 0.91)])
 def test_what_is_uploaded_beside_plain_averaging(proportions, expected):
     """J.1: of 10 clients, in serialised bytes; biases, of which each partition has its own, are a thousandth here."""
@@ -106,6 +109,7 @@ def test_what_is_uploaded_beside_plain_averaging(proportions, expected):
     assert downloaded[1] / downloaded[0] == pytest.approx(1, abs=0.005)
 
 
+@pytest.mark.full
 def test_bfloat16_travels():
     def make():
         model, psi = make_model()
@@ -172,6 +176,7 @@ def test_proportions_are_those_of_the_model():
         start(LocalGrid(app(proportions=(0.5, 0.5)), 4), 1)
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize(("chunks", "idle"), [((1, 1, 1, 1), "ψ"), ((3, 3, 2, 3), "w_1")])
 def test_what_nobody_has_contributed_to_is_named(chunks, idle):
     own = LocalGrid(app(), 4, node_config=lambda number: {"chunk": chunks[number]})
@@ -209,6 +214,7 @@ def evaluating(change, rounds=1, **options):
 HONEST = sum(len(load_data(i)[0]) for i in (0, 2, 3))
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize(
     "metrics",
     [{"accuracy": math.nan}, {"accuracy": 2.0}, {"loss": math.inf}, {"loss": 1.7e308}, {"loss": [1.0, 2.0]},
@@ -222,6 +228,7 @@ def test_what_a_node_says_of_its_evaluation_is_checked(metrics):
     assert told["num-examples"] == HONEST and (told["refused"], told["failed"]) == (1, 0)
 
 
+@pytest.mark.full
 def test_a_node_that_cannot_evaluate_says_why(caplog):
     def fail(reply):
         raise OSError("my disk is gone")
@@ -235,6 +242,7 @@ def test_a_node_that_cannot_evaluate_says_why(caplog):
     assert "node 2 could not evaluate: OSError: my disk is gone" in caplog.text
 
 
+@pytest.mark.full
 def test_evaluations_count_alike_where_clients_do():
     def much(reply):
         reply.content["metrics"] = MetricRecord({**reply.content["metrics"], "num-targets": 1 << 52, "loss": 5.0})
@@ -256,6 +264,7 @@ def test_clients_with_privacy_tell_no_loss_and_no_reason(caplog):
     assert "Target" not in str(found.value)
 
 
+@pytest.mark.full
 def test_data_that_are_drawn_at_random_are_the_same_in_all_rounds():
     seen = {}
 
@@ -299,6 +308,7 @@ class Doubled(Strategy):
     def aggregate_evaluate(self, server_round, replies): ...
 
 
+@pytest.mark.full
 def test_strategies_around_ours_decide_what_the_model_is():
     own = server()
     for _ in range(2):
@@ -313,6 +323,7 @@ def to_record(strategy):
     return ArrayRecord({name: to_array(vector) for name, vector in strategy.server.values().items()})
 
 
+@pytest.mark.full
 def test_the_servers_own_evaluation_counts_rounds_on(tmp_path):
     seen = []
 
@@ -329,6 +340,7 @@ def test_the_servers_own_evaluation_counts_rounds_on(tmp_path):
                 strategy.server.values())  # fmt: skip
 
 
+@pytest.mark.full
 def test_initial_arrays_are_where_it_starts():
     own, other = server(), PartitionedFedAvg(server())
     own.load_values({name: vector + 0.1 for name, vector in own.values().items()})
@@ -344,6 +356,7 @@ def test_initial_arrays_are_where_it_starts():
         PartitionedFedAvg(server()).start(grid(app()), ArrayRecord({"w": to_array(torch.ones(3))}), num_rounds=1)
 
 
+@pytest.mark.full
 def test_mods_are_around_the_client():
     seen = []
 
@@ -375,6 +388,7 @@ def test_any_app_runs_in_a_local_grid():
         LocalGrid(plain, 0)
 
 
+@pytest.mark.full
 def test_each_process_makes_its_model_once():
     made = []
 

@@ -181,6 +181,7 @@ def expected():
     return without(2)
 
 
+@pytest.mark.cases(usual=15)
 @pytest.mark.parametrize("what", FAULTS)
 def test_a_lying_node_is_refused(what, expected):
     strategy = start(grid(hurting(FAULTS[what], NODE)), 3)
@@ -199,6 +200,7 @@ def failing(node, what):
     return call
 
 
+@pytest.mark.full
 def test_a_node_that_raises_has_failed(expected):
     def crash(message):
         raise MemoryError("there is no more")
@@ -208,6 +210,7 @@ def test_a_node_that_raises_has_failed(expected):
     assert "MemoryError: there is no more" in strategy.history[1].failed[NODE] and not strategy.history[2].failed
 
 
+@pytest.mark.full
 def test_a_node_that_answers_something_else_is_refused(expected):
     def answer(message):
         return Message(RecordDict({"metrics": MetricRecord({"loss": 1.0})}), reply_to=message)
@@ -250,6 +253,7 @@ class Tampered(LocalGrid):
         return self.tamper(replies, self.seen) if self.rounds == 2 else replies
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("what", ["twice", "twice and failing", "an old one beside", "an old one instead", "lost"])
 def test_replies_that_the_network_repeats_or_loses(what, expected):
     def tamper(replies, seen):
@@ -274,6 +278,7 @@ def test_replies_that_the_network_repeats_or_loses(what, expected):
     assert NODE in {*strategy.history[1].refused, *strategy.history[1].failed}
 
 
+@pytest.mark.full
 def test_who_was_not_asked_is_not_heard():
     def stranger(replies, seen):
         return [*replies, Message(replies[-1].content, reply_to=Message(RecordDict(), 9, "train"))]
@@ -326,7 +331,8 @@ start(grid(call), 3, server(), checkpoint=sys.argv[2])
 """
 
 
-@pytest.mark.parametrize("call", [pytest.param(2, marks=pytest.mark.full), 7])
+@pytest.mark.full
+@pytest.mark.parametrize("call", [pytest.param(2, marks=pytest.mark.weekly), 7])
 def test_a_killed_server_goes_on_with_the_same_bits(call, tmp_path):
     """Killed within round 1 or 2 of four clients each."""
     checkpoint = tmp_path / "server.pt"
@@ -369,6 +375,7 @@ class Around(Strategy):
     def aggregate_evaluate(self, server_round, replies): ...
 
 
+@pytest.mark.full
 def test_a_strategy_around_goes_on_from_the_checkpoint_or_leaves_it(tmp_path):
     path = tmp_path / "server.pt"
     start(grid(app()), 2, checkpoint=path)
@@ -382,6 +389,7 @@ def test_a_strategy_around_goes_on_from_the_checkpoint_or_leaves_it(tmp_path):
     assert same(state(start(grid(app()), 3).server), state(inner.server)) and inner.server.rounds == 3
 
 
+@pytest.mark.full
 def test_a_client_that_changes_its_message_changes_nobody_elses(expected):
     honest = app()
 
@@ -396,6 +404,7 @@ def test_a_client_that_changes_its_message_changes_nobody_elses(expected):
     assert same(state(start(grid(app()), 3).server), state(start(grid(call), 3).server))
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("what", ["nothing", "no message", "its own message", "an exit", "cancelled"])
 def test_a_client_that_ends_or_answers_nothing_has_failed(what, expected):
     def call(message):
@@ -426,6 +435,7 @@ class Network(LocalGrid):
         return found
 
 
+@pytest.mark.full
 def test_whose_a_reply_is_follows_from_what_it_answers():
     def forge(reply):
         if reply.metadata.src_node_id == NODE:
@@ -437,6 +447,7 @@ def test_whose_a_reply_is_follows_from_what_it_answers():
         assert same(without(None, 2), state(strategy.server))
 
 
+@pytest.mark.full
 def test_reasons_are_short_and_of_one_line(caplog):
     def shout(message):
         raise RuntimeError("no\x1b[2J\nINFO: all is well " + "!" * 1_000_000)
@@ -492,11 +503,13 @@ sys.exit(code)
 """
 
 
+@pytest.mark.full
 def test_a_child_of_a_fork_does_not_wait_for_a_thread_that_it_lacks():
     command = [sys.executable, "-W", "ignore", "-c", FORKED, os.path.dirname(__file__)]
     assert subprocess.run(command, timeout=120, capture_output=True).returncode == 7
 
 
+@pytest.mark.full
 def test_threads_that_make_models_disturb_nobody():
     """make_model seeds the random states of the process."""
     expected, found = state(start(grid(app(make_noisy)), 2, server(make_noisy)).server), []

@@ -14,6 +14,7 @@ def changes(update, values):
     return {name: vector.double() - values[name].double() for name, vector in update.values.items()}
 
 
+@pytest.mark.full
 def test_each_vector_of_a_client_has_a_bound_of_its_own():
     one, private = client(1), client(1, privacy=Privacy(0.01, 0.0, hyper_max_norm=0.002))
     values = one.vectors.read()
@@ -28,6 +29,7 @@ def test_each_vector_of_a_client_has_a_bound_of_its_own():
     torch.testing.assert_close(wide.gradients, update.gradients)
 
 
+@pytest.mark.full
 def test_a_clients_noise_is_a_multiple_of_its_bound():
     exact, private = (client(1, privacy=Privacy(0.5, z, hyper_max_norm=0.25)) for z in (0.0, 2.0))
     values = exact.vectors.read()
@@ -40,6 +42,7 @@ def test_a_clients_noise_is_a_multiple_of_its_bound():
     assert float(noise.std()) == pytest.approx(0.5, rel=0.2)
 
 
+@pytest.mark.full
 def test_noise_is_drawn_anew_whatever_the_seeds():
     one = client(2, privacy=Privacy(1.0, 1.0))
     values = one.vectors.read()
@@ -49,6 +52,7 @@ def test_noise_is_drawn_anew_whatever_the_seeds():
     assert not same(first.values, one.train(values, 1).values)
 
 
+@pytest.mark.full
 def test_private_clients_are_taken_by_the_server():
     own = server()
     found = run(own, [client(number, privacy=Privacy(1.0, 0.1)) for number in range(4)], 2)
@@ -64,6 +68,7 @@ def private_server(z):
     )  # fmt: skip
 
 
+@pytest.mark.full
 def test_a_server_bounds_each_update_and_adds_the_noise_of_one_to_the_mean():
     exact = private_server(0.0)
     values = exact.values()
@@ -102,6 +107,7 @@ def delta_of(epsilon, z):
     return phi(1 / (2 * z) - epsilon * z) - math.exp(epsilon) * phi(-1 / (2 * z) - epsilon * z)
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("rounds, z", [(1, 2.0), (30, 12.0)])
 def test_epsilon_is_of_all_vectors_of_all_rounds(rounds, z):
     """Three in a round: w_1..w_3 of chunk 1, or w_2, w_3 and ψ of chunk 2."""
@@ -124,6 +130,7 @@ def test_wrong_use_is_an_error_that_names_the_cure():
         Privacy(1.0, 1.0).epsilon(client(0).vectors, 1, 1)
 
 
+@pytest.mark.full
 def test_a_server_with_privacy_is_saved_and_goes_on(tmp_path):
     own = private_server(1.0)
     run(own, [client(number) for number in range(4)], 1)
@@ -153,7 +160,7 @@ def test_a_client_that_diverged_sends_noise_alone():
     assert found["w1.float32"].tolist() == [0.0, 0.0] and found["w2.float32"].tolist() == [0.5]
 
 
-@pytest.mark.full
+@pytest.mark.weekly
 def test_little_noise_has_a_large_epsilon():
     pytest.importorskip("dp_accounting")
     vectors = server().vectors

@@ -17,6 +17,7 @@ from partnets.federated import Client, Server
 from partnets.federated.round import shown
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_each_partition_learns_alone_from_what_the_server_has_sent(number):
     """Eq. 25, written out: SGD on w_j through subnetwork j, each from the server's values."""
@@ -48,6 +49,7 @@ def test_each_partition_learns_alone_from_what_the_server_has_sent(number):
         torch.testing.assert_close({name: update.values[name] for name in expected}, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.full
 def test_the_gradient_of_psi_is_that_of_the_subnetwork_that_has_not_seen_the_chunk():
     """Eq. 26: of the mean loss of all examples, whatever the batches."""
     one = client(2)
@@ -70,6 +72,7 @@ def test_psi_may_have_a_batch_of_its_own():
     assert found[0] == found[1] != found[2]
 
 
+@pytest.mark.full
 def test_a_round_that_is_repeated_gives_the_same_bits_and_leaves_the_random_states():
     one, other = client(1, make=make_noisy), client(1, make=make_noisy)
     values = one.vectors.read()
@@ -85,6 +88,7 @@ def test_a_round_that_is_repeated_gives_the_same_bits_and_leaves_the_random_stat
         assert same(first.values, update.values) and same(first.gradients, update.gradients)
 
 
+@pytest.mark.full
 def test_many_clients_take_turns_with_one_model():
     base = client(0)
     values = base.vectors.read()
@@ -94,6 +98,7 @@ def test_many_clients_take_turns_with_one_model():
         assert same(own.values, turn.values) and same(own.gradients, turn.gradients)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
 def test_the_mean_change_of_the_contributors_is_the_gradient_of_a_step(weighting):
     model, psi = make_model()
@@ -146,6 +151,7 @@ def test_one_partition_is_plain_federated_averaging():
     torch.testing.assert_close(own.values()["w1.float32"], expected, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("k", [2, 3])
 def test_a_later_chunks_examples_reach_no_earlier_partition(k):
     """With ψ as it is, w_1..w_{k-1} and their moments are the same bits whatever a chunk-k client has."""
@@ -240,6 +246,7 @@ def second_round():
     return own, [client(i).train(own.values(), 2) for i in range(4)]
 
 
+@pytest.mark.cases(usual=10)
 @pytest.mark.parametrize("what", FAULTS)
 @pytest.mark.parametrize("number", [1, 2])
 def test_what_is_refused_is_as_if_it_had_not_been_sent(what, number, second_round):
@@ -253,6 +260,7 @@ def test_what_is_refused_is_as_if_it_had_not_been_sent(what, number, second_roun
     assert same(state(honest), state(hurt)) and not same(state(own), state(hurt))
 
 
+@pytest.mark.full
 def test_one_who_sends_twice_is_refused_whole():
     honest, hurt = server(), server()
     updates = [client(i).train(honest.values(), 1) for i in range(4)]
@@ -262,6 +270,7 @@ def test_one_who_sends_twice_is_refused_whole():
     assert same(state(honest), state(hurt))
 
 
+@pytest.mark.full
 def test_several_who_say_that_they_are_one_client_are_told_of():
     """By mistake or not: who takes another's number takes nobody's place by it."""
     one, other = server(), server()
@@ -271,6 +280,7 @@ def test_several_who_say_that_they_are_one_client_are_told_of():
     assert other.step(updates).doubled == {}
 
 
+@pytest.mark.full
 def test_a_round_tells_how_much_each_has_changed():
     own = server()
     before = own.values()
@@ -340,6 +350,7 @@ def tokens(number):
     return x, y
 
 
+@pytest.mark.full
 def test_losses_of_tokens_are_those_of_l_ml_whatever_the_batches():
     def make():
         torch.manual_seed(0)
@@ -423,6 +434,7 @@ def test_activations_and_buffers_are_part_of_the_fingerprint():
     )
 
 
+@pytest.mark.full
 def test_losses_that_overflow_or_are_of_other_partitions_are_refused():
     own = server()
     updates = [client(i).train(own.values(), 1) for i in range(4)]
@@ -469,6 +481,7 @@ def test_settings_that_a_file_changes_are_told(tmp_path):
         server(weighting="uniform", privacy=federated.Privacy(1.0, 1.0)).load(tmp_path / "server.pt")
 
 
+@pytest.mark.full
 def test_changes_beyond_a_bound_are_refused():
     probe = server()
     updates = [client(i).train(probe.values(), 1) for i in range(4)]
@@ -497,6 +510,7 @@ def test_a_server_that_knows_the_chunks_takes_no_others():
         server(chunks=(1, 4))
 
 
+@pytest.mark.full
 def test_the_order_of_updates_makes_no_difference():
     one, other = server(), server()
     updates = [client(i).train(one.values(), 1) for i in range(4)]
@@ -513,6 +527,7 @@ def test_a_round_without_updates_changes_nothing_but_its_number():
     assert same(before, state(own))
 
 
+@pytest.mark.full
 def test_a_partition_without_contributors_keeps_weights_and_moments():
     own = server()
     run(own, [client(i) for i in range(4)], 2)
@@ -522,6 +537,7 @@ def test_a_partition_without_contributors_keeps_weights_and_moments():
     assert [torch.equal(before[name], after[name]) for name in before] == [True, True, False, False]
 
 
+@pytest.mark.full
 def test_a_client_without_a_change_is_a_client():
     own = server()
     update = client(2).train(own.values(), 1)
@@ -529,6 +545,7 @@ def test_a_client_without_a_change_is_a_client():
     assert own.step([still]).contributors == {1: 0, 2: 0, 3: 1}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("after", [0, 1, 3])
 def test_a_saved_server_goes_on_with_the_same_bits(tmp_path, after):
     whole, part = server(), server()
@@ -544,6 +561,7 @@ def test_a_saved_server_goes_on_with_the_same_bits(tmp_path, after):
     assert same(state(whole), state(resumed))
 
 
+@pytest.mark.full
 def test_a_file_of_another_server_changes_nothing(tmp_path):
     own = server()
     run(own, [client(i) for i in range(4)], 1)
@@ -609,6 +627,7 @@ def leaking():
     return partnets.partition(model, (0.5, 0.3, 0.2)), psi
 
 
+@pytest.mark.full
 def test_a_model_that_carries_data_from_client_to_client_is_refused_before_anything_is_learned():
     one = client(0, make=leaking)
     before = one.vectors.read()
@@ -638,6 +657,7 @@ def test_psi_that_reaches_nothing_or_the_loss_alone_is_named():
         one.train(one.vectors.read(), 1)
 
 
+@pytest.mark.full
 def test_threads_take_turns_with_what_they_draw():
     updates = {}
     clients = [client(number, make=make_noisy, epochs=3) for number in range(4)]

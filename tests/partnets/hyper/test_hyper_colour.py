@@ -87,6 +87,7 @@ def test_each_image_has_a_draw_of_its_own_within_the_widths():
     assert -0.4 <= factors.min() < -0.38 and 0.38 < factors.max() <= 0.4
 
 
+@pytest.mark.full
 def test_gradients_reach_every_width_and_the_image():
     jitter, x = hyper.ColourJitter(**WIDTHS).double(), images().requires_grad_()
     draws = 2 * torch.rand(2, 4, dtype=torch.float64) - 1

@@ -147,6 +147,7 @@ def test_the_gradient_is_that_of_a_real_step(name, adam, monkeypatch):
             assert abs(gradient[i] - expected) <= 1e-6 * largest + 1e-10
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("name", CASES)
 def test_trainers_learn_it_and_judge_without_it(name):
     torch.manual_seed(0)

@@ -124,6 +124,7 @@ def logged(folder):
     return [{name: row[name] for name in ("loss", "hyper_loss", "lml") if name in row} for row in named]
 
 
+@pytest.mark.full
 def test_twenty_steps_are_those_of_a_loop_by_hand(tmp_path):
     chunks = data()
     by_lightning, expected = module(chunks), module(chunks)
@@ -162,6 +163,7 @@ def saved(one, folder):
     return folder / "kept" / f"step={SAVED}.ckpt"
 
 
+@pytest.mark.cases(usual=1)
 @of_checkpoints
 @pytest.mark.parametrize("kind", [Classifier, Scheduled])
 def test_a_training_resumes_from_within_an_epoch_to_the_same_bits(kind, tmp_path):
@@ -211,6 +213,7 @@ class LoadsAlone(Classifier):
         pass
 
 
+@pytest.mark.cases(usual=1)
 @of_checkpoints
 @pytest.mark.parametrize("kind", [SavesAlone, LoadsAlone])
 def test_a_checkpoint_without_random_states_is_for_inference_alone(kind, tmp_path):
@@ -223,6 +226,7 @@ def test_a_checkpoint_without_random_states_is_for_inference_alone(kind, tmp_pat
         fit(loaded, loader(loaded.chunks), tmp_path / "on", checkpoint, save=True)
 
 
+@pytest.mark.full
 def test_a_module_that_was_loaded_to_be_trained_anew_has_noise_of_its_own(tmp_path):
     chunks = data()
     fit(module(chunks), loader(chunks), tmp_path).save_checkpoint(tmp_path / "trained.ckpt")
@@ -241,6 +245,7 @@ class Frozen(Classifier):
         return partnets.optim.Adam(self, lr=0.01), torch.optim.SGD(hyper.hyperparameters(self), lr=0.0)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("k", [2, 3])
 def test_nothing_of_a_later_chunk_reaches_earlier_partitions(k, tmp_path):
     pair = [module(data(changed), Frozen) for changed in (None, k)]
@@ -275,6 +280,7 @@ class OfTorchs(Regularised):
         return partnets.optim.PerPartition(torch.optim.NAdam, self), hyper_optimizer
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", [Regularised, OfTorchs])
 def test_psi_that_acts_on_training_alone_looks_ahead(kind, tmp_path):
     chunks, draws = data(), {"steps": STEPS, "hyper_batch_size": 8}
@@ -381,6 +387,7 @@ class Plain(Classifier):
         return partnets.optim.SGD(self, lr=0.1), torch.optim.SGD(hyper.hyperparameters(self), lr=0.1)
 
 
+@pytest.mark.full
 def test_otherwise_a_scaler_changes_no_step(tmp_path):
     pair = [module(data(), Plain) for _ in range(2)]
     for one, scale in zip(pair, (1.0, 1024.0), strict=True):

@@ -57,6 +57,7 @@ def loss_of(model):
     return lambda ids: model(input_ids=ids, labels=ids).loss
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scheme", ["weight", "nested"])
 @pytest.mark.parametrize("make", [gpt2, bert])
 def test_the_adapters_alone_are_divided_and_learn(make, scheme):
@@ -98,6 +99,7 @@ def quantised(model):
     return model
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scheme", ["weight", "nested"])
 def test_a_quantised_base_stays_as_it_is(scheme):
     model, ids = adapted(lambda: (quantised(bert()[0]), bert()[1]))
@@ -119,6 +121,7 @@ def test_a_quantised_base_stays_as_it_is(scheme):
     assert not torch.equal(after, expected)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scheme", ["weight", "nested"])
 def test_they_are_merged_into_the_base_and_saved_as_peft_saves(scheme, tmp_path):
     model, ids = adapted()
@@ -141,6 +144,7 @@ def test_they_are_merged_into_the_base_and_saved_as_peft_saves(scheme, tmp_path)
     assert not isinstance(whole, peft.PeftModel)
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("scheme", ["weight", "nested"])
 def test_adapters_that_start_anew_start_at_the_base(scheme):
     model, ids = adapted()
@@ -188,6 +192,7 @@ class Tuned(nn.Module):
         return self.sources(self.decay(logits))
 
 
+@pytest.mark.cases(usual=0, full=1)
 @pytest.mark.parametrize("scheme", ["weight", "nested"])
 def test_dropout_decay_and_sources_are_tuned_in_one_run(scheme):
     model, _ = adapted()

@@ -81,6 +81,7 @@ def test_the_device_context_decides_where_parameters_and_buffers_are(name):
 
 
 # Without ThinResNet50, a WideResNet that takes 3 s to trace.
+@pytest.mark.cases(usual=4)
 @pytest.mark.parametrize("name", [name for name in SMALL if name != "ThinResNet50"])
 def test_compiles_as_one_graph(name):
     torch.compiler.reset()  # otherwise the graphs of other tests count towards its limit
@@ -90,6 +91,7 @@ def test_compiles_as_one_graph(name):
     torch.testing.assert_close(compiled(x), model(x))
 
 
+@pytest.mark.cases(usual=7)
 @every_model
 def test_every_layer_can_be_partitioned_one_by_one(name):
     model, x = small(name)
@@ -210,6 +212,7 @@ WHOLE = {
 }
 
 
+@pytest.mark.cases(usual=5)
 @pytest.mark.parametrize("defaults", ["seed", "zero"])
 @pytest.mark.parametrize("name", WHOLE)
 def test_whole_architectures_are_partitioned_without_skip(name, defaults):
@@ -369,6 +372,7 @@ def test_without_causal_every_token_reaches_every_output():
     assert (block(changed) != block(x)).any(-1).all()
 
 
+@pytest.mark.full
 def test_the_language_model_has_a_billion_parameters_by_default():
     with torch.device("meta"):
         model = models.TransformerLM()

@@ -139,6 +139,7 @@ def trainer(name, changed=None):
     return partnets.Trainer(model, chunks, optimizer=optimizer, loss=loss, batch_size=4)
 
 
+@pytest.mark.cases(usual=0, full=2)
 @every_model
 def test_nothing_of_a_later_chunk_reaches_earlier_partitions(name):
     pair = [trainer(name, changed) for changed in (None, COUNT)]
@@ -159,6 +160,7 @@ def evaluated(name, model):
     return logits(output), float(loss(output, y))
 
 
+@pytest.mark.cases(usual=0, full=2)
 @every_model
 def test_a_model_is_trained_saved_resumed_and_merged(name, tmp_path):
     first = trainer(name)
@@ -186,7 +188,8 @@ def test_a_model_is_trained_saved_resumed_and_merged(name, tmp_path):
 IN_SHORT = "BERT-tiny", "FixUp ResNet-8"
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in IN_SHORT else [pytest.mark.full]) for n in ZOO])
+@pytest.mark.cases(usual=0, full=1)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in IN_SHORT else [pytest.mark.weekly]) for n in ZOO])
 def test_a_compiled_model_computes_the_same(name):
     one = trainer(name)
     one.fit(2)

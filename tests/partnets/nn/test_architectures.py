@@ -11,8 +11,21 @@ from torch import nn
 import partnets
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
-# Some that take part of a second, and more than one rule.
-SOME = {"timm": ("efficientnet", "nfnet"), "transformers": ("beit", "levit", "t5"), "torchvision": ("squeezenet",)}
+# Twelve that each need another rule, or have failed by it; the others run weekly.
+IN_FULL = {
+    ("timm", "efficientnet"): "grouped convolutions of a type that timm made merge to fewer groups",
+    ("timm", "nfnet"): "weights are standardised in forward",
+    ("timm", "efficientvim"): "refused, since a parameter has a name that partnets uses",
+    ("torchvision", "squeezenet"): "convolutions whose outputs are concatenated",
+    ("transformers", "albert"): "one layer is called several times",
+    ("transformers", "beit"): "a parent reads its child's table of biases",
+    ("transformers", "bert"): "torch's fast path reads weights past the layers",
+    ("transformers", "gpt2"): "weights are kept transposed",
+    ("transformers", "levit"): "biases are kept between passes in evaluation mode",
+    ("transformers", "mamba"): "modules have parameters of their own",
+    ("transformers", "swin"): "buffers index the tables of relative positions",
+    ("transformers", "t5"): "embeddings are tied",
+}
 
 
 def table() -> list[tuple[str, str, str, str]]:
@@ -27,11 +40,12 @@ def table() -> list[tuple[str, str, str, str]]:
     return rows
 
 
+@pytest.mark.cases(usual=2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("library", "family", "name", "outcome"),
     [
-        pytest.param(*row, marks=[] if row[1] in SOME[row[0]] else pytest.mark.full, id="-".join(row[:2]))
+        pytest.param(*row, marks=[] if row[:2] in IN_FULL else pytest.mark.weekly, id="-".join(row[:2]))
         for row in table()
     ],
 )
@@ -51,10 +65,11 @@ NESTED = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "library, family, name",
-    [pytest.param(*one, marks=[] if one[1] in ("vision_transformer", "gpt2") else pytest.mark.full) for one in NESTED],
+    [pytest.param(*one, marks=[] if one[1] in ("convnext", "gpt2") else pytest.mark.weekly) for one in NESTED],
 )
 def test_a_nested_architecture_skips_what_is_not_live(library, family, name):
     architecture = ONE[library](family, name)

@@ -86,6 +86,7 @@ def test_norms_that_partition_left_out_learn_from_no_chunk():
     assert model[2].num_batches_tracked.tolist() == [0, 1, 0]
 
 
+@pytest.mark.full
 def test_statistics_of_averaged_weights_are_stale():
     """Which are changed in place, without a batch."""
     x = torch.randn(80, 4)

@@ -41,6 +41,7 @@ def step(network, model, optimizer, x, active, update):
     return [y.detach(), x.grad, *(parameter.grad for parameter in model.parameters())]
 
 
+@pytest.mark.full
 def test_training_compiles_each_subnetwork_once_and_gives_the_bits_of_eager_mode():
     eager = partitioned()
     model = copy.deepcopy(eager)
@@ -59,6 +60,7 @@ def test_training_compiles_each_subnetwork_once_and_gives_the_bits_of_eager_mode
     assert all(map(torch.equal, eager.parameters(), model.parameters()))
 
 
+@pytest.mark.full
 def test_a_compiled_model_is_partitioned_as_the_one_inside():
     model = partitioned()
     compiled, graphs = counted(model)
@@ -71,6 +73,7 @@ def test_a_compiled_model_is_partitioned_as_the_one_inside():
     assert graphs.frame_count == 1
 
 
+@pytest.mark.full
 def test_outside_the_subnetwork_the_backward_pass_is_that_of_the_forward():
     model = partitioned()
     compiled, _ = counted(model)
@@ -82,6 +85,7 @@ def test_outside_the_subnetwork_the_backward_pass_is_that_of_the_forward():
     assert all(map(torch.equal, *grads))
 
 
+@pytest.mark.full
 def test_torch_stops_compiling_past_its_limit_and_says_so():
     model = partitioned()
     compiled, graphs = counted(model)
@@ -94,6 +98,7 @@ def test_torch_stops_compiling_past_its_limit_and_says_so():
     assert graphs.frame_count == 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scheme", ["weight", "nested"])
 def test_layers_that_were_compiled_before_are_partitioned_and_those_wrapped_afterwards_merge(scheme):
     torch.manual_seed(0)

@@ -58,6 +58,7 @@ def test_copies_compute_the_same_and_share_nothing(name, duplicate):
     assert torch.equal(computed(layer, case), expected) and not torch.equal(computed(twin, case), expected)
 
 
+@pytest.mark.cases(usual=15)
 @every_layer
 def test_a_file_restores_every_subnetwork_also_on_the_meta_device(name):
     case, file = CASES[name], io.BytesIO()

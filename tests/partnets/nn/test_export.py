@@ -10,6 +10,7 @@ import partnets
 from partnets import hyper
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "not strict"])
 @pytest.mark.parametrize("defaults", ["seed", "stored"])
 def test_an_exported_subnetwork_computes_the_same_from_a_file(defaults, strict):
@@ -37,6 +38,7 @@ def test_an_exported_program_has_no_materialised_weight():
     assert all(any(torch.equal(constant, map) for map in maps) for constant in program.constants.values())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("make", [hyper.Affine, hyper.ImmerAffine, hyper.ColourJitter])
 def test_an_augmentation_is_exported_for_batches_of_any_size(make):
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 64, 5))

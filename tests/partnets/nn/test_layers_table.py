@@ -110,6 +110,7 @@ def test_the_page_names_every_layer():
     assert list(table()) == list(CASES)
 
 
+@pytest.mark.cases(usual=8)
 @pytest.mark.filterwarnings("ignore:.*torch.nn.utils.stateless|.*lstm.*|.*is using the experimental")
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("column", COLUMNS)

@@ -140,6 +140,7 @@ def test_a_weight_normalised_norm_raises_and_stays():
     assert model[0] is layer and set(layer._parameters) == {"bias", "weight_g", "weight_v"}
 
 
+@pytest.mark.full
 def test_a_compiled_norm_equals_the_eager_one():
     torch.compiler.reset()  # otherwise the graphs of other tests count towards its limit
     layer = partnets.partition(nn.Sequential(nn.GroupNorm(2, 4), models.Scale(), models.Bias()), PROPORTIONS).double()

@@ -127,6 +127,7 @@ def test_functional_call_replaces_rows():
     assert not torch.func.functional_call(model, zeros, x).any()
 
 
+@pytest.mark.full
 def test_it_compiles_without_a_break():
     model = trained(partitioned())
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)

@@ -251,6 +251,7 @@ def test_a_pass_in_which_nothing_learns_goes_on_from_there_and_leaves_nothing(ki
                 model.train(), one.train()
 
 
+@pytest.mark.cases(usual=9)
 @each
 def test_merged_and_finalized_it_is_the_ordinary_module(kind):
     model = network(kind)
@@ -298,6 +299,7 @@ def test_copies_pickles_and_state_dicts_have_all_of_it(kind):
                 assert torch.equal(other(x), model(x))
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's compiler hides it, where it is no error
 @ALL("kind", [InPlace, Number, Teacher])
 def test_a_compiled_model_keeps_the_same(kind):
@@ -344,6 +346,7 @@ def test_deployed_it_is_the_ordinary_module_too():
     torch.testing.assert_close(deployed(x), model.eval()(x))
 
 
+@pytest.mark.full
 def test_threads_keep_it_apart():
     model = network(Number)
     start, wrong = threading.Barrier(3), []
@@ -387,6 +390,7 @@ class Both(nn.Module):
         return self.inner(x - self.mean + self.shift) @ self.factor
 
 
+@pytest.mark.full
 def test_what_learns_inside_is_partitioned_as_ever():
     torch.manual_seed(0)
     model = partnets.partition(Both(), PROPORTIONS, stateful=[""])
@@ -426,6 +430,7 @@ def test_norms_without_a_rule_keep_their_statistics(norm):
     assert means == [False, False, True, False]
 
 
+@pytest.mark.full
 def test_a_trainer_trains_it(tmp_path):
     x = torch.randn(60, 4)
     chunks = partnets.chunk((x, (x.sum(1) > 0).long()), (0.5, 0.3, 0.2))

@@ -54,6 +54,7 @@ def test_a_checkpoint_recomputes_the_subnetwork_of_its_forward_pass(active, upda
         assert all((layer.active, layer.update) == (3, 3) for layer in model if hasattr(layer, "active"))
 
 
+@pytest.mark.cases(usual=2)
 @pytest.mark.parametrize("scheme", ["weight", "nested"])
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d, functools.partial(nn.GroupNorm, 2), nn.Identity])
 def test_what_a_layer_gives_is_changed_in_place_inside_of_a_checkpoint(norm, scheme):
@@ -144,6 +145,7 @@ def test_a_checkpoint_saves_its_input_alone():
     assert {tensor.data_ptr() for tensor in saved if tensor.numel()} == {x.data_ptr()}
 
 
+@pytest.mark.full
 def test_checkpoints_compile():
     torch.compiler.reset()  # otherwise the graphs of other tests count towards its limit
     model, x = network(), inputs()

@@ -59,6 +59,7 @@ def gradients(model):
     return {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
 
 
+@pytest.mark.cases(usual=2)
 @pytest.mark.parametrize("scheme", ["nested", "weight", "node"])
 @pytest.mark.parametrize("order", [slice(None), ACTIVE.argsort(stable=True)], ids=["mixed", "sorted"])
 def test_a_mixed_batch_has_the_outputs_and_the_gradients_of_passes_apart(scheme, order):
@@ -84,6 +85,7 @@ def test_a_mixed_batch_has_the_outputs_and_the_gradients_of_passes_apart(scheme,
     assert not any(gradient is None for gradient in apart.values())
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("scheme", ["nested", "weight"])
 def test_nothing_passes_from_examples_to_partitions_and_outputs_of_others(scheme):
     found = []
@@ -113,6 +115,7 @@ def of_first(model):
             yield view if partition is None else view[partition.mask(1)]
 
 
+@pytest.mark.full
 def test_psi_learns_from_examples_of_which_no_partition_learns_alone():
     model, x = network(), images()
     with partnets.subnetwork(model, active=ACTIVE, update=UPDATE):
@@ -125,6 +128,7 @@ def test_psi_learns_from_examples_of_which_no_partition_learns_alone():
     assert all(not gradient.any() for gradient in of_first(model))
 
 
+@pytest.mark.full
 def test_numbers_hold_for_all_examples():
     model, x = network(), images()
     for active, update in ((3, UPDATE), (ACTIVE, None), (ACTIVE, 1)):
@@ -138,6 +142,7 @@ def test_numbers_hold_for_all_examples():
                 )
 
 
+@pytest.mark.cases(usual=5)
 @pytest.mark.parametrize(
     ("active", "update", "message"),
     [
@@ -265,6 +270,7 @@ def test_no_examples_and_those_of_one_subnetwork_are_one_call():
         assert all(map(torch.equal, found, model(x)))
 
 
+@pytest.mark.full
 def test_a_layer_called_by_itself_raises():
     model = network()
     with partnets.subnetwork(model, active=ACTIVE), pytest.raises(RuntimeError, match="call the model that"):
@@ -274,6 +280,7 @@ def test_a_layer_called_by_itself_raises():
     assert model.scores.active == 3
 
 
+@pytest.mark.full
 def test_contexts_within_each_other_and_errors_leave_all_as_it_was():
     model, x = network(), images()
     with partnets.subnetwork(model, active=1), torch.no_grad():
@@ -293,6 +300,7 @@ def test_contexts_within_each_other_and_errors_leave_all_as_it_was():
     assert "forward" not in vars(model) and not torch.allclose(whole.scores, mixed.scores)
 
 
+@pytest.mark.full
 def test_a_forward_of_the_instance_is_kept():
     model, x = network(), images()
     forward = model.forward
@@ -322,6 +330,7 @@ def test_a_forward_that_is_wrapped_meanwhile_stays_and_computes_as_before():
         assert model.forward is wrapped
 
 
+@pytest.mark.full
 def test_hooks_of_the_model_see_all_examples():
     model, seen = network(), []
     model.register_forward_hook(lambda module, given, output: seen.append((len(given[0]), len(output.scores))))
@@ -372,6 +381,7 @@ def saved(model):
     return torch.load(buffer, weights_only=False)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("copied", [copy.deepcopy, saved], ids=["deepcopy", "torch.save"])
 def test_copies_are_in_no_subnetwork_and_compute_by_themselves(copied):
     model, x = network(), images()
@@ -395,6 +405,7 @@ def test_a_layer_alone_is_merged_inside_and_its_copies_are():
         torch.testing.assert_close(one(x), expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.full
 def test_a_compiled_model_computes_each_group_by_its_own_graph():
     model, x = network(), images()
     compiled = torch.compile(model, backend="eager", fullgraph=True)

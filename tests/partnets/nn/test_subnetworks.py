@@ -137,6 +137,7 @@ def test_layers_that_differ_in_count_raise():
         pass
 
 
+@pytest.mark.full
 def test_a_compiled_subnetwork_equals_the_eager_one():
     torch.compiler.reset()  # otherwise the graphs of other tests count towards its limit
     model = trained(partnets.partition(nn.Sequential(nn.Linear(9, 7), nn.ReLU(), nn.Linear(7, 3)), PROPORTIONS))

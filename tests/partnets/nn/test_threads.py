@@ -36,6 +36,7 @@ def outputs(model, x):
     return expected
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_threads_compute_each_its_own_subnetwork(compiled):
     model, x = network(), torch.randn(4, 9)
@@ -60,6 +61,7 @@ def test_threads_compute_each_its_own_subnetwork(compiled):
         assert list(threads.map(compute, (1, 2, 3))) == [100] * 3
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("first", [None, 1])
 def test_what_was_compiled_outside_or_inside_of_a_subnetwork_is_not_run_for_the_other(first):
     model, x = network(), torch.randn(4, 9)
@@ -136,6 +138,7 @@ def test_replicas_compute_the_subnetwork_that_was_live_when_they_were_made():
             assert threads.submit(lambda: (replica.active, replica.update)).result() == (1, 1)
 
 
+@pytest.mark.full
 def test_a_backward_pass_in_a_thread_of_autograd_recomputes_the_live_subnetwork():
     """As on a GPU, whose backward passes run in threads of their own; here nested ones do, past 60 of them."""
     layer = partnets.Linear(3, 3, bias=False, proportions=PROPORTIONS).double()

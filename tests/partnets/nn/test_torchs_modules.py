@@ -71,6 +71,7 @@ def close(ours, theirs):
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10, equal_nan=True)
 
 
+@pytest.mark.cases(usual=60, full=170)
 @inputs(modes=[True, False], most=99)
 def test_with_one_partition_a_layer_is_torchs(cls, training, one):
     theirs, ours = (made(which, training, one) for which in (cls.ordinary, cls))
@@ -95,6 +96,7 @@ def test_with_one_partition_a_layer_is_torchs(cls, training, one):
             assert error <= 2 * bound + 64 * torch.finfo(torch.float32).eps * true.abs().nan_to_num().max()
 
 
+@pytest.mark.cases(usual=80, full=120)
 @inputs(modes=[False], most=8)
 @pytest.mark.parametrize(("active", "update"), [(1, 1), (2, 1), (3, None)])
 def test_a_subnetwork_is_the_layer_that_merge_makes_of_it(cls, training, one, active, update):
@@ -123,6 +125,7 @@ def named(layer):
             yield path, name, module
 
 
+@pytest.mark.cases(usual=25)
 @inputs(modes=[True], most=6)
 def test_gradients_of_a_subnetwork_are_those_of_its_values(cls, training, one):
     layer = made(cls, training, one, proportions=PROPORTIONS, seed=3)

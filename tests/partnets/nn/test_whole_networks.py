@@ -81,6 +81,7 @@ def test_each_network_moves_as_torchs_optimiser_would_move_it_alone(ours, theirs
     torch.testing.assert_close(model[0].networks.state_dict(), alone.state_dict())
 
 
+@pytest.mark.full
 def test_a_trainer_resumes_from_its_checkpoint(tmp_path):
     chunks = partnets.chunk(data(), PROPORTIONS)
     trainer = partnets.Trainer(made(), chunks, batch_size=8, lml_every=4)

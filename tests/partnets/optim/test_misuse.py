@@ -221,6 +221,7 @@ def test_a_model_that_was_converted_after_a_step_needs_a_new_optimiser(name):
     new.step(update=1)
 
 
+@pytest.mark.cases(usual=2)
 @pytest.mark.parametrize("make", [optim.SGD, optim.AdamW, partial(optim.PerPartition, torch.optim.RMSprop)])
 def test_a_schedule_may_set_one_weight_decay_for_all_partitions(make):
     models = network(), network()

@@ -78,6 +78,7 @@ def same(first, second):
     return len(first) == len(second) and all(map(torch.equal, first, second))
 
 
+@pytest.mark.cases(usual=7)
 @every_case
 def test_each_partition_moves_as_torchs_optimiser_would_move_it_alone(theirs, settings):
     model = network()
@@ -95,6 +96,7 @@ def test_each_partition_moves_as_torchs_optimiser_would_move_it_alone(theirs, se
         assert same(entries(model, list(model.parameters()), k), alone[k - 1])
 
 
+@pytest.mark.cases(usual=4)
 @every_case
 def test_with_one_partition_it_is_torchs_optimiser_to_the_bit(theirs, settings):
     model = network((1.0,)).to(memory_format=torch.channels_last)
@@ -109,6 +111,7 @@ def test_with_one_partition_it_is_torchs_optimiser_to_the_bit(theirs, settings):
     assert same(list(model.parameters()), list(twin.parameters()))
 
 
+@pytest.mark.cases(usual=4)
 @every_case
 def test_a_step_leaves_every_bit_of_the_other_partitions(theirs, settings):
     model = network()
@@ -125,6 +128,7 @@ def test_a_step_leaves_every_bit_of_the_other_partitions(theirs, settings):
     assert same(before[0] + before[2], after[0] + after[2]) and not same(before[1], after[1])
 
 
+@pytest.mark.cases(usual=4)
 @every_case
 def test_its_state_has_as_many_numbers_as_torchs_and_a_step_count_for_each_partition(theirs, settings):
     model = network()
@@ -154,6 +158,7 @@ def resumed_through_a_file(theirs, model, optimizer, **settings):
     return twin, resumed
 
 
+@pytest.mark.cases(usual=3, full=15)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @every_case
 def test_it_resumes_from_its_state_dict_with_the_same_bits(theirs, settings, dtype):
@@ -166,6 +171,7 @@ def test_it_resumes_from_its_state_dict_with_the_same_bits(theirs, settings, dty
     assert same(list(model.parameters()), list(twin.parameters()))
 
 
+@pytest.mark.full
 def test_its_state_goes_from_one_backend_to_another():
     model = network()
     optimizer = optim.PerPartition(torch.optim.NAdam, model)
@@ -350,6 +356,7 @@ def test_wrong_settings_of_a_group_raise():
             optim.PerPartition(torch.optim.RMSprop, model, groups=[{"params": [model[0].weight]} | wrong])
 
 
+@pytest.mark.cases(usual=4)
 @every_case
 def test_groups_have_settings_of_their_own_as_torchs_have(theirs, settings):
     model = network((1.0,))
@@ -396,6 +403,7 @@ def parts():
     return partnets.Trainer(model, chunks, hyper=mask, optimizer=optimizer, scheduler=scheduler, batch_size=16)
 
 
+@pytest.mark.full
 def test_a_trainer_resumes_with_its_bits(tmp_path):
     whole, first, second = parts(), parts(), parts()
     torch.manual_seed(5)

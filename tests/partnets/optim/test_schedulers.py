@@ -85,6 +85,7 @@ def test_with_one_partition_the_weights_move_as_torchs(optimizer, schedule):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.cases(usual=4, full=12)
 @every_pair
 def test_a_run_resumes_from_the_three_states_with_the_same_bits(optimizer, schedule):
     ours, _, settings = optimizer
@@ -123,6 +124,7 @@ def test_one_cycle_moves_momentum_against_the_learning_rate():
         assert read(optimizer.param_groups[0]) < 0.86
 
 
+@pytest.mark.full
 @pairwise(strength=1, optimizer=OPTIMIZERS, name=[name for name in SCHEDULERS if name != "plateau"])
 def test_a_trainers_checkpoint_has_the_schedule(optimizer, name, tmp_path):
     x = torch.randn(40, 4, dtype=torch.float64)

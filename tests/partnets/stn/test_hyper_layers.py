@@ -114,6 +114,7 @@ def test_freezing_elsewhere_is_the_response_there(case):
 TORCHS = {info.module_cls: info for info in module_db if info.module_cls in RULES}
 
 
+@pytest.mark.cases(usual=12)
 @pytest.mark.parametrize("kind", TORCHS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("training", [True, False])
 def test_torchs_own_examples_with_no_response(kind, training):
@@ -191,6 +192,7 @@ def test_what_is_kept_for_the_backward_pass_is_the_input(case):
     assert kept(model, hypers) <= 1.1 * kept(ordinary) + 2 * own
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["linear", "linear of sequences", "conv2d", "conv2d of few positions", "layer norm"])
 def test_compiles_as_one_graph(name):
     case = CASES[name]

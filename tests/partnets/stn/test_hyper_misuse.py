@@ -123,6 +123,7 @@ def test_weights_that_are_not_in_the_model_are_not_decayed():
         trainer(network, decay).fit(1)
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("lml", [False, True])
 def test_smoothed_labels_judge_nothing_whoever_calls_them(lml):
     smoothing = hyper.LabelSmoothing(0.3)
@@ -152,6 +153,7 @@ class OneRow(nn.Module):
         return self.head(self.dropout(self.use(self.of_all(self.query)) + x))
 
 
+@pytest.mark.cases(usual=2)
 @pytest.mark.parametrize("lml", [False, True])
 @pytest.mark.parametrize(
     "use", [lambda rows: rows.sum(0), lambda rows: rows[0], lambda rows: rows.reshape(-1, 4)[[0] * 4].mean(0)]
@@ -164,6 +166,7 @@ def test_a_layer_whose_one_row_is_no_longer_one_is_refused(use, lml):
     trainer(network, network.dropout, lml=lml, skip=["of_all"]).fit(1)
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("lml", [False, True])
 def test_one_row_that_is_added_to_all_examples_is_one_for_each(lml):
     network = OneRow(lambda rows: rows)
@@ -197,6 +200,7 @@ class ReadsByAnotherName(nn.Module):
         return self.head(self.dropout(F.linear(x, layer.weight)))
 
 
+@pytest.mark.cases(usual=3)
 @pytest.mark.parametrize("options", [{"centred": False}, {"per_example": False}, {"lml": True}, {}])
 def test_a_weight_that_is_read_from_outside_where_it_responds_raises(options):
     network = ReadsByAnotherName()
@@ -274,6 +278,7 @@ def test_a_batch_counts_once_in_running_statistics_at_the_present_hyperparameter
     torch.testing.assert_close(network[1].running_var, expected.running_var)
 
 
+@pytest.mark.full
 def test_hyperparameters_of_a_model_of_low_precision_move():
     network = nn.Sequential(nn.Linear(4, 16), hyper.Dropout(0.3), hyper.InputNoise(0.1), nn.Linear(16, 2))
     network.to(torch.bfloat16)
@@ -317,6 +322,7 @@ def test_a_wide_perturbation_is_as_wide_as_it_was_said():
     assert re.fullmatch(r"200\.0\d*|199\.9\d*|200", str(F.softplus(dropout.rate.scale_raw).item()))
 
 
+@pytest.mark.full
 def test_text_without_a_validation_set():
     class Model(nn.Module):
         def __init__(self):

@@ -124,6 +124,7 @@ def test_a_layer_that_does_not_respond_learns_at_the_present_hyperparameters_alo
     torch.testing.assert_close(network[6].weight, before - 0.5 * expected[6].weight.grad)
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("per_example", [True, False])
 def test_a_linearised_response_learns_by_outputs_that_are_linear_in_it(per_example):
     network = converted(linearised=True, per_example=per_example).double().eval()
@@ -215,6 +216,7 @@ def test_a_step_of_the_hyperparameters_is_algorithm_1():
         torch.testing.assert_close(network.get_parameter(name), moved)
 
 
+@pytest.mark.cases(usual=1)
 @each_made
 def test_training_learns_everything(make):
     model, chunks = make()
@@ -232,6 +234,7 @@ def test_training_learns_everything(make):
     assert history.lml["lml"][-1] == pytest.approx(expected)
 
 
+@pytest.mark.cases(usual=0, full=4)
 @pairwise(strength=1, make=MADE, stop=[1, 4, 5])
 def test_resuming_gives_the_same_bits(make, stop, tmp_path):
     model, chunks = make()
@@ -248,6 +251,7 @@ def test_resuming_gives_the_same_bits(make, stop, tmp_path):
         assert torch.equal(parameter, third.get_parameter(name)), name
 
 
+@pytest.mark.full
 def test_workers_fetch_the_same_batches():
     found = []
     for loading in ({}, {"num_workers": 1}):
@@ -257,6 +261,7 @@ def test_workers_fetch_the_same_batches():
     assert torch.equal(*found)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("centred", [False, True])
 def test_later_chunks_reach_no_earlier_partition(centred):
     """With hyperparameters that stay, nothing of D_2 and D_3 is in partition 1, nor D_3 in 2."""
@@ -298,6 +303,7 @@ def test_label_smoothing_is_a_loss_of_training_alone():
     assert smoothing.values()["smoothing"] != pytest.approx(0.3)
 
 
+@pytest.mark.full
 def test_it_tunes():
     """Half of the labels in training are noise: the network may not fit them, and decay has to grow."""
     torch.manual_seed(0)

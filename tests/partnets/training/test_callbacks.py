@@ -77,6 +77,7 @@ def draws_elsewhere(one):
     return {"python": random.random(), "numpy": np.random.rand()}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "callback",
     [lambda one: {"draw": torch.randn(7).mean()}, reseeds, evaluates, record_loss_matrix, draws_elsewhere],
@@ -118,6 +119,7 @@ def squared(logits, y):
     return (logits[:, 0] - y).square().mean()
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("loss", [F.cross_entropy, squared])
 def test_the_recorded_matrix_is_the_one_of_its_step(loss):
     copies = []

@@ -69,6 +69,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(options, tmp_path):
     def fresh():
@@ -96,6 +97,7 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(options, tmp_path):
             assert getattr(resumed, name).state_dict() == getattr(whole, name).state_dict()
 
 
+@pytest.mark.full
 def test_one_that_a_callback_saves_after_drawing_noise_resumes_to_the_same_bits(tmp_path):
     path = tmp_path / "checkpoint.pt"
 
@@ -115,6 +117,7 @@ def test_one_that_a_callback_saves_after_drawing_noise_resumes_to_the_same_bits(
     assert all(map(torch.equal, bits(resumed), bits(whole)))
 
 
+@pytest.mark.full
 def test_one_saved_later_than_a_callback_that_raised_resumes_to_the_same_bits(tmp_path):
     def fails(one):
         raise RuntimeError("the disk is full")
@@ -143,6 +146,7 @@ class Augmented(torch.utils.data.Dataset):
         return x[i] * random.random() + float(np.random.rand()), y[i]
 
 
+@pytest.mark.full
 def test_python_and_numpy_draw_the_same_after_resuming(tmp_path):
     def fresh(seed):
         model, _, mask = parts()
@@ -188,6 +192,7 @@ def test_the_checkpoint_of_data_in_another_order_raises(tmp_path, subset):
         fresh(torch.arange(50).flip(0)).load(tmp_path / "checkpoint.pt")
 
 
+@pytest.mark.full
 def test_a_trainer_can_be_copied():
     one = trainer()
     one.fit(2)
@@ -199,6 +204,7 @@ def test_a_trainer_can_be_copied():
     assert all(map(torch.equal, bits(one), bits(other)))
 
 
+@pytest.mark.full
 def test_the_best_state_is_resumed(tmp_path):
     def fresh():
         return trainer(keep_best=True, lml_every=1)
@@ -214,6 +220,7 @@ def test_the_best_state_is_resumed(tmp_path):
     assert all(map(torch.equal, resumed.model.parameters(), first.model.parameters()))
 
 
+@pytest.mark.full
 def test_an_exhausted_run_stays_so_when_it_is_resumed(tmp_path, monkeypatch):
     monkeypatch.setattr(partnets.training.trainer, "lml", lambda *_, **__: -1.0)
     first, path = trainer(lml_every=1, patience=2), tmp_path / "checkpoint.pt"
@@ -286,6 +293,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.cases(usual=5)
 @pytest.mark.parametrize("name", OTHERS)
 def test_the_checkpoint_of_another_configuration_raises_and_changes_nothing(name, tmp_path):
     saved, path = trainer(), tmp_path / "checkpoint.pt"

@@ -147,7 +147,7 @@ def damaged(saved, rng):
 
 def cases(quick, all):
     """Seeds: a few in the usual run, all in the full one."""
-    return [seed if seed < quick else pytest.param(seed, marks=pytest.mark.full) for seed in range(all)]
+    return [seed if seed < quick else pytest.param(seed, marks=pytest.mark.weekly) for seed in range(all)]
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +172,7 @@ def raises_and_changes_nothing(one, path):
     return False
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore")  # what numbers that are damaged warn of
 @pytest.mark.parametrize("batch", cases(2, 40))
 def test_a_structure_that_is_damaged_loads_to_what_it_says_or_changes_nothing(batch, saved, tmp_path):
@@ -193,6 +194,7 @@ def test_a_structure_that_is_damaged_loads_to_what_it_says_or_changes_nothing(ba
     assert loaded < 24
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("batch", cases(1, 20))
 def test_each_bit_that_flips_is_noticed(batch, saved, tmp_path):
     rng, path = random.Random(batch), tmp_path / "checkpoint.pt"

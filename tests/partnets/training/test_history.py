@@ -135,6 +135,7 @@ def test_the_running_mean_is_that_of_the_last_finite_values(window):
         assert math.isnan(mean) if not last else mean == pytest.approx(sum(last) / len(last))
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("hyperparameters", [0, 1, 2, 3, 9, 10])
 def test_lml_stands_beside_the_losses_over_the_same_steps(hyperparameters):
     history = recorded()
@@ -166,6 +167,7 @@ def test_the_heat_map_has_the_numbers_of_the_latest_matrix_and_boxes_the_terms_o
     assert [patch.get_center().tolist() for patch in axes.patches] == [[1, 0], [2, 1]]
 
 
+@pytest.mark.cases(usual=0, full=3)
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 @pytest.mark.parametrize("loss", [0.5, math.inf, math.nan])
 def test_every_history_can_be_drawn(loss, suffix, tmp_path):

@@ -68,12 +68,14 @@ def test_the_page_has_the_numbers_in_the_users_units(tmp_path):
     ]
 
 
+@pytest.mark.full
 def test_the_page_marks_the_terms_of_lml(tmp_path):
     marked = page(recorded(), tmp_path / "training.html")
     last = len(marked.rows)
     assert marked.marked == [(last - 2, 3), (last - 1, 4)]  # after a head each, subnetwork 1 on chunk 2, 2 on 3
 
 
+@pytest.mark.full
 def test_the_page_asks_for_nothing_runs_nothing_and_escapes_names(tmp_path):
     history = recorded(name=HOSTILE)
     history.add_metrics(40, {HOSTILE + "metric": 1.0})
@@ -88,6 +90,7 @@ def test_the_page_asks_for_nothing_runs_nothing_and_escapes_names(tmp_path):
     assert "@import" not in style and "url(" not in style
 
 
+@pytest.mark.full
 def test_the_page_follows_the_readers_scheme(tmp_path):
     recorded().report(tmp_path / "training.html")
     text = (tmp_path / "training.html").read_text(encoding="utf-8")
@@ -98,12 +101,14 @@ def test_the_page_follows_the_readers_scheme(tmp_path):
         assert not re.search(r"#(fff|000)", svg)  # neither a white ground nor black lines
 
 
+@pytest.mark.full
 def test_the_page_of_a_long_training_stays_small(tmp_path):
     history = recorded(5000)
     history.report(tmp_path / "training.html")
     assert (tmp_path / "training.html").stat().st_size < 400_000
 
 
+@pytest.mark.full
 def test_the_same_history_gives_the_same_bytes(tmp_path):
     for name in "ab":
         recorded().report(tmp_path / name)
@@ -117,6 +122,7 @@ def test_many_hyperparameters_are_folded(tmp_path):
     assert "details" in dict(written.tags) and ["mask.29", "0.5", "0.5"] in written.rows
 
 
+@pytest.mark.full
 def test_an_interruption_leaves_the_old_page(tmp_path, monkeypatch):
     path = tmp_path / "training.html"
     recorded().report(path)

@@ -89,12 +89,14 @@ def check_invariant(
         assert all(map(torch.equal, owned(first, earlier), owned(second, earlier))), "D_k reached an earlier partition"
 
 
+@pytest.mark.cases(usual=2, full=6)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("k", range(1, COUNT + 1))
 def test_examples_of_a_later_chunk_never_reach_earlier_partitions(optimizer, k, tmp_path):
     check_invariant(optimizer, k, tmp_path)
 
 
+@pytest.mark.cases(usual=0, full=5)
 @pytest.mark.parametrize(
     ("network", "optimizer"), [("norms", "sgd"), ("norms", "adam"), ("norms", "nadam"), ("FixUp", "sgd")]
 )
@@ -103,6 +105,7 @@ def test_nor_do_they_through_norms_and_fixups_scalars(network, optimizer, k, tmp
     check_invariant(optimizer, k, tmp_path, network, steps=12)
 
 
+@pytest.mark.cases(usual=0, full=2)
 @pytest.mark.parametrize(
     ("network", "optimizer"), [("layers", "adamw"), ("norms", "sgd"), ("norms", "nadam"), ("FixUp", "adam")]
 )
@@ -111,6 +114,7 @@ def test_nor_do_they_where_partitions_are_nested(network, optimizer, k, tmp_path
     check_invariant(optimizer, k, tmp_path, network, steps=12, scheme="nested")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("scheme", "network", "k"), [("nested", "norms", 3), ("weight", "layers", 2)])
 def test_nor_do_they_where_all_partitions_learn_from_one_batch(scheme, network, k, tmp_path):
     check_invariant("adam", k, tmp_path, network, steps=8, scheme=scheme, one_pass=True)
@@ -138,6 +142,7 @@ class StepsAllPartitions(partnets.Trainer):
         return k, loss.item()
 
 
+@pytest.mark.cases(usual=0, full=4)
 @pairwise(
     broken={"draws": DrawsFromAllChunks, "steps": StepsAllPartitions},
     optimizer=list(OPTIMIZERS),
@@ -148,6 +153,7 @@ def test_a_broken_trainer_fails_that_check(broken, optimizer, k, tmp_path):
         check_invariant(optimizer, k, tmp_path, cls=broken)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("network", ["norms", "FixUp"])
 @pytest.mark.parametrize("k", range(2, COUNT + 1))
 def test_scales_that_all_partitions_share_fail_that_check(network, k, monkeypatch, tmp_path):

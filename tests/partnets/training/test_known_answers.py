@@ -13,7 +13,8 @@ from partnets import hyper, optim
 PROPORTIONS = (0.6, 0.2, 0.2)
 
 
-@pytest.mark.parametrize("seed", [3, *(pytest.param(seed, marks=pytest.mark.full) for seed in (2, 4, 5))])
+@pytest.mark.full
+@pytest.mark.parametrize("seed", [3, *(pytest.param(seed, marks=pytest.mark.weekly) for seed in (2, 4, 5))])
 def test_the_decay_of_ridge_regression_is_that_of_the_closed_form(seed):
     torch.manual_seed(seed)
     scales, true = torch.linspace(0.3, 1.5, 20).double(), torch.randn(20, 1).double()
@@ -45,6 +46,7 @@ def test_the_decay_of_ridge_regression_is_that_of_the_closed_form(seed):
     assert model[1].values()["decay"] == pytest.approx(expected, rel=0.1)
 
 
+@pytest.mark.full
 def test_the_learning_rate_of_a_quadratic_leads_to_its_minimum():
     torch.manual_seed(0)
     x = torch.linalg.qr(torch.randn(12, 12))[0] * 12**0.5  # so that the Hessian is 2 everywhere
@@ -87,7 +89,7 @@ def trained(loss, examples, hyper_loss=None, psi=(), lr=0.1, steps=400):
     return model
 
 
-@pytest.mark.full
+@pytest.mark.weekly
 def test_a_source_of_random_labels_counts_for_nothing():
     (x, y, random), test = classes(0.5)
     examples = [(x[i], (y[i], random[i].long())) for i in range(len(x))]
@@ -99,7 +101,7 @@ def test_a_source_of_random_labels_counts_for_nothing():
     assert partnets.accuracy(model, test) > partnets.accuracy(without, test) - 0.01
 
 
-@pytest.mark.full
+@pytest.mark.weekly
 def test_labels_that_are_wrong_are_smoothed_and_others_are_not():
     found = {}
     for noisy in (0.0, 0.6):
@@ -110,6 +112,7 @@ def test_labels_that_are_wrong_are_smoothed_and_others_are_not():
     assert found[0.0] < 0.05 and found[0.6] > 0.15
 
 
+@pytest.mark.full
 def test_examples_with_wrong_labels_weigh_less():
     (x, y, _), test = classes(0.6)
     examples = [(x[i], (y[i], torch.tensor(i))) for i in range(len(x))]

@@ -165,6 +165,7 @@ def test_tensorboard_shows_each_scalar_once_after_a_resumption(same, tmp_path):
     assert trainer.steps == 7 and scalars(tmp_path) == expected_scalars(trainer.history)
 
 
+@pytest.mark.full
 def test_tensorboard_gets_all_scalars_of_a_program_that_ends_without_closing(tmp_path):
     code = (
         "import sys, types; from partnets import History, loggers\n"

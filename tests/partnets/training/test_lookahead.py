@@ -136,6 +136,7 @@ def same(one, other):
     return one == other
 
 
+@pytest.mark.cases(usual=4)
 @pairwise(
     network=NETWORKS.keys(),
     scheme=["weight", "nested"],
@@ -260,6 +261,7 @@ def trained(steps=6, workers=0, **options):
     return trainer
 
 
+@pytest.mark.full
 def test_a_trainer_tunes_what_acts_on_training_alone_beside_what_acts_on_both():
     trainer = trained(30)
     assert trainer.hyper_gradient == {
@@ -270,6 +272,7 @@ def test_a_trainer_tunes_what_acts_on_training_alone_beside_what_acts_on_both():
     assert all(found[0] != found[-1] for found in values.values())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("given", [None, "lookahead", "implicit", partnets.Lookahead(2, exact=False)], ids=str)
 def test_a_trainer_resumes_to_the_same_bits(given, tmp_path):
     whole, half = trained(6, hyper_gradient=given), trained(3, hyper_gradient=given)
@@ -283,10 +286,12 @@ def test_a_trainer_resumes_to_the_same_bits(given, tmp_path):
         trained(0, hyper_gradient=partnets.Lookahead(7)).load(tmp_path / "half.pt")
 
 
+@pytest.mark.full
 def test_batches_that_are_fetched_ahead_are_the_same():
     assert same(trained(4).model.state_dict(), trained(4, workers=1).model.state_dict())
 
 
+@pytest.mark.full
 def test_all_at_once():
     trainer = trained(3, one_pass=True, batch_size=64)
     assert trainer.history.steps["hyper_loss"][-1] > 0
@@ -646,6 +651,7 @@ def test_under_autocast_the_weights_of_the_step_are_those_that_are_judged():
     assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
+@pytest.mark.full
 def test_a_checkpoint_of_a_direct_run_is_refused_by_one_that_looks_ahead(tmp_path):
     def made(how):
         model = partnets.partition(nn.Sequential(nn.Linear(6, 3), psi := hyper.Temperature(1.5)), PROPORTIONS)

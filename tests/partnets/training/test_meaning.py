@@ -60,6 +60,7 @@ def test_psi_that_reaches_the_loss_alone_is_refused_before_anything_changes():
     assert all(map(torch.equal, before, after)) and one.steps == 0
 
 
+@pytest.mark.full
 def test_with_a_loss_of_its_own_for_psi_the_rest_learns():
     model = partnets.partition(Smoothed(), PROPORTIONS)
     options = {"hyper": model.mask, "loss": model.loss, "hyper_loss": F.cross_entropy, "lml_every": 5}
@@ -70,6 +71,7 @@ def test_with_a_loss_of_its_own_for_psi_the_rest_learns():
     assert one.history.lml["lml"] == [partnets.lml(model, one.chunks, seed=0, batch_size=16)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "loss", [nn.CrossEntropyLoss(label_smoothing=0.3), functools.partial(F.cross_entropy, label_smoothing=0.3)]
 )
@@ -108,6 +110,7 @@ def test_weights_of_classes_are_no_judge_of_themselves():
     }  # fmt: skip
 
 
+@pytest.mark.full
 def test_buffers_that_follow_the_data_are_refused_unless_they_are_still():
     class Centred(nn.Module):
         def __init__(self):
@@ -185,6 +188,7 @@ def test_weights_that_know_later_chunks_are_warned_of():
         one.step()
 
 
+@pytest.mark.full
 def test_fresh_weights_and_such_as_go_on_are_not():
     with warnings.catch_warnings(action="error"):
         trainer(trained_before(defaults="seed")).fit(1)
@@ -224,6 +228,7 @@ def test_a_model_remembers_its_chunks_in_its_state_dict_too():
     assert list(partnets.merge(model).state_dict()) == ["0.probability.raw", "1.weight", "1.bias"]
 
 
+@pytest.mark.full
 def test_the_variance_of_a_regression_is_learned_from_unseen_data():
     torch.manual_seed(0)
     x = torch.randn(400, 3)
@@ -286,6 +291,7 @@ def test_weights_that_come_after_the_trainer_was_made_bring_their_chunks():
     partnets.Trainer(fresh, chunks(seed=1), hyper=fresh[0], batch_size=16, other_chunks=True).fit(1)
 
 
+@pytest.mark.cases(usual=2)
 @pytest.mark.parametrize("batch_size", [1, 7, 256])
 def test_the_weights_of_classes_do_not_count_in_lml_whatever_the_batches(batch_size):
     model, weight = network(), torch.tensor([1.0, 9.0, 2.0])

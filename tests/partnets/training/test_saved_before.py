@@ -28,6 +28,7 @@ def outputs(model):
     return found
 
 
+@pytest.mark.full
 def test_a_trainer_goes_on(expected):
     trainer = saved_network.trainer()
     trainer.load(FOLDER / "trainer.pt")
@@ -85,6 +86,7 @@ def test_a_distributed_checkpoint_loads(expected):
     assert vars(trainer.history) == expected["history"]
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore")
 def test_lightning_resumes(expected):
     module, loader = saved_network.lightning_module()

@@ -96,6 +96,7 @@ def test_the_restored_model_has_the_bits_of_the_step_with_the_highest_lml(lmls, 
     assert {"0.probability.raw", "1.weight", "1.bias"} <= set(different)
 
 
+@pytest.mark.full
 def test_the_restored_model_has_the_highest_lml_of_the_history():
     one = trainer(keep_best=True, lml_every=3)
     one.fit(30)

@@ -1,11 +1,11 @@
 """The trainer follows Appendix I.1, learns, shows what it does, and refuses what does not fit."""
 
-import subprocess
 import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
+from processes import run_python
 from torch import nn
 
 import partnets
@@ -33,6 +33,7 @@ def trainer(**arguments):
     return partnets.Trainer(model, chunks, **{"hyper": mask, "batch_size": 16, "lml_every": 5} | arguments)
 
 
+@pytest.mark.full
 def test_it_takes_the_steps_that_its_docstring_writes_by_hand():
     one = trainer(lml_every=None, seed=7)
     torch.manual_seed(3)
@@ -60,6 +61,7 @@ def test_it_takes_the_steps_that_its_docstring_writes_by_hand():
     assert all(map(torch.equal, one.model.parameters(), model.parameters()))
 
 
+@pytest.mark.full
 def test_chunks_are_drawn_in_proportion():
     one = trainer(lml_every=None, batch_size=1)
     one.fit(500)
@@ -83,6 +85,7 @@ def test_a_step_of_one_kind_changes_nothing_of_the_other():
     assert not all(map(torch.equal, weights, before))
 
 
+@pytest.mark.full
 def test_it_learns_which_inputs_matter():
     torch.manual_seed(0)
     model, chunks, mask = parts(proportions=(0.5, 0.5))
@@ -144,6 +147,7 @@ def test_what_was_in_evaluation_mode_before_stays_so():
     assert (norm.mean == 0).all() and model[1].training and not norm.training
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("modes", [(False,), (False, True)])
 def test_a_callback_that_leaves_another_mode_changes_nothing(modes):
     def switch(one):
@@ -251,6 +255,7 @@ def test_progress_is_quiet_off_a_terminal_and_shows_values_on_one(capsys, monkey
         assert part in shown
 
 
+@pytest.mark.full
 def test_the_table_has_a_row_for_each_step_and_lml_where_it_was_evaluated():
     frame = trainer().fit(10).frame()
     assert list(frame.columns) == ["step", "k", "loss", "hyper_k", "hyper_loss", *(f"0.{i}" for i in range(6)), "lml"]
@@ -258,6 +263,7 @@ def test_the_table_has_a_row_for_each_step_and_lml_where_it_was_evaluated():
     assert frame["step"][frame["lml"].notna()].tolist() == [5, 10]
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("hyper", [{}, {"hyper": None}], ids=["hyper", "no hyper"])
 def test_the_picture_shows_each_hyperparameter_lml_and_losses(hyper, tmp_path):
     figure = trainer(**hyper).fit(10).plot(tmp_path / "history.png")
@@ -283,7 +289,7 @@ def test_a_missing_library_is_named_with_the_cure(method, library, monkeypatch):
 
 def test_importing_partnets_imports_no_plotting_library():
     code = "import sys, partnets; assert not {'pandas', 'matplotlib'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})
+    run_python("-c", code, check=True)
 
 
 class Lines(torch.utils.data.Dataset):
@@ -312,6 +318,7 @@ class Mean(nn.Module):
         return self.head((self.table(batch["ids"]) * mask[..., None]).sum(1))
 
 
+@pytest.mark.full
 def test_a_collate_function_may_give_dicts():
     chunks = partnets.chunk(Lines(), (0.5, 0.5), collate=padded)
     model = partnets.partition(Mean(), (0.5, 0.5))

@@ -68,6 +68,7 @@ def torchs_rates(schedule, steps, lr):
     return rates
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
 def test_schedulers_count_the_steps_of_any_partition_and_those_of_psi(schedule):
     model, rates = network(), []
@@ -103,6 +104,7 @@ def test_a_scheduler_of_another_optimiser_raises(name):
         trainer(**{name: lr_scheduler.StepLR(other, 3)})
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize(("every", "after"), [(1, 0), (3, 0), (1, 4), (3, 2), (4, 9), (2, 20)])
 def test_psi_takes_a_step_after_each_so_many_once_enough_are_done(every, after):
     values = []
@@ -121,6 +123,7 @@ def test_psi_takes_a_step_after_each_so_many_once_enough_are_done(every, after):
         assert [step for step, value in enumerate(column, start=1) if value is not None] == expected
 
 
+@pytest.mark.full
 def test_until_its_first_step_psi_draws_nothing():
     runs = []
     for arguments in ({"hyper": None, "hyper_optimizer": None}, {"hyper_after": 6}, {"hyper_every": 7}):
@@ -131,6 +134,7 @@ def test_until_its_first_step_psi_draws_nothing():
     assert all(map(torch.equal, runs[0], runs[1])) and all(map(torch.equal, runs[0], runs[2]))
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("progress", [0, 3])
 def test_a_step_on_all_unseen_chunks_has_the_gradient_of_their_weighted_sum(progress):
     one = trainer(hyper_chunks="all", hyper_batch_size=5, seed=4)
@@ -157,6 +161,7 @@ def test_a_step_on_all_unseen_chunks_has_the_gradient_of_their_weighted_sum(prog
     assert all(parameter.grad is None for parameter in model[1:].parameters())
 
 
+@pytest.mark.full
 def test_steps_on_one_chunk_and_on_all_have_the_same_mean_gradient(monkeypatch):
     gradients, losses = {}, {}
     for hyper_chunks in ("one", "all"):
@@ -174,6 +179,7 @@ def test_steps_on_one_chunk_and_on_all_have_the_same_mean_gradient(monkeypatch):
         torch.testing.assert_close(by_k[None], mean, rtol=1e-12, atol=1e-15)
 
 
+@pytest.mark.full
 def test_no_chunk_is_recorded_for_a_step_on_all():
     one = trainer(hyper_chunks="all", hyper_every=2)
     one.fit(4)
@@ -181,6 +187,7 @@ def test_no_chunk_is_recorded_for_a_step_on_all():
     assert [loss is None for loss in one.history.steps["hyper_loss"]] == [True, False] * 2
 
 
+@pytest.mark.full
 def test_one_pass_updates_all_partitions_and_psi_on_parts_of_a_batch():
     one = trainer(one_pass=True, batch_size=10, hyper_batch_size=6, sampling=(5, 3, 0, 2), clip=0.1)
     model, generator = copy.deepcopy(one.model), one.generator.clone_state()
@@ -227,6 +234,7 @@ def test_partitions_of_probability_0_are_never_drawn(sampling, drawn):
     assert {one.step_weights()[0] for _ in range(30)} == drawn
 
 
+@pytest.mark.full
 def test_partitions_are_drawn_with_the_given_probabilities():
     one = trainer(sampling=(0.1, 0.2, 0.3, 0.4), batch_size=1)
     counts = torch.bincount(torch.tensor([one.step_weights()[0] for _ in range(500)]))[1:] / 500

@@ -75,6 +75,7 @@ def workers():
 MANY = {"hyper_chunks": "all", "hyper_after": 2, "callbacks": [record_loss_matrix]}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options", [{}, {"one_pass": True}, pytest.param(MANY, marks=pytest.mark.full)])
 def test_worker_processes_change_no_bit(options):
     alone, helped = trainer(**options), trainer(**options, **TWO)
@@ -86,6 +87,7 @@ def test_worker_processes_change_no_bit(options):
     assert same(alone, helped) and torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.full
 def test_what_the_data_draw_depends_neither_on_the_number_of_workers_nor_on_an_interruption(tmp_path):
     whole = trainer(Noisy, num_workers=1, prefetch_factor=3)
     torch.manual_seed(1)
@@ -100,6 +102,7 @@ def test_what_the_data_draw_depends_neither_on_the_number_of_workers_nor_on_an_i
     assert same(resumed, whole)
 
 
+@pytest.mark.full
 def test_the_batches_that_were_fetched_ahead_are_the_ones_that_are_used(monkeypatch):
     one = trainer(**TWO)
     one.step()  # which looks at a batch of its own before
@@ -126,6 +129,7 @@ def test_what_a_worker_raises_is_raised_and_ends_them():
         one.fit(20)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_an_interruption_leaves_no_process_and_training_goes_on(error, workers):
     def interrupt(one):
@@ -147,6 +151,7 @@ def test_an_interruption_leaves_no_process_and_training_goes_on(error, workers):
     assert same(alone, helped)
 
 
+@pytest.mark.full
 def test_an_interruption_while_evaluating_leaves_no_process():
     one = trainer(**TWO)
     one.forward = lambda model, batch: 1 / 0
@@ -154,6 +159,7 @@ def test_an_interruption_while_evaluating_leaves_no_process():
         partnets.lml(one.model, one.chunks, forward=one.forward, **TWO)
 
 
+@pytest.mark.full
 def test_patience_and_a_copy_need_nothing_special():
     one = trainer(lml_every=1, patience=1, hyper_every=1, **TWO)
     one.fit(50)
@@ -161,6 +167,7 @@ def test_patience_and_a_copy_need_nothing_special():
     copy.deepcopy(one).fit(0)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", [partnets.mean_loss, partnets.accuracy])
 def test_evaluations_are_the_same(kind):
     model = nn.Linear(4, 2)

@@ -1,0 +1,172 @@
+"""Processor time of each folder of tests beside its budget, in every run's report.
+
+budgets.json has the seconds for each kind of run, as they are on the reference machine: two cores of an AMD EPYC of
+Zen 3, where `reference_loop` takes REFERENCE seconds. On another machine the times are scaled by what the loop takes
+there. A whole run in which a folder needs more than half again as much as its budget fails where the environment
+variable CI is set. A new feature pays for its tests by moving others to a longer run, or by making them faster.
+The weekly run has no budget, and the weekly slice of a FULL run is booked apart from the folders.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiers import IN_SLICE, tier
+
+FILE = Path(__file__).with_name("budgets.json")
+# Seconds of reference_loop on the reference machine, with both of its cores busy.
+REFERENCE = 0.25
+ALLOWED = 1.5
+COLLECTION = "imports and collection"
+# Their time is known when they have ended, which may be in another folder's tests.
+CHILDREN = "processes that tests start"
+SLICE = "the slice of the weekly run"
+
+
+def reference_loop() -> float:
+    """Return the processor seconds of a fixed piece of work as the tests do it: Python, and small tensors."""
+    start = time.process_time()
+    x, total = torch.linspace(0, 1, 4096).view(64, 64), 0
+    for i in range(8000):
+        total += sum(i % k for k in range(1, 60))
+        x = torch.nn.functional.relu(x @ x.t() / 40).clone()
+    return time.process_time() - start
+
+
+def folder_of(nodeid: str) -> str:
+    """Return the folder that pays for a test: tests/partnets/NAME, tests/NAME, or the package of a docstring."""
+    parts = nodeid.partition("::")[0].split("/")
+    if parts[0] != "tests":
+        return f"{parts[0]}, docstrings"
+    return "/".join(parts[: 3 if parts[1] == "partnets" else 2][: len(parts) - 1])
+
+
+def processor_seconds() -> tuple[float, float]:
+    """Return the processor time of this process, and of its children that have ended."""
+    times = os.times()
+    return times.user + times.system, times.children_user + times.children_system
+
+
+def report(seconds: Mapping[str, float], budgets: Mapping[str, float]) -> tuple[list[str], list[str]]:
+    """Return the lines of the table, and a sentence about each folder that is over its budget by more than half.
+
+    Args:
+        seconds: of each folder, scaled to the reference machine.
+        budgets: of each folder. One without a budget is over it.
+    """
+    lines, over = [], []
+    for folder in sorted(seconds, key=seconds.get, reverse=True):
+        budget = budgets.get(folder, 0.0)
+        lines.append(f"{seconds[folder]:8.1f} of {budget:5.0f} s  {folder}")
+        if seconds[folder] > max(ALLOWED * budget, 1.0):
+            over.append(
+                f"{folder} took {seconds[folder]:.0f} s of processor time and may take {budget:.0f}:"
+                " move tests to a longer run, or make them faster"
+            )
+    lines.append(f"{sum(seconds.values()):8.1f} of {sum(budgets.values()):5.0f} s  in all")
+    return lines, over
+
+
+class Meter:
+    """Adds up the processor time of a run's tests: in each worker of pytest-xdist, or in the only process."""
+
+    def __init__(self) -> None:
+        self.seconds: Counter[str] = Counter()
+        self.loops: list[float] = []
+        self._last = processor_seconds()
+
+    def spend(self, folder: str) -> None:
+        """Book the time since the last call on a folder."""
+        now = processor_seconds()
+        self.seconds[folder] += now[0] - self._last[0]
+        self.seconds[CHILDREN] += now[1] - self._last[1]
+        self._last = now
+
+    def calibrate(self) -> None:
+        """Measure this machine; its time is booked on no folder."""
+        self.loops.append(min(reference_loop() for _ in range(3)))
+        self._last = processor_seconds()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self) -> None:
+        self.spend(COLLECTION)
+        self.calibrate()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
+        result = yield
+        self.spend(SLICE if item.stash.get(IN_SLICE, False) else folder_of(item.nodeid))
+        return result
+
+    def scaled(self) -> dict[str, float]:
+        """Return each folder's seconds on the reference machine."""
+        scale = REFERENCE / (sum(self.loops) / len(self.loops))
+        return {folder: seconds * scale for folder, seconds in self.seconds.items()}
+
+
+class Report:
+    """Collects the meters of all processes, prints the table and fails a run that is over."""
+
+    def __init__(self, meter: Meter | None) -> None:
+        self.meter = meter
+        self.seconds: Counter[str] = Counter()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self.seconds.update(getattr(node, "workeroutput", {}).get("seconds", {}))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.meter is not None and self.meter.loops:
+            self.seconds.update(self.meter.scaled())
+        if self.over(session.config) and os.environ.get("CI") and session.exitstatus == 0:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def over(self, config: pytest.Config) -> list[str]:
+        is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+        is_whole = is_whole and not (config.option.keyword or config.option.markexpr)
+        return report(self.seconds, budgets())[1] if is_whole else []
+
+    def pytest_terminal_summary(self, terminalreporter: Any, config: pytest.Config) -> None:
+        if sum(self.seconds.values()) < 60:  # a developer runs a few tests
+            return
+        lines, _ = report(self.seconds, budgets())
+        terminalreporter.section("processor time, on the reference machine, and budgets")
+        for line in [*lines, *self.over(config)]:
+            terminalreporter.write_line(line)
+
+
+def budgets() -> dict[str, float]:
+    """Return the budgets of the present kind of run; the weekly run has none."""
+    return json.loads(FILE.read_text()).get(tier().name.lower(), {})
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    is_worker = hasattr(config, "workerinput")
+    distributes = bool(getattr(config.option, "numprocesses", None)) and not is_worker
+    meter = None if distributes else Meter()
+    if meter is not None:
+        config.pluginmanager.register(meter, "meter")
+    if is_worker:
+        config.pluginmanager.register(_Sender(config, meter), "meter's sender")
+    else:
+        config.pluginmanager.register(Report(meter), "budgets' report")
+
+
+class _Sender:
+    """Gives a worker's meter to the process that started it."""
+
+    def __init__(self, config: pytest.Config, meter: Meter) -> None:
+        self.config, self.meter = config, meter
+
+    def pytest_sessionfinish(self) -> None:
+        if self.meter.loops:
+            self.config.workeroutput["seconds"] = self.meter.scaled()

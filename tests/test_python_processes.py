@@ -1,0 +1,58 @@
+"""Processes that are forked for tests behave as those that subprocess starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from processes import run_python
+
+PROGRAM = "import os, sys; print(sys.argv[1:], os.environ.get('GIVEN'), __name__); sys.exit(len(sys.argv))"
+
+
+@pytest.fixture
+def module(tmp_path):
+    (tmp_path / "some.py").write_text(PROGRAM)
+    return tmp_path / "some.py"
+
+
+@pytest.mark.parametrize("how", ["-c", "-m", "path"])
+def test_a_program_runs_as_by_subprocess(how, module):
+    command = {"-c": ["-c", PROGRAM], "-m": ["-m", "some"], "path": [module]}[how]
+    environment = os.environ | {"GIVEN": "a value", "PYTHONPATH": str(module.parent)}
+    found = run_python(*command, "one", "two", environment=environment)
+    expected = subprocess.run([sys.executable, *command, "one", "two"], env=environment, capture_output=True, text=True)
+    assert (found.returncode, found.stdout, found.stderr) == (3, expected.stdout, expected.stderr)
+
+
+def test_torch_is_there_and_what_is_tested_is_not():
+    code = "import sys; print('torch' in sys.modules, {'partkernels', 'partnets', 'triton'} & {*sys.modules})"
+    assert run_python("-c", code).stdout.split() == ["True", "set()"]
+
+
+def test_pythonpath_comes_before_what_is_installed(module):
+    (module.parent / "partnets.py").write_text("print('mine')")
+    environment = os.environ | {"PYTHONPATH": str(module.parent)}
+    assert run_python("-c", "import partnets", environment=environment, cwd="/").stdout == "mine\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "message"),
+    [
+        ("raise ValueError('no')", 1, "ValueError: no"),
+        ("import sys; sys.exit('gone')", 1, "gone"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", -11, ""),
+    ],
+)
+def test_failures_are_reported(code, status, message):
+    found = run_python("-c", code)
+    assert found.returncode == status and message in found.stderr
+    with pytest.raises(subprocess.CalledProcessError):
+        run_python("-c", code, check=True)
+
+
+def test_a_program_that_does_not_end_is_ended():
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_python("-c", "import time; time.sleep(60)", timeout=0.5)

@@ -1,0 +1,127 @@
+"""Each kind of run has its tests, a FULL run also the slice of the weekly ones that its commit asks for."""
+
+from __future__ import annotations
+
+import zlib
+from itertools import product
+from types import SimpleNamespace
+
+import pytest
+import tiers
+from tiers import IN_SLICE, SLICE_SECONDS, SLICES, Tier, covering
+
+
+@pytest.fixture
+def ask_for(monkeypatch):
+    def ask(name: str, **more: str) -> None:
+        for each in ("FULL", "WEEKLY", "SLICE"):
+            monkeypatch.delenv(each, raising=False)
+        for each, value in ({name: "1"} | more).items():
+            monkeypatch.setenv(each, value)
+
+    return ask
+
+
+def as_mark(mark: str | pytest.MarkDecorator) -> pytest.MarkDecorator:
+    return getattr(pytest.mark, mark) if isinstance(mark, str) else mark
+
+
+def item(name: str, *marks: str | pytest.MarkDecorator, **parameters: object) -> SimpleNamespace:
+    """A collected test, as far as a run looks at it."""
+    nodeid = f"tests/test_some.py::{name}" + (f"[{'-'.join(map(str, parameters.values()))}]" if parameters else "")
+    found = SimpleNamespace(nodeid=nodeid, originalname=name, stash=pytest.Stash())
+    found.get_closest_marker = {mark.name: mark for mark in map(as_mark, marks)}.get
+    if parameters:
+        found.callspec = SimpleNamespace(params=parameters)
+    return found
+
+
+def collected(items: list) -> tuple[list[str], list[str]]:
+    """The names of the tests that run, in their order, and of those that are reported as deselected."""
+    left_out, items = [], list(items)
+    config = SimpleNamespace(hook=SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items)))
+    tiers.pytest_collection_modifyitems(config, items)
+    return [each.nodeid.partition("::")[2] for each in items], [each.nodeid.partition("::")[2] for each in left_out]
+
+
+MARKED = [item("quick"), item("slow", "full"), item("slowest", "weekly")]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("NEITHER", ["quick"]), ("FULL", ["quick", "slow"]), ("WEEKLY", ["quick", "slow", "slowest"])],
+)
+def test_marks_say_in_which_runs_a_test_is(name, expected, ask_for):
+    number = next(n for n in range(SLICES) if n != zlib.crc32(MARKED[2].nodeid.encode()) % SLICES)
+    ask_for(name, SLICE=str(number))
+    ran, left_out = collected(MARKED)
+    assert ran == expected and {*ran, *left_out} == {"quick", "slow", "slowest"}
+
+
+@pytest.mark.parametrize(("name", "count"), [("NEITHER", 3), ("FULL", 9), ("WEEKLY", 18)])
+def test_products_of_parameters_are_thinned(name, count, ask_for, monkeypatch):
+    ask_for(name)
+    monkeypatch.setattr(tiers, "slice_number", lambda: None)
+    ran, _ = collected([item("product", a=a, b=b, c=c) for a, b, c in product("xyz", "123", "+-")])
+    assert len(ran) == count
+    assert all(any(value in each for each in ran) for value in "xyz123+-")
+
+
+@pytest.mark.parametrize(("usual", "expected"), [(0, []), (1, [0]), (3, [0, 3, 6]), (20, [*range(10)])])
+def test_a_run_has_as_many_cases_as_the_mark_says(usual, expected, ask_for):
+    cases = [item("some", pytest.mark.cases(usual=usual), case=n) for n in range(10)]
+    ask_for("NEITHER")
+    assert collected(cases)[0] == [f"some[{n}]" for n in expected]
+    ask_for("FULL")
+    assert len(collected(cases)[0]) == 10
+
+
+def test_lists_of_cases_and_other_functions_are_not_thinned(ask_for):
+    ask_for("NEITHER")
+    one = [item("cases", case=n) for n in range(20)]
+    other = [item("others", a=1, b=2), item("plain"), item("others", a=1)]
+    assert collected(one + other) == ([each.nodeid.partition("::")[2] for each in one + other], [])
+
+
+def test_all_slices_together_have_each_weekly_test_once_behind_the_others(ask_for):
+    items, seen = [item(f"weekly{n}", "weekly") for n in range(200)] + [item("quick")], []
+    items.append(item("an hour", pytest.mark.weekly(in_slices=False)))
+    for number in range(SLICES):
+        ask_for("FULL", SLICE=str(number + 3 * SLICES))
+        ran, _ = collected(items)
+        assert ran[0] == "quick"
+        seen += ran[1:]
+    assert sorted(seen) == sorted(f"weekly{n}" for n in range(200))
+
+
+def test_the_commit_chooses_the_slice(ask_for, monkeypatch, tmp_path):
+    ask_for("FULL")
+    answer = SimpleNamespace(stdout="0000001b" + 32 * "0" + "\n", returncode=0)
+    monkeypatch.setattr(tiers.subprocess, "run", lambda *_, **__: answer)
+    assert tiers.slice_number() == 27 % SLICES
+    answer.returncode, answer.stdout = 128, ""
+    assert tiers.slice_number() is None
+
+
+def test_a_slice_ends_when_its_time_is_over_and_says_how_a_failure_runs_again(monkeypatch):
+    one, other = item("of the slice", "weekly"), item("usual")
+    one.stash[IN_SLICE] = True
+    monkeypatch.setattr(tiers, "_spent", SLICE_SECONDS + 1.0)
+    tiers.pytest_runtest_setup(other)
+    with pytest.raises(pytest.skip.Exception, match=f"the {SLICE_SECONDS} seconds"):
+        tiers.pytest_runtest_setup(one)
+    for each, count in ((one, 1), (other, 0)):
+        report = tiers.pytest_runtest_makereport(each)
+        next(report)
+        with pytest.raises(StopIteration) as done:
+            report.send(SimpleNamespace(failed=True, sections=[]))
+        assert len(done.value.value.sections) == count
+        again = "WEEKLY=1 python -m pytest 'tests/test_some.py::of the slice'"
+        assert all(again in text for _, text in done.value.value.sections)
+
+
+def test_coverings_of_each_strength():
+    rows = list(product(range(3), "abcd", (0, False)))
+    assert Tier.USUAL == 1 and len(covering(rows, Tier.USUAL)) == 4
+    assert 12 <= len(covering(rows, Tier.FULL)) < 16 and len(covering(rows, 3)) == len(rows)
+    assert covering([]) == [] and covering(rows) == covering(rows)

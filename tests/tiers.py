@@ -1,0 +1,171 @@
+"""Which tests run: `make test` runs few, FULL=1 more, and WEEKLY=1 all.
+
+A test marked `full` is left out of the usual run, and one marked `weekly` runs with WEEKLY=1. Of one that is marked
+`cases(usual=3, full=10)` these runs have so many cases, evenly spread. Where several `parametrize` decorators make a
+product, the usual run has each value once, and FULL has every two values together. A FULL run also has one slice of
+the weekly tests, which the commit's hash chooses, so that all of them run over time.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+import zlib
+from collections.abc import Iterable
+from enum import IntEnum
+from itertools import combinations, groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# A slice is to take less than SLICE_SECONDS of each process; longer ones are cut off there.
+SLICES = 24
+SLICE_SECONDS = 300
+
+
+class Tier(IntEnum):
+    """A kind of run. Its number is the strength of the covering that products are thinned to; weekly runs have all."""
+
+    USUAL = 1
+    FULL = 2
+    WEEKLY = 3
+
+
+def tier() -> Tier:
+    """Return the kind of run that the environment variables WEEKLY and FULL ask for."""
+    if os.environ.get("WEEKLY"):
+        return Tier.WEEKLY
+    return Tier.FULL if os.environ.get("FULL") else Tier.USUAL
+
+
+def covering(rows: Iterable[tuple], strength: int = 2) -> list[int]:
+    """Return the places of few rows in which every combination of `strength` values is that is in any row.
+
+    Greedy: takes the first row with the most combinations that are still missing. The same rows give the same result.
+
+    Args:
+        rows: tuples of equal length. Values are compared by identity: they need not be hashable, and 0 is not False.
+        strength: of how many columns the values are combined; 1 has each value in a row.
+    """
+    rows = list(rows)
+    columns: list[dict[int, int]] = [{} for _ in rows[0]] if rows else []
+    numbered = [
+        [seen.setdefault(id(value), len(seen)) for value, seen in zip(row, columns, strict=True)] for row in rows
+    ]
+    meetings = {
+        at: set(combinations(enumerate(numbers), min(strength, len(numbers)))) for at, numbers in enumerate(numbered)
+    }
+    missing, chosen = set().union(*meetings.values()), []
+    while missing:
+        best = max(meetings, key=lambda at: len(meetings[at] & missing))
+        chosen.append(best)
+        missing -= meetings.pop(best)
+    return sorted(chosen)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "full: runs with FULL=1 or WEEKLY=1")
+    config.addinivalue_line("markers", "cases(usual=None, full=None): how many cases these runs have; None: all")
+    config.addinivalue_line("markers", "weekly(in_slices=True): runs with WEEKLY=1, and in one slice of FULL=1")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of longer runs, and put those of the slice last."""
+    now = tier()
+    if now is Tier.WEEKLY:
+        return
+    kept = [item for _, same in groupby(items, _function) for item in _thinned(list(same), now)]
+    ids = {item.nodeid for item in kept}
+    if now is Tier.FULL:
+        number = slice_number()
+        for item in items:
+            if item.nodeid not in ids and number is not None and _slice_of(item) == number:
+                item.stash[IN_SLICE] = True
+                kept.append(item)
+        ids = {item.nodeid for item in kept}
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in ids])
+    items[:] = kept
+
+
+def _function(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
+
+
+def _slice_of(item: pytest.Item) -> int | None:
+    """Return which slice a weekly test is in; None if it is too long for any."""
+    weekly = item.get_closest_marker("weekly")
+    if weekly and not weekly.kwargs.get("in_slices", True):
+        return None
+    return zlib.crc32(item.nodeid.encode()) % SLICES
+
+
+def _limit(item: pytest.Item, now: Tier) -> int | None:
+    """Return how many cases of this test's function are in a run at most; None if its marks do not say."""
+    if item.get_closest_marker("weekly") or (now is Tier.USUAL and item.get_closest_marker("full")):
+        return 0
+    cases = item.get_closest_marker("cases")
+    return cases.kwargs.get(now.name.lower()) if cases else None
+
+
+def _thinned(items: list[pytest.Item], now: Tier) -> list[pytest.Item]:
+    """Return the tests of one function that are in a run: a covering of its parameters, or as many as its marks say."""
+    kept = _covered([item for item in items if _limit(item, now) != 0], now)
+    limit = _limit(kept[0], now) if kept else None
+    return kept if limit is None else _spread(kept, limit)
+
+
+def _spread(items: list[pytest.Item], count: int) -> list[pytest.Item]:
+    count = min(count, len(items))
+    return [items[i * len(items) // count] for i in range(count)]
+
+
+def _covered(items: list[pytest.Item], strength: int) -> list[pytest.Item]:
+    parameters = [item.callspec.params for item in items if hasattr(item, "callspec")]
+    if len(parameters) < len(items) or len({tuple(each) for each in parameters}) > 1:
+        return items
+    return [items[at] for at in covering([tuple(each.values()) for each in parameters], strength)]
+
+
+# --- the slice of the weekly run ---
+
+IN_SLICE = pytest.StashKey[bool]()
+_spent = 0.0
+
+
+def slice_number() -> int | None:
+    """Return which slice this commit runs: SLICE of the environment, or the commit's hash; None outside of git."""
+    given = os.environ.get("SLICE")
+    if given:
+        return int(given) % SLICES
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    except FileNotFoundError:
+        return None
+    return int(done.stdout[:8], 16) % SLICES if done.returncode == 0 else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Any:
+    global _spent
+    start = time.monotonic()
+    result = yield
+    if item.stash.get(IN_SLICE, False):
+        _spent += time.monotonic() - start
+    return result
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.stash.get(IN_SLICE, False) and _spent > SLICE_SECONDS:
+        pytest.skip(f"the {SLICE_SECONDS} seconds of the weekly slice are over")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Any:
+    report = yield
+    if report.failed and item.stash.get(IN_SLICE, False):
+        report.sections.append(("a weekly test", f"again: WEEKLY=1 python -m pytest '{item.nodeid}'"))
+    return report
