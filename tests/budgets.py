@@ -1,10 +1,10 @@
-"""Processor time of each folder of tests beside its budget, in every run's report.
+"""Report the processor time of each folder of tests beside its budget.
 
-budgets.json has the seconds for each kind of run, as they are on the reference machine: two cores of an AMD EPYC of
-Zen 3, where `reference_loop` takes REFERENCE seconds. On another machine the times are scaled by what the loop takes
-there. A whole run in which a folder needs more than half again as much as its budget fails where the environment
-variable CI is set. A new feature pays for its tests by moving others to a longer run, or by making them faster.
-The weekly run has no budget, and the weekly slice of a FULL run is booked apart from the folders.
+budgets.json has the seconds of each kind of run on the reference machine: two cores of an AMD EPYC of Zen 3, where
+`reference_loop` takes REFERENCE seconds. On another machine, and on a busy one, times are scaled by the time of the
+loop there. Where the environment variable CI is set, a complete run fails if a folder takes more than one and a half
+times its budget. A new feature pays for its tests: move others to a longer run, or make them faster. The weekly run has
+no budget. The weekly slice of a FULL run is counted separately.
 """
 
 from __future__ import annotations
@@ -84,14 +84,14 @@ class Meter:
         self._last = processor_seconds()
 
     def spend(self, folder: str) -> None:
-        """Book the time since the last call on a folder."""
+        """Add the time since the last call to a folder."""
         now = processor_seconds()
         self.seconds[folder] += now[0] - self._last[0]
         self.seconds[CHILDREN] += now[1] - self._last[1]
         self._last = now
 
     def calibrate(self) -> None:
-        """Measure this machine; its time is booked on no folder."""
+        """Measure this machine. No folder pays for that."""
         self.loops.append(min(reference_loop() for _ in range(3)))
         self._last = processor_seconds()
 
@@ -145,7 +145,7 @@ class Report:
 
 
 def budgets() -> dict[str, float]:
-    """Return the budgets of the present kind of run; the weekly run has none."""
+    """Return the budgets of the present kind of run; empty for the weekly run."""
     return json.loads(FILE.read_text()).get(tier().name.lower(), {})
 
 

@@ -1,7 +1,7 @@
-"""Python processes for tests, forked from one that has imported torch: they start in a tenth of a second, not in three.
+"""Start Python processes for tests by forking one that has imported torch: in a tenth of a second instead of three.
 
-Triton is not among the imports, which asks the environment when it is imported, nor anything of the project. A process
-that must import torch itself, or run what `atexit` has, is started by subprocess.
+That process has imported neither Triton, which reads the environment at import, nor the project. Use subprocess if the
+program must import torch itself, needs options of Python, or depends on `atexit`.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Clock:
 
 
 def finished(meter, monkeypatch, *, args_source=pytest.Config.ArgsSource.TESTPATHS, keyword="", ci="true"):
-    """The exit status of a run with these times, and what it printed."""
+    """Return the exit status of a run with these times, and its report."""
     monkeypatch.setenv("CI", ci)
     monkeypatch.setattr(budgets, "budgets", lambda: {"tests": 60.0, COLLECTION: 5.0})
     config = SimpleNamespace(args_source=args_source, option=SimpleNamespace(keyword=keyword, markexpr=""))

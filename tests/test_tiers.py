@@ -99,8 +99,9 @@ def test_the_commit_chooses_the_slice(ask_for, monkeypatch, tmp_path):
     answer = SimpleNamespace(stdout="0000001b" + 32 * "0" + "\n", returncode=0)
     monkeypatch.setattr(tiers.subprocess, "run", lambda *_, **__: answer)
     assert tiers.slice_number() == 27 % SLICES
+    assert tiers.pytest_report_header() == f"run: full, with slice {27 % SLICES} of {SLICES} of the weekly tests"
     answer.returncode, answer.stdout = 128, ""
-    assert tiers.slice_number() is None
+    assert tiers.slice_number() is None and tiers.pytest_report_header() == "run: full"
 
 
 def test_a_slice_ends_when_its_time_is_over_and_says_how_a_failure_runs_again(monkeypatch):

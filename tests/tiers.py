@@ -1,9 +1,9 @@
-"""Which tests run: `make test` runs few, FULL=1 more, and WEEKLY=1 all.
+"""Select the tests of a run: `make test` runs few, FULL=1 more, and WEEKLY=1 all.
 
-A test marked `full` is left out of the usual run, and one marked `weekly` runs with WEEKLY=1. Of one that is marked
-`cases(usual=3, full=10)` these runs have so many cases, evenly spread. Where several `parametrize` decorators make a
-product, the usual run has each value once, and FULL has every two values together. A FULL run also has one slice of
-the weekly tests, which the commit's hash chooses, so that all of them run over time.
+The usual run leaves out tests marked `full`, and only the weekly run has all tests marked `weekly`. A test marked
+`cases(usual=3, full=10)` has that many of its cases in these runs, evenly spread. Several `parametrize` decorators on
+one test make a product: the usual run has each value once, and FULL has every two values together. A FULL run also has
+one slice of the weekly tests, which the commit's hash chooses, so that all of them run over time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# A slice is to take less than SLICE_SECONDS of each process; longer ones are cut off there.
+# A slice ends when it has taken SLICE_SECONDS of a process; the tests that remain are skipped.
 SLICES = 24
 SLICE_SECONDS = 300
 
@@ -70,6 +70,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "full: runs with FULL=1 or WEEKLY=1")
     config.addinivalue_line("markers", "cases(usual=None, full=None): how many cases these runs have; None: all")
     config.addinivalue_line("markers", "weekly(in_slices=True): runs with WEEKLY=1, and in one slice of FULL=1")
+
+
+def pytest_report_header() -> str:
+    now, number = tier(), slice_number()
+    of_slice = (
+        f", with slice {number} of {SLICES} of the weekly tests" if now is Tier.FULL and number is not None else ""
+    )
+    return f"run: {now.name.lower()}{of_slice}"
 
 
 @pytest.hookimpl(trylast=True)

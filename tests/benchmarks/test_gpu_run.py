@@ -150,7 +150,7 @@ sys.exit(__main__.main(["--out", {str(tmp_path)!r}]))
     process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.DEVNULL)
     before = NAMES[: NAMES.index(last)]
     try:
-        for _ in range(600):
+        for _ in range(2400):  # two minutes, since a busy machine takes half a minute for the imports
             if (tmp_path / "summary.md").exists() and states(tmp_path).get(last) == "running":
                 break
             time.sleep(0.05)
