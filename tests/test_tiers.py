@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from itertools import product
 from types import SimpleNamespace
@@ -31,15 +32,18 @@ def item(name: str, *marks: str | pytest.MarkDecorator, **parameters: object) ->
     nodeid = f"tests/test_some.py::{name}" + (f"[{'-'.join(map(str, parameters.values()))}]" if parameters else "")
     found = SimpleNamespace(nodeid=nodeid, originalname=name, stash=pytest.Stash())
     found.get_closest_marker = {mark.name: mark for mark in map(as_mark, marks)}.get
+    found.iter_markers = lambda: [as_mark(mark).mark for mark in marks]
     if parameters:
         found.callspec = SimpleNamespace(params=parameters)
     return found
 
 
-def collected(items: list) -> tuple[list[str], list[str]]:
-    """The names of the tests that run, in their order, and of those that are reported as deselected."""
+def collected(items: list, *arguments: str) -> tuple[list[str], list[str]]:
+    """Return the names of the tests that run, in their order, and of those that are reported as deselected."""
     left_out, items = [], list(items)
-    config = SimpleNamespace(hook=SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items)))
+    hook = SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items))
+    where = SimpleNamespace(dir=tiers.ROOT / "tests")
+    config = SimpleNamespace(hook=hook, args=arguments, invocation_params=where, rootpath=tiers.ROOT)
     tiers.pytest_collection_modifyitems(config, items)
     return [each.nodeid.partition("::")[2] for each in items], [each.nodeid.partition("::")[2] for each in left_out]
 
@@ -74,6 +78,42 @@ def test_a_run_has_as_many_cases_as_the_mark_says(usual, expected, ask_for):
     assert collected(cases)[0] == [f"some[{n}]" for n in expected]
     ask_for("FULL")
     assert len(collected(cases)[0]) == 10
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ("test_some.py::slow", ["quick", "slow[0]", "slow[1]"]),
+        ("./test_some.py::slow[1]", ["quick", "slow[1]"]),
+        ("test_some.py", ["quick"]),
+        ("test_other.py::slow", ["quick"]),
+    ],
+)
+def test_tests_that_the_command_line_names_run_in_every_run(argument, expected, ask_for):
+    ask_for("NEITHER")
+    cases = [item("slow", "weekly", case=n) for n in range(2)]
+    assert collected([item("quick"), *cases, item("slower", "full")], argument)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("mark", "message"),
+    [
+        (pytest.mark.cases(usal=3), "cases{'usal': 3}, but this mark takes full and usual"),
+        (pytest.mark.full(usual=3), "full{'usual': 3}, but this mark takes no arguments"),
+        (pytest.mark.weekly(False), "weekly(False,), but this mark takes in_slices"),
+    ],
+)
+@pytest.mark.parametrize("name", ["NEITHER", "FULL", "WEEKLY"])
+def test_a_mark_with_arguments_that_it_has_not_raises(mark, message, name, ask_for):
+    ask_for(name, SLICE="0")
+    with pytest.raises(pytest.UsageError, match=re.escape(message)):
+        collected([item("some", mark)])
+
+
+def test_a_slice_is_a_number(ask_for):
+    ask_for("FULL", SLICE="last")
+    with pytest.raises(pytest.UsageError, match="SLICE='last', but slices have numbers; pass one from 0 to 23"):
+        tiers.slice_number()
 
 
 def test_lists_of_cases_and_other_functions_are_not_thinned(ask_for):

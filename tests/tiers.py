@@ -34,6 +34,10 @@ class Tier(IntEnum):
     WEEKLY = 3
 
 
+# The marks that this file knows, and their arguments.
+MARKS = {"full": set(), "cases": {"usual", "full"}, "weekly": {"in_slices"}}
+
+
 def tier() -> Tier:
     """Return the kind of run that the environment variables WEEKLY and FULL ask for."""
     if os.environ.get("WEEKLY"):
@@ -82,11 +86,14 @@ def pytest_report_header() -> str:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests of longer runs, and put those of the slice last."""
-    now = tier()
+    """Leave out the tests of longer runs, unless the command line names them, and put those of the slice last."""
+    now, named = tier(), _named(config)
+    for item in items:
+        _check_marks(item)
     if now is Tier.WEEKLY:
         return
     kept = [item for _, same in groupby(items, _function) for item in _thinned(list(same), now)]
+    kept += [item for item in items if f"{item.nodeid}[".startswith(named) and item not in kept]
     ids = {item.nodeid for item in kept}
     if now is Tier.FULL:
         number = slice_number()
@@ -97,6 +104,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         ids = {item.nodeid for item in kept}
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in ids])
     items[:] = kept
+
+
+def _named(config: pytest.Config) -> tuple[str, ...]:
+    """Return how the ids of the tests begin that the command line names, as path::test or path::test[case]."""
+    found = []
+    for argument in config.args:
+        path, colons, rest = argument.partition("::")
+        if colons:
+            path = os.path.relpath(config.invocation_params.dir / path, config.rootpath).replace(os.sep, "/")
+            found.append(f"{path}::{rest}[")
+    return tuple(found)
+
+
+def _check_marks(item: pytest.Item) -> None:
+    """Raise pytest.UsageError for an argument that a mark does not have: it would change nothing."""
+    for mark in item.iter_markers():
+        known = MARKS.get(mark.name)
+        if known is not None and (mark.args or not mark.kwargs.keys() <= known):
+            options = f"takes {' and '.join(sorted(known))}" if known else "takes no arguments"
+            raise pytest.UsageError(f"{item.nodeid}: {mark.name}{mark.args or mark.kwargs}, but this mark {options}")
 
 
 def _function(item: pytest.Item) -> str:
@@ -148,6 +175,8 @@ def slice_number() -> int | None:
     """Return which slice this commit runs: SLICE of the environment, or the commit's hash; None outside of git."""
     given = os.environ.get("SLICE")
     if given:
+        if not given.isdecimal():
+            raise pytest.UsageError(f"SLICE={given!r}, but slices have numbers; pass one from 0 to {SLICES - 1}")
         return int(given) % SLICES
     try:
         done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
