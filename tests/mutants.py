@@ -1034,7 +1034,7 @@ MUTANTS = [
     ),
     *_of(
         "python_api/partnets/training/checkpoint.py",
-        f"{NETS}/training/test_checkpoint.py",
+        f"{NETS}/training/test_checkpoint.py {NETS}/training/test_damaged_checkpoints.py",
         (
             "resumed generator",
             '    trainer.generator.set_state(saved["generator"])\n',

@@ -70,7 +70,7 @@ def trained(model: nn.Module, scheme: str, x: Tensor, y: Tensor) -> list[Tensor]
     return [one.detach().cpu() for one in found]
 
 
-@pytest.mark.cases(usual=0, full=2)
+@pytest.mark.full
 @pairwise(strength=1, name=[*MODELS], scheme=["weight", "nested", *(["node"] if tier() > Tier.USUAL else [])])
 def test_everything_is_where_the_model_is_and_as_on_the_cpu(name, scheme):
     make, shape = MODELS[name]

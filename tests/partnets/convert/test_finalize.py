@@ -209,7 +209,6 @@ def test_a_trainer_trains_it_on_all_of_the_data(mode):
     assert not any(map(torch.equal, ordinary.network.parameters(), before.network.parameters()))
 
 
-@pytest.mark.full
 def test_a_fresh_network_depends_on_the_seed_and_not_on_what_was_learned():
     few, many = trained(steps=2), trained(steps=6)
     many.augmentation.load_state_dict(few.augmentation.state_dict())

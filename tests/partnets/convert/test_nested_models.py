@@ -217,7 +217,6 @@ def nestings(model):
     return found
 
 
-@pytest.mark.full
 def test_units_follow_what_a_layer_computes_with():
     found = nestings(made("residual")[0])
     sixteen, eight = (8, 12, 16), (4, 6, 8)
@@ -430,7 +429,7 @@ class Branches(nn.Module):
         return self.head(torch.relu(self.body(h)).mean(1))
 
 
-@pytest.mark.cases(usual=1)
+@pytest.mark.cases(usual=4)
 @pytest.mark.parametrize(("how", "count", "most"), [("few", 8, 1), ("few", 8, 2), ("all", 16, 4), ("masked", 16, 4)])
 @pytest.mark.parametrize("rows", [1, 64])
 def test_what_an_example_does_not_call_works_all_the_same(rows, how, count, most):

@@ -39,7 +39,6 @@ def trained(steps=12, **options):
     return one.model, chunks
 
 
-@pytest.mark.full
 def test_an_estimate_is_the_mean_over_batches_of_what_a_subnetwork_may_see():
     model, chunks = trained()
     weights = [parameter.clone() for parameter in model.parameters()]

@@ -138,7 +138,6 @@ def test_replicas_compute_the_subnetwork_that_was_live_when_they_were_made():
             assert threads.submit(lambda: (replica.active, replica.update)).result() == (1, 1)
 
 
-@pytest.mark.full
 def test_a_backward_pass_in_a_thread_of_autograd_recomputes_the_live_subnetwork():
     """As on a GPU, whose backward passes run in threads of their own; here nested ones do, past 60 of them."""
     layer = partnets.Linear(3, 3, bias=False, proportions=PROPORTIONS).double()

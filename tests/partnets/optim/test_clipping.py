@@ -70,7 +70,7 @@ def test_the_norm_that_torch_clips_is_that_of_the_live_partition(network, k):
     torch.testing.assert_close(split(model, k)[0], own * 1e-3 / own.norm())
 
 
-@pytest.mark.full
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_a_trainer_clips_gradients_that_are_too_long(network):
     """SGD at a rate of 1 moves the weights by the gradient."""

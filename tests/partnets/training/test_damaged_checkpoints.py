@@ -194,7 +194,6 @@ def test_a_structure_that_is_damaged_loads_to_what_it_says_or_changes_nothing(ba
     assert loaded < 24
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("batch", cases(1, 20))
 def test_each_bit_that_flips_is_noticed(batch, saved, tmp_path):
     rng, path = random.Random(batch), tmp_path / "checkpoint.pt"

@@ -33,7 +33,6 @@ def trainer(**arguments):
     return partnets.Trainer(model, chunks, **{"hyper": mask, "batch_size": 16, "lml_every": 5} | arguments)
 
 
-@pytest.mark.full
 def test_it_takes_the_steps_that_its_docstring_writes_by_hand():
     one = trainer(lml_every=None, seed=7)
     torch.manual_seed(3)

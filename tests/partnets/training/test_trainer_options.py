@@ -187,7 +187,6 @@ def test_no_chunk_is_recorded_for_a_step_on_all():
     assert [loss is None for loss in one.history.steps["hyper_loss"]] == [True, False] * 2
 
 
-@pytest.mark.full
 def test_one_pass_updates_all_partitions_and_psi_on_parts_of_a_batch():
     one = trainer(one_pass=True, batch_size=10, hyper_batch_size=6, sampling=(5, 3, 0, 2), clip=0.1)
     model, generator = copy.deepcopy(one.model), one.generator.clone_state()
