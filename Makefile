@@ -111,7 +111,7 @@ wheel: $(VENV)/test build/empty/torch
 	cd build/empty && bin/python -m partkernels && bin/python -W error $(abspath tests/smoke.py)
 
 # Made again with FULL=1 and WEEKLY=1: a dependency that an earlier wheel installed would hide that one is missing.
-build/empty/torch: $(VENV)/torch $(if $(FULL)$(WEEKLY),always)
+build/empty/torch: $(VENV)/torch-and-uv $(if $(FULL)$(WEEKLY),always)
 	rm -rf build/empty
 	$(PYTHON) -m venv build/empty
 	$(UV) build/empty/bin/python $(TORCH)
@@ -124,7 +124,7 @@ numpy: $(VENV)/test build/without-torch/numpy
 	build/without-torch/bin/python -m pip install --quiet --force-reinstall --no-deps build/numpy-wheel/*.whl
 	build/without-torch/bin/python -W error tests/numpy_alone.py
 
-build/without-torch/numpy: $(VENV)/torch $(if $(FULL)$(WEEKLY),always)
+build/without-torch/numpy: $(VENV)/torch-and-uv $(if $(FULL)$(WEEKLY),always)
 	rm -rf build/without-torch
 	$(PYTHON) -m venv build/without-torch
 	$(UV) build/without-torch/bin/python numpy $(if $(FULL)$(WEEKLY),jax)
@@ -133,7 +133,7 @@ build/without-torch/numpy: $(VENV)/torch $(if $(FULL)$(WEEKLY),always)
 clean:
 	rm -rf $(VENV) build dist out partkernels/_c*.so partkernels/build_info.json *.egg-info
 
-$(VENV)/torch:
+$(VENV)/torch-and-uv:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/python -m pip download --quiet --no-deps --dest build/torch $(TORCH)
@@ -146,24 +146,24 @@ define packages
 	$(INSTALL) .
 endef
 
-$(VENV)/demo: $(VENV)/torch $(SOURCES)
+$(VENV)/demo: $(VENV)/torch-and-uv $(SOURCES)
 	$(call packages,demo)
 	touch $@
 
-$(VENV)/federated: $(VENV)/torch $(SOURCES)
+$(VENV)/federated: $(VENV)/torch-and-uv $(SOURCES)
 	$(call packages,demo federated)
 	touch $@
 
-$(VENV)/bench: $(VENV)/torch $(SOURCES)
+$(VENV)/bench: $(VENV)/torch-and-uv $(SOURCES)
 	$(call packages,bench)
 	touch $@
 
-$(VENV)/paper: $(VENV)/torch $(SOURCES)
+$(VENV)/paper: $(VENV)/torch-and-uv $(SOURCES)
 	$(call packages,paper)
 	$(UV) $(BIN)/python --no-deps $(LAPLACE)
 	touch $@
 
-$(VENV)/test: $(VENV)/torch $(SOURCES) $(NUMPY)
+$(VENV)/test: $(VENV)/torch-and-uv $(SOURCES) $(NUMPY)
 	$(call packages,test,$(TRITON))
 	$(INSTALL) ./numpy_api
 	touch $@
@@ -173,7 +173,7 @@ $(VENV)/ray: $(VENV)/test
 	$(UV) $(BIN)/python 'flwr[simulation]>=1.41,<1.42'
 	touch $@
 
-build/triton-3.6: | $(VENV)/torch
+build/triton-3.6: | $(VENV)/torch-and-uv
 	rm -rf $@.partly
 	$(UV) $(BIN)/python --no-deps --target $@.partly $(OLDEST_TRITON)
 	mv $@.partly $@

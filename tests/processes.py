@@ -70,8 +70,8 @@ def _run(arguments: list[str], environment: dict[str, str], cwd: str, said: list
     sys.argv = ["-c", *rest[1:]] if what == "-c" else rest if what == "-m" else arguments
     if what == "-c":
         sys.modules["__main__"] = types.ModuleType("__main__")
-        exec(compile(rest[0], "<string>", "exec"), vars(sys.modules["__main__"]))
+        exec(compile(rest[0], "<string>", "exec", dont_inherit=True), vars(sys.modules["__main__"]))
     elif what == "-m":
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
     else:
-        runpy.run_path(what, run_name="__main__")
+        runpy.run_path(os.path.abspath(what), run_name="__main__")

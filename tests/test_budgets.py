@@ -64,10 +64,13 @@ class Clock:
             protocol.send(None)
 
 
-def finished(meter, monkeypatch, *, args_source=pytest.Config.ArgsSource.TESTPATHS, keyword="", ci="true"):
+def finished(
+    meter, monkeypatch, *, args_source=pytest.Config.ArgsSource.TESTPATHS, keyword="", ci="true", allowed=None
+):
     """Return the exit status of a run with these times, and its report."""
     monkeypatch.setenv("CI", ci)
-    monkeypatch.setattr(budgets, "budgets", lambda: {"tests": 60.0, COLLECTION: 5.0})
+    allowed = {"tests": 60.0, COLLECTION: 5.0} if allowed is None else allowed
+    monkeypatch.setattr(budgets, "budgets", lambda: allowed)
     config = SimpleNamespace(args_source=args_source, option=SimpleNamespace(keyword=keyword, markexpr=""))
     session, printed, one = SimpleNamespace(config=config, exitstatus=0), [], Report(meter)
     one.pytest_sessionfinish(session)
@@ -91,6 +94,15 @@ def test_times_are_scaled_to_the_reference_machine_and_a_run_that_is_over_fails_
     assert finished(meter, monkeypatch, ci="")[0] == 0
     assert finished(meter, monkeypatch, keyword="names")[0] == 0
     assert finished(meter, monkeypatch, args_source=pytest.Config.ArgsSource.ARGS)[0] == 0
+
+
+def test_a_run_without_budgets_is_not_over(monkeypatch):
+    clock = Clock(monkeypatch)
+    meter = Meter()
+    meter.pytest_collection_finish()
+    clock.run(meter, "tests/test_names.py::test_one", 500)
+    assert finished(meter, monkeypatch, allowed={})[0] == 0
+    assert finished(meter, monkeypatch)[0] == 1
 
 
 def test_processes_and_the_weekly_slice_are_booked_apart(monkeypatch):
