@@ -155,9 +155,7 @@ class BuildBackends(build_ext):
         super().build_extensions()
 
     def run(self):
-        if (
-            self.editable_mode
-        ):  # where a wheel keeps its objects, instead of a folder that is deleted: they are the same
+        if self.editable_mode:  # a wheel takes the same objects; setuptools would delete the folder
             self.build_temp = os.path.join("build", f"temp.{self.plat_name}-{sys.implementation.cache_tag}")
         if ASKED == "cuda":
             check_cuda()  # before anything is compiled

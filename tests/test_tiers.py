@@ -34,7 +34,7 @@ def item(name: str, *marks: str | pytest.MarkDecorator, **parameters: object) ->
     found.get_closest_marker = {mark.name: mark for mark in map(as_mark, marks)}.get
     found.iter_markers = lambda: [as_mark(mark).mark for mark in marks]
     if parameters:
-        found.callspec = SimpleNamespace(params=parameters)
+        found.callspec = SimpleNamespace(indices=parameters)
     return found
 
 
@@ -114,6 +114,13 @@ def test_a_slice_is_a_number(ask_for):
     ask_for("FULL", SLICE="last")
     with pytest.raises(pytest.UsageError, match="SLICE='last', but slices have numbers; pass one from 0 to 23"):
         tiers.slice_number()
+
+
+def test_cases_of_several_arguments_are_not_thinned(ask_for):
+    ask_for("NEITHER")
+    cases = [item("some", a=n, b=n) for n in range(5)]  # of one parametrize: both arguments have its index
+    assert len(collected(cases)[0]) == 5
+    assert len(collected([item("some", a=n, b=n, c=c) for n in range(5) for c in "xy"])[0]) == 5
 
 
 def test_lists_of_cases_and_other_functions_are_not_thinned(ask_for):

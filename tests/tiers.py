@@ -159,10 +159,12 @@ def _spread(items: list[pytest.Item], count: int) -> list[pytest.Item]:
 
 
 def _covered(items: list[pytest.Item], strength: int) -> list[pytest.Item]:
-    parameters = [item.callspec.params for item in items if hasattr(item, "callspec")]
-    if len(parameters) < len(items) or len({tuple(each) for each in parameters}) > 1:
+    """Return a covering of a product. The arguments of one `parametrize` are one dimension: a list of cases stays."""
+    indices = [item.callspec.indices for item in items if hasattr(item, "callspec")]
+    if not indices or len(indices) < len(items) or len({tuple(each) for each in indices}) > 1:
         return items
-    return [items[at] for at in covering([tuple(each.values()) for each in parameters], strength)]
+    columns = dict.fromkeys(tuple(each[name] for each in indices) for name in indices[0])
+    return items if len(columns) < 2 else [items[at] for at in covering(zip(*columns, strict=True), strength)]
 
 
 # --- the slice of the weekly run ---
