@@ -3,8 +3,8 @@
 usage: python tests/mutants.py [--list] [--only NAME ...] [--jobs N]
 
 Prints a table in Markdown: each mutant, the test that killed it and in which kind of run, or SURVIVED, which is a
-missing test. Exits with 1 if any survives. A mutant's own tests run as `make test` has them; if they pass, as FULL=1 has
-them; then all tests of FULL=1.
+missing test. Exits with 1 if any survives. A mutant's own tests run as `make test` has them; if they pass, those of
+FULL=1; then all tests of FULL=1.
 
 It needs what `make test` sets up, and PARTKERNELS_BUILD=cpu must work. Mutants of C++ code are compiled for one
 instruction set, `portable`, with little optimisation; the tests are told to use that one.

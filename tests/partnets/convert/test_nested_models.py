@@ -559,12 +559,13 @@ MEANS = {
     "a one-sided gate": lambda model, h: model.b(h * (1 + torch.relu(-h.mean(-1, keepdim=True)))),
     "a largest unit": lambda model, h: model.b(h * (1 + h.amax(-1, keepdim=True).clamp(max=0))),
     "row numbers": lambda model, h: model.b(h) + model.rows((20 * h.mean(-1)).long().clamp(0, 49)),
+    "numbers of units": lambda model, h: model.b(h) + model.rows(torch.full(h.shape[:-1], h.shape[-1])),
 }
 
 
 @pytest.mark.parametrize("what", MEANS)
 def test_a_mean_over_units_is_seen_whatever_becomes_of_it(what):
-    model = Coded(MEANS[what], **{"rows": nn.Embedding(50, 4)} if what == "row numbers" else {})
+    model = Coded(MEANS[what], **{"rows": nn.Embedding(50, 4)} if "numbers" in what else {})
     partnets.partition(model, PROPORTIONS, scheme="nested", example=torch.randn(4, 8))
     assert not model.a.is_narrow and model.a.nesting.outputs.number(1) < 32
 

@@ -56,7 +56,7 @@ def make_certificates(folder):
 class Network:
     """A SuperLink and SuperNodes of the first clients on this machine, of which each is a group of processes."""
 
-    def __init__(self, folder, secure, nodes=len(CHUNKS)):
+    def __init__(self, folder, secure, nodes=4):
         self.folder, self.programs = folder, {}
         port = free_port()
         certificate, key = make_certificates(folder) if secure else (None, None)
