@@ -15,9 +15,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [*(str(ROOT / folder) for folder in ("", "python_api", "benchmarks")), os.environ.get("PYTHONPATH", "")]
 ).rstrip(os.pathsep)
 
-# tiers.py and budgets.py: which tests run, and what they may take.
+# tiers.py and budgets.py: which tests run, and what they may take. Tests of them run pytest.
 sys.path.append(str(ROOT / "tests"))
-pytest_plugins = ["tiers", "budgets"]
+pytest_plugins = ["tiers", "budgets", "pytester"]
 
 # Without a GPU, Triton's kernels run interpreted; Triton decides it as it reads them.
 if not torch.cuda.is_available():

@@ -1,10 +1,10 @@
 """Report the processor time of each folder of tests beside its budget.
 
 budgets.json has the seconds of each kind of run on the reference machine: two cores of an AMD EPYC of Zen 3, where
-`reference_loop` takes REFERENCE seconds. On another machine, and on a busy one, times are scaled by the time of the
-loop there. Where the environment variable CI is set, a complete run fails if a folder takes more than one and a half
-times its budget. A new feature pays for its tests: move others to a longer run, or make them faster. The weekly run has
-no budget. The weekly slice of a FULL run is counted separately.
+`reference_loop` takes REFERENCE seconds. On another machine, and on a busy one, times are scaled by the mean time of
+the loop there. Where the environment variable CI is set, a complete run fails if a folder takes more than one and a
+half times its budget. A new feature pays for its tests: move others to a longer run, or make them faster. The weekly
+run has no budget. The weekly slice of a FULL run is counted separately.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from typing import Any
 
 import pytest
 import torch
+from processes import seconds_spent
 from tiers import IN_SLICE, tier
 
 FILE = Path(__file__).with_name("budgets.json")
-# Seconds of reference_loop on the reference machine, with both of its cores busy.
-REFERENCE = 0.25
+# Seconds of reference_loop on the reference machine, with both of its cores busy; and after how many seconds of a run
+# it is measured again, as other programs may make a machine slower for a while.
+REFERENCE, EVERY = 0.25, 60
 ALLOWED = 1.5
 COLLECTION = "imports and collection"
 # Their time is known when they have ended, which may be in another folder's tests.
@@ -52,7 +54,7 @@ def folder_of(nodeid: str) -> str:
 def processor_seconds() -> tuple[float, float]:
     """Return the processor time of this process, and of its children that have ended."""
     times = os.times()
-    return times.user + times.system, times.children_user + times.children_system
+    return times.user + times.system, times.children_user + times.children_system + seconds_spent()
 
 
 def report(seconds: Mapping[str, float], budgets: Mapping[str, float]) -> tuple[list[str], list[str]]:
@@ -81,7 +83,7 @@ class Meter:
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
         self.loops: list[float] = []
-        self._last = processor_seconds()
+        self._last, self._measured = processor_seconds(), time.monotonic()
 
     def spend(self, folder: str) -> None:
         """Add the time since the last call to a folder."""
@@ -91,9 +93,9 @@ class Meter:
         self._last = now
 
     def calibrate(self) -> None:
-        """Measure this machine. No folder pays for that."""
-        self.loops.append(min(reference_loop() for _ in range(3)))
-        self._last = processor_seconds()
+        """Measure this machine as it is now. No folder pays for that."""
+        self.loops.append(reference_loop())
+        self._last, self._measured = processor_seconds(), time.monotonic()
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self) -> None:
@@ -104,6 +106,8 @@ class Meter:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
         result = yield
         self.spend(SLICE if item.stash.get(IN_SLICE, False) else folder_of(item.nodeid))
+        if time.monotonic() > self._measured + EVERY:
+            self.calibrate()
         return result
 
     def scaled(self) -> dict[str, float]:
@@ -143,8 +147,10 @@ class Report:
             return
         lines, _ = report(self.seconds, budgets())
         terminalreporter.section("processor time, on the reference machine, and budgets")
-        for line in [*lines, *self.over(config)]:
+        for line in lines:
             terminalreporter.write_line(line)
+        for line in self.over(config):
+            terminalreporter.write_line(line, red=True, bold=True)
 
 
 def budgets() -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Dimensions of a test that are independent: every two of their values meet, in few tests.
 
-Most faults show where two values meet (Kuhn, Wallace and Gallo 2004). FULL runs have these tests, usual runs have each
-value once, and weekly runs have all combinations: see tiers.py.
+Most faults show where two values meet (Kuhn, Wallace and Gallo 2004). FULL runs have these tests, usual runs each value
+at least once, and weekly runs all combinations: see tiers.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from tiers import Tier, covering, tier
+from tiers import Tier, rows_of, tier
 
 
 def pairwise(
@@ -24,6 +24,9 @@ def pairwise(
         strength: 1 where no two values of different dimensions have to meet in a FULL run either.
         dimensions: the values of each; of a mapping its values, and its keys name the tests.
 
+    Raises:
+        ValueError: if no values may come together.
+
     Example:
         >>> pairwise(size={"small": 1, "large": 9}, sign="+-", turned=(True, False)).args[1][0].id
         'small-+-True'
@@ -33,8 +36,11 @@ def pairwise(
         for values in dimensions.values()
     ]
     rows = [row for row in product(*named) if where is None or where(*(value for _, value in row))]
+    if not rows:
+        raise ValueError(f"there is no combination of {', '.join(dimensions)} that may come together")
     now = tier()
-    chosen = set(range(len(rows))) if now is Tier.WEEKLY else set(covering(rows, min(strength, now)))
+    # Values need not be hashable, and 0 is not False.
+    chosen = set(rows_of(now, [tuple(id(value) for _, value in row) for row in rows], strength))
     cases = [
         pytest.param(
             *(value for _, value in row),

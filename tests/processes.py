@@ -18,13 +18,22 @@ from pathlib import Path
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch", "numpy"])
+# What Python reads as it starts, which these processes have behind them.
+AT_START = ("PYTHONHASHSEED", "PYTHONMALLOC", "PYTHONOPTIMIZE", "PYTHONUTF8", "PYTHONWARNINGS")
+
+_spent = 0.0
+
+
+def seconds_spent() -> float:
+    """Return the processor time of the processes that run_python has run, of those that ended by themselves."""
+    return _spent
 
 
 def run_python(
     *arguments: str | Path,
     environment: Mapping[str, str] | None = None,
     cwd: str | Path = ".",
-    timeout: float | None = None,
+    timeout: float = 600,
     check: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run Python as subprocess.run([sys.executable, *arguments], capture_output=True, text=True) does.
@@ -34,13 +43,18 @@ def run_python(
         environment: all of the process's variables; by default those of this one.
 
     Raises:
+        ValueError: if the environment asks Python for something that it can do at its start alone.
         subprocess.TimeoutExpired: after so many seconds.
         subprocess.CalledProcessError: with check, if the process fails.
     """
+    global _spent
     arguments = [str(argument) for argument in arguments]
+    environment = dict(os.environ if environment is None else environment)
+    late = sorted(name for name in AT_START if environment.get(name) != os.environ.get(name))
+    if late:
+        raise ValueError(f"{', '.join(late)} cannot change in a process that is forked; use subprocess.run")
     with tempfile.TemporaryDirectory() as folder:
-        said = [Path(folder) / "stdout", Path(folder) / "stderr"]
-        environment = dict(os.environ if environment is None else environment)
+        said = [Path(folder) / name for name in ("stdout", "stderr", "seconds")]
         process = CONTEXT.Process(target=_run, args=(arguments, environment, os.path.abspath(cwd), said))
         process.start()
         process.join(timeout)
@@ -48,7 +62,8 @@ def run_python(
             process.kill()
             process.join()
             raise subprocess.TimeoutExpired(arguments, timeout)
-        output = [path.read_text() if path.exists() else "" for path in said]
+        *output, seconds = [path.read_text() if path.exists() else "" for path in said]
+    _spent += float(seconds or 0)
     done = subprocess.CompletedProcess([sys.executable, *arguments], process.exitcode, *output)
     if check:
         done.check_returncode()
@@ -56,12 +71,22 @@ def run_python(
 
 
 def _run(arguments: list[str], environment: dict[str, str], cwd: str, said: list[Path]) -> None:
-    for stream, path in enumerate(said, start=1):
+    *streams, seconds = said
+    for stream, path in enumerate(streams, start=1):
         with path.open("w") as file:
             os.dup2(file.fileno(), stream)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
+    if "OMP_NUM_THREADS" in environment:  # which torch has read already
+        sys.modules["torch"].set_num_threads(int(environment["OMP_NUM_THREADS"]))
+    try:
+        _execute(arguments, environment, cwd)
+    finally:
+        seconds.write_text(str(sum(os.times()[:4])))
+
+
+def _execute(arguments: list[str], environment: dict[str, str], cwd: str) -> None:
     sys.dont_write_bytecode = bool(environment.get("PYTHONDONTWRITEBYTECODE"))
     what, *rest = arguments
     first = {"-c": "", "-m": cwd}.get(what, os.path.dirname(os.path.abspath(what)))

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import budgets
 import pytest
 from budgets import CHILDREN, COLLECTION, REFERENCE, SLICE, Meter, Report, folder_of, report
+from processes import run_python
 from tiers import IN_SLICE, Tier
 
 ROOT = Path(__file__).parents[1]
@@ -74,7 +75,7 @@ def finished(
     config = SimpleNamespace(args_source=args_source, option=SimpleNamespace(keyword=keyword, markexpr=""))
     session, printed, one = SimpleNamespace(config=config, exitstatus=0), [], Report(meter)
     one.pytest_sessionfinish(session)
-    terminal = SimpleNamespace(section=printed.append, write_line=printed.append)
+    terminal = SimpleNamespace(section=printed.append, write_line=lambda line, **_: printed.append(line))
     one.pytest_terminal_summary(terminal, config)
     return session.exitstatus, "\n".join(printed)
 
@@ -96,6 +97,18 @@ def test_times_are_scaled_to_the_reference_machine_and_a_run_that_is_over_fails_
     assert finished(meter, monkeypatch, args_source=pytest.Config.ArgsSource.ARGS)[0] == 0
 
 
+def test_the_machine_is_measured_again_and_again(monkeypatch):
+    clock = Clock(monkeypatch)
+    meter = Meter()
+    meter.pytest_collection_finish()
+    clock.run(meter, "tests/test_names.py::test_one", 10)
+    assert len(meter.loops) == 1
+    monkeypatch.setattr(budgets, "EVERY", 0)
+    monkeypatch.setattr(budgets, "reference_loop", lambda: 4 * REFERENCE)
+    clock.run(meter, "tests/test_names.py::test_two", 20)
+    assert len(meter.loops) == 2 and meter.scaled()["tests"] == 30 / 3
+
+
 def test_a_run_without_budgets_is_not_over(monkeypatch):
     clock = Clock(monkeypatch)
     meter = Meter()
@@ -111,6 +124,12 @@ def test_processes_and_the_weekly_slice_are_booked_apart(monkeypatch):
     clock.run(meter, "tests/test_names.py::test_one", 2, children=5)
     clock.run(meter, "tests/test_names.py::test_two", 3, in_slice=True)
     assert meter.seconds == {"tests": 2, CHILDREN: 5, SLICE: 3}
+
+
+def test_the_time_of_processes_that_are_forked_counts():
+    before = budgets.processor_seconds()[1]
+    run_python("-c", "import time; end = time.process_time() + 0.5\nwhile time.process_time() < end: pass")
+    assert 0.4 <= budgets.processor_seconds()[1] - before < 5
 
 
 def test_workers_send_their_meters(monkeypatch):

@@ -65,6 +65,13 @@ def test_of_strength_1_and_in_a_usual_run_each_value_is_in_a_row(monkeypatch):
         ]
 
 
+def test_the_usual_run_is_a_part_of_full(monkeypatch):
+    ask_for("FULL", monkeypatch)
+    full = run_in_full(pairwise(**SIZES))
+    ask_for("USUAL", monkeypatch)
+    assert set(rows_of(pairwise(**SIZES))) < set(full)
+
+
 def test_a_weekly_run_has_every_combination(monkeypatch):
     ask_for("WEEKLY", monkeypatch)
     mark = pairwise(**SIZES)
@@ -83,7 +90,8 @@ def test_equal_values_that_are_different_objects_are_not_mixed_up(full):
 
 def test_one_dimension_and_none_that_are_feasible(any_tier):
     assert rows_of(pairwise(only="abc")) == [("a",), ("b",), ("c",)]
-    assert rows_of(pairwise(lambda a: False, a="abc")) == []
+    with pytest.raises(ValueError, match="there is no combination of a, b that may come together"):
+        pairwise(lambda a, b: False, a="abc", b="de")
 
 
 def test_the_keys_of_a_mapping_name_the_tests(full):

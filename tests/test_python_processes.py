@@ -56,3 +56,14 @@ def test_failures_are_reported(code, status, message):
 def test_a_program_that_does_not_end_is_ended():
     with pytest.raises(subprocess.TimeoutExpired):
         run_python("-c", "import time; time.sleep(60)", timeout=0.5)
+
+
+def test_threads_are_those_of_the_environment():
+    code = "import torch; print(torch.get_num_threads())"
+    for count in ("1", "2"):
+        assert run_python("-c", code, environment=os.environ | {"OMP_NUM_THREADS": count}).stdout == f"{count}\n"
+
+
+def test_what_python_reads_at_its_start_is_refused():
+    with pytest.raises(ValueError, match="PYTHONHASHSEED cannot change in a process that is forked"):
+        run_python("-c", "", environment=os.environ | {"PYTHONHASHSEED": "3"})

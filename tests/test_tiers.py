@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import zlib
 from itertools import product
 from types import SimpleNamespace
 
 import pytest
 import tiers
-from tiers import IN_SLICE, SLICE_SECONDS, SLICES, Tier, covering
+from tiers import SLICE_SECONDS, SLICES, Tier, covering, rows_of
 
 
 @pytest.fixture
@@ -23,91 +22,210 @@ def ask_for(monkeypatch):
     return ask
 
 
-def as_mark(mark: str | pytest.MarkDecorator) -> pytest.MarkDecorator:
-    return getattr(pytest.mark, mark) if isinstance(mark, str) else mark
+class Collected:
+    """What pytest collects of a file of tests, test_some.py: names of tests without its path, in their order."""
+
+    def __init__(self, pytester: pytest.Pytester, source: str) -> None:
+        self.pytester = pytester
+        pytester.makepyfile(test_some=f"import pytest\n\n{source}")
+
+    def __call__(self, *arguments: str) -> list[str]:
+        result = self.pytester.inline_run("--collect-only", "-p", "tiers", *arguments)
+        self.status, finished = result.ret, result.getcalls("pytest_collection_finish")
+        self.left_out = [name(item) for call in result.getcalls("pytest_deselected") for item in call.items]
+        return [name(item) for call in finished for item in call.session.items]
 
 
-def item(name: str, *marks: str | pytest.MarkDecorator, **parameters: object) -> SimpleNamespace:
-    """A collected test, as far as a run looks at it."""
-    nodeid = f"tests/test_some.py::{name}" + (f"[{'-'.join(map(str, parameters.values()))}]" if parameters else "")
-    found = SimpleNamespace(nodeid=nodeid, originalname=name, stash=pytest.Stash())
-    found.get_closest_marker = {mark.name: mark for mark in map(as_mark, marks)}.get
-    found.iter_markers = lambda: [as_mark(mark).mark for mark in marks]
-    if parameters:
-        found.callspec = SimpleNamespace(indices=parameters)
-    return found
+def name(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[2]
 
 
-def collected(items: list, *arguments: str) -> tuple[list[str], list[str]]:
-    """Return the names of the tests that run, in their order, and of those that are reported as deselected."""
-    left_out, items = [], list(items)
-    hook = SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items))
-    where = SimpleNamespace(dir=tiers.ROOT / "tests")
-    config = SimpleNamespace(hook=hook, args=arguments, invocation_params=where, rootpath=tiers.ROOT)
-    tiers.pytest_collection_modifyitems(config, items)
-    return [each.nodeid.partition("::")[2] for each in items], [each.nodeid.partition("::")[2] for each in left_out]
+@pytest.fixture
+def collected(pytester, monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makeini("[pytest]")  # of these files: no path of this project, no marks that are not told
+    return lambda source: Collected(pytester, source)
 
 
-MARKED = [item("quick"), item("slow", "full"), item("slowest", "weekly")]
+def slice_of(test: str) -> int:
+    return zlib.crc32(f"test_some.py::{test}".encode()) % SLICES
+
+
+MARKED = """
+def test_quick(): pass
+@pytest.mark.full
+def test_slow(): pass
+@pytest.mark.weekly
+def test_slowest(): pass
+"""
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
-    [("NEITHER", ["quick"]), ("FULL", ["quick", "slow"]), ("WEEKLY", ["quick", "slow", "slowest"])],
+    ("run", "expected"),
+    [
+        ("NEITHER", ["test_quick"]),
+        ("FULL", ["test_quick", "test_slow"]),
+        ("WEEKLY", ["test_quick", "test_slow", "test_slowest"]),
+    ],
 )
-def test_marks_say_in_which_runs_a_test_is(name, expected, ask_for):
-    number = next(n for n in range(SLICES) if n != zlib.crc32(MARKED[2].nodeid.encode()) % SLICES)
-    ask_for(name, SLICE=str(number))
-    ran, left_out = collected(MARKED)
-    assert ran == expected and {*ran, *left_out} == {"quick", "slow", "slowest"}
+def test_marks_say_in_which_runs_a_test_is(run, expected, ask_for, collected):
+    ask_for(run, SLICE=str(slice_of("test_slowest") + 1))
+    tests = collected(MARKED)
+    assert tests() == expected
+    assert sorted(expected + tests.left_out) == ["test_quick", "test_slow", "test_slowest"]
 
 
-@pytest.mark.parametrize(("name", "count"), [("NEITHER", 3), ("FULL", 9), ("WEEKLY", 18)])
-def test_products_of_parameters_are_thinned(name, count, ask_for, monkeypatch):
-    ask_for(name)
+# Of each dimension values that are equal, or that cannot be hashed.
+PRODUCT = """
+@pytest.fixture(params=[[1], [1]], ids=["first", "second"])
+def made(request): return request.param
+@pytest.mark.parametrize(("a", "b"), [(0, 1), (False, 1), (0, True)], ids=["int", "bool", "mixed"])
+@pytest.mark.parametrize("c", ["x", "y", "z"])
+def test_product(a, b, c, made): pass
+"""
+
+
+@pytest.mark.parametrize(("run", "count"), [("NEITHER", 3), ("FULL", 9), ("WEEKLY", 18)])
+def test_products_of_parameters_are_thinned(run, count, ask_for, collected, monkeypatch):
+    ask_for(run)
     monkeypatch.setattr(tiers, "slice_number", lambda: None)
-    ran, _ = collected([item("product", a=a, b=b, c=c) for a, b, c in product("xyz", "123", "+-")])
-    assert len(ran) == count
-    assert all(any(value in each for each in ran) for value in "xyz123+-")
+    ran = collected(PRODUCT)()
+    values = ["int", "bool", "mixed", "x", "y", "z", "first", "second"]
+    assert all(any(value in each for each in ran) for value in values)
+    assert count <= len(ran) <= 1.5 * count
+
+
+SOME = """
+@pytest.mark.cases(usual=4, full=6)
+@pytest.mark.parametrize("n", range(20))
+def test_some(n): pass
+"""
+
+
+def test_the_usual_run_is_a_part_of_full(ask_for, collected):
+    tests, ran = collected(PRODUCT + SOME + MARKED), []
+    for run in ("NEITHER", "FULL", "WEEKLY"):
+        ask_for(run)
+        ran.append(set(tests()))
+    assert ran[0] < ran[1] < ran[2]
+
+
+def test_rows_of_a_usual_run_are_a_part_of_those_of_full():
+    for rows in (list(product(range(5), range(4), range(3), range(2))), [(1, 1), (2, 1), (2, 3), (1, 2)]):
+        usual, full, weekly = (set(rows_of(tier, rows)) for tier in Tier)
+        assert usual < full <= weekly == {*range(len(rows))}
+
+
+def test_a_covering_has_no_test_that_is_skipped(ask_for, collected):
+    ask_for("NEITHER")
+    tests = collected("""
+@pytest.mark.parametrize("a", [pytest.param("x", marks=pytest.mark.skipif(True, reason="no")), "y"])
+@pytest.mark.parametrize("b", ["1", "2"])
+def test_product(a, b): pass
+@pytest.mark.skip
+@pytest.mark.parametrize("a", ["x", "y"])
+@pytest.mark.parametrize("b", ["1", "2"])
+def test_nothing(a, b): pass
+""")
+    assert tests() == [
+        "test_product[1-y]",
+        "test_product[2-y]",
+        *(f"test_nothing[{b}-{a}]" for b in "12" for a in "xy"),
+    ]
+
+
+def test_tests_of_one_function_need_not_be_neighbours(ask_for, collected):
+    """As pytest puts the tests together that share a fixture of a module."""
+    ask_for("NEITHER")
+    tests = collected("""
+@pytest.fixture(params=["x", "y", "z"], scope="module")
+def made(request): return request.param
+@pytest.mark.parametrize("a", [1, 2, 3])
+def test_product(a, made): pass
+@pytest.mark.cases(usual=1)
+def test_cases(made): pass
+""")
+    assert tests() == ["test_product[x-1]", "test_cases[x]", "test_product[y-2]", "test_product[z-3]"]
 
 
 @pytest.mark.parametrize(("usual", "expected"), [(0, []), (1, [0]), (3, [0, 3, 6]), (20, [*range(10)])])
-def test_a_run_has_as_many_cases_as_the_mark_says(usual, expected, ask_for):
-    cases = [item("some", pytest.mark.cases(usual=usual), case=n) for n in range(10)]
+def test_a_run_has_as_many_cases_as_the_mark_says(usual, expected, ask_for, collected):
+    tests = collected(f"""
+@pytest.mark.cases(usual={usual})
+@pytest.mark.parametrize("n", range(10))
+def test_some(n): pass
+""")
     ask_for("NEITHER")
-    assert collected(cases)[0] == [f"some[{n}]" for n in expected]
+    assert tests() == [f"test_some[{n}]" for n in expected]
     ask_for("FULL")
-    assert len(collected(cases)[0]) == 10
+    assert len(tests()) == 10
+
+
+def test_lists_of_cases_are_not_thinned(ask_for, collected):
+    ask_for("NEITHER")
+    tests = collected("""
+@pytest.mark.parametrize("a, b", [(a, b) for a in "wxyz" for b in (1, 2)])
+def test_cases(a, b): pass
+@pytest.mark.parametrize("a, b", [(a, b) for a in "wxyz" for b in (1, 2)])
+@pytest.mark.parametrize("c", "uv")
+def test_product(a, b, c): pass
+""")
+    assert len(tests()) == 16 and not any("cases" in each for each in tests.left_out)
 
 
 @pytest.mark.parametrize(
     ("argument", "expected"),
     [
-        ("test_some.py::slow", ["quick", "slow[0]", "slow[1]"]),
-        ("./test_some.py::slow[1]", ["quick", "slow[1]"]),
-        ("test_some.py", ["quick"]),
-        ("test_other.py::slow", ["quick"]),
+        ("test_some.py::test_case", ["test_case[0]", "test_case[1]"]),
+        ("./test_some.py::test_case[1]", ["test_case[1]"]),
+        ("test_some.py", ["test_quick"]),
+        ("test_some.py::test_slow", ["test_slow"]),
+        ("test_some.py::TestClass", ["TestClass::test_slow"]),
     ],
 )
-def test_tests_that_the_command_line_names_run_in_every_run(argument, expected, ask_for):
+def test_tests_that_the_command_line_names_run_in_every_run(argument, expected, ask_for, collected):
     ask_for("NEITHER")
-    cases = [item("slow", "weekly", case=n) for n in range(2)]
-    assert collected([item("quick"), *cases, item("slower", "full")], argument)[0] == expected
+    tests = collected(f"""{MARKED}
+@pytest.mark.weekly
+@pytest.mark.parametrize("n", range(2))
+def test_case(n): pass
+class TestClass:
+    @pytest.mark.full
+    def test_slow(self): pass
+""")
+    assert tests(argument) == expected
 
 
+@pytest.mark.parametrize("run", ["NEITHER", "FULL", "WEEKLY"])
 @pytest.mark.parametrize(
     ("mark", "message"),
     [
-        (pytest.mark.cases(usal=3), "cases{'usal': 3}, but this mark takes full and usual"),
-        (pytest.mark.full(usual=3), "full{'usual': 3}, but this mark takes no arguments"),
-        (pytest.mark.weekly(False), "weekly(False,), but this mark takes in_slices"),
+        ("cases(usal=3)", "cases{'usal': 3}, but this mark takes usual= and full=, of which usual is not more"),
+        ("cases(usual='3')", "cases{'usual': '3'}, but this mark takes"),
+        ("cases(usual=-1)", "cases{'usual': -1}, but this mark takes"),
+        ("cases(full=True)", "cases{'full': True}, but this mark takes"),
+        ("cases(usual=0, full=0)", "cases{'usual': 0, 'full': 0}, but this mark takes"),
+        ("cases(usual=4, full=3)", "cases{'usual': 4, 'full': 3}, but this mark takes"),
+        ("cases", "cases{}, but this mark takes"),
+        ("full(usual=3)", "full{'usual': 3}, but this mark takes no arguments"),
+        ("weekly(False)", "weekly(False,), but this mark takes in_slices=False or nothing"),
+        ("weekly(in_slices=0.5)", "weekly{'in_slices': 0.5}, but this mark takes in_slices=False or nothing"),
     ],
 )
-@pytest.mark.parametrize("name", ["NEITHER", "FULL", "WEEKLY"])
-def test_a_mark_with_arguments_that_it_has_not_raises(mark, message, name, ask_for):
-    ask_for(name, SLICE="0")
-    with pytest.raises(pytest.UsageError, match=re.escape(message)):
-        collected([item("some", mark)])
+def test_a_mark_that_says_nothing_or_something_else_raises(mark, message, run, ask_for, collected, capsys):
+    ask_for(run, SLICE="0")
+    tests = collected(f"@pytest.mark.{mark}\ndef test_some(): pass")
+    tests()
+    assert tests.status == pytest.ExitCode.USAGE_ERROR
+    assert f"test_some.py::test_some: {message}" in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("name", ["FULL", "WEEKLY"])
+def test_a_run_is_asked_for_by_1(name, ask_for):
+    for value in ("0", "yes"):
+        ask_for(name, **{name: value})
+        with pytest.raises(pytest.UsageError, match=f"{name}='{value}'; pass {name}=1, or leave it out"):
+            tiers.tier()
 
 
 def test_a_slice_is_a_number(ask_for):
@@ -116,60 +234,71 @@ def test_a_slice_is_a_number(ask_for):
         tiers.slice_number()
 
 
-def test_cases_of_several_arguments_are_not_thinned(ask_for):
-    ask_for("NEITHER")
-    cases = [item("some", a=n, b=n) for n in range(5)]  # of one parametrize: both arguments have its index
-    assert len(collected(cases)[0]) == 5
-    assert len(collected([item("some", a=n, b=n, c=c) for n in range(5) for c in "xy"])[0]) == 5
+WEEKLY = """
+def test_quick(): pass
+@pytest.mark.weekly
+@pytest.mark.parametrize("n", range(200))
+def test_long(n): pass
+@pytest.mark.weekly(in_slices=False)
+def test_an_hour(): pass
+"""
 
 
-def test_lists_of_cases_and_other_functions_are_not_thinned(ask_for):
-    ask_for("NEITHER")
-    one = [item("cases", case=n) for n in range(20)]
-    other = [item("others", a=1, b=2), item("plain"), item("others", a=1)]
-    assert collected(one + other) == ([each.nodeid.partition("::")[2] for each in one + other], [])
-
-
-def test_all_slices_together_have_each_weekly_test_once_behind_the_others(ask_for):
-    items, seen = [item(f"weekly{n}", "weekly") for n in range(200)] + [item("quick")], []
-    items.append(item("an hour", pytest.mark.weekly(in_slices=False)))
+def test_all_slices_together_have_each_weekly_test_once_behind_the_others(ask_for, collected):
+    tests, seen = collected(WEEKLY), []
     for number in range(SLICES):
         ask_for("FULL", SLICE=str(number + 3 * SLICES))
-        ran, _ = collected(items)
-        assert ran[0] == "quick"
+        ran = tests()
+        assert ran[0] == "test_quick"
         seen += ran[1:]
-    assert sorted(seen) == sorted(f"weekly{n}" for n in range(200))
+    assert sorted(seen) == sorted(f"test_long[{n}]" for n in range(200))
 
 
-def test_the_commit_chooses_the_slice(ask_for, monkeypatch, tmp_path):
+def test_commits_begin_their_slice_at_different_tests(ask_for, collected):
+    tests, orders = collected(WEEKLY), []
+    for number in (5, 5 + SLICES):
+        ask_for("FULL", SLICE=str(number))
+        orders.append(tests()[1:])
+    assert len(orders[0]) > 1 and orders[1] == orders[0][1:] + orders[0][:1]
+
+
+def test_the_commit_chooses_the_slice(ask_for, monkeypatch):
     ask_for("FULL")
-    answer = SimpleNamespace(stdout="0000001b" + 32 * "0" + "\n", returncode=0)
+    answer = SimpleNamespace(stdout="001b0000" + 32 * "0" + "\n", returncode=0)
     monkeypatch.setattr(tiers.subprocess, "run", lambda *_, **__: answer)
-    assert tiers.slice_number() == 27 % SLICES
-    assert tiers.pytest_report_header() == f"run: full, with slice {27 % SLICES} of {SLICES} of the weekly tests"
+    assert tiers.slice_number() == 27
+    assert tiers.pytest_report_header() == "run: full, with slice 3 of 24 of the weekly tests (SLICE=27)"
     answer.returncode, answer.stdout = 128, ""
-    assert tiers.slice_number() is None and tiers.pytest_report_header() == "run: full"
+    assert tiers.slice_number() is None
+    assert tiers.pytest_report_header().startswith("run: full, without a slice of the weekly tests: git does not tell")
+    ask_for("NEITHER")
+    assert tiers.pytest_report_header() == "run: usual"
 
 
-def test_a_slice_ends_when_its_time_is_over_and_says_how_a_failure_runs_again(monkeypatch):
-    one, other = item("of the slice", "weekly"), item("usual")
-    one.stash[IN_SLICE] = True
-    monkeypatch.setattr(tiers, "_spent", SLICE_SECONDS + 1.0)
-    tiers.pytest_runtest_setup(other)
-    with pytest.raises(pytest.skip.Exception, match=f"the {SLICE_SECONDS} seconds"):
-        tiers.pytest_runtest_setup(one)
-    for each, count in ((one, 1), (other, 0)):
-        report = tiers.pytest_runtest_makereport(each)
-        next(report)
-        with pytest.raises(StopIteration) as done:
-            report.send(SimpleNamespace(failed=True, sections=[]))
-        assert len(done.value.value.sections) == count
-        again = "WEEKLY=1 python -m pytest 'tests/test_some.py::of the slice'"
-        assert all(again in text for _, text in done.value.value.sections)
+def test_a_slice_ends_when_its_time_is_over_and_says_how_a_failure_runs_again(ask_for, pytester, monkeypatch):
+    pytester.makeini("[pytest]")
+    pytester.makepyfile(
+        test_some="""
+import pytest
+def test_quick(): assert False
+@pytest.mark.weekly
+@pytest.mark.parametrize("n", range(200))
+def test_long(n): assert False
+"""
+    )
+    ask_for("FULL", SLICE="5")
+    count = sum(slice_of(f"test_long[{n}]") == 5 for n in range(200))
+    for spent, outcome in ((0.0, {"failed": 1 + count}), (SLICE_SECONDS + 1.0, {"failed": 1, "skipped": count})):
+        monkeypatch.setattr(tiers, "_spent", spent)
+        result = pytester.runpytest_inprocess("-p", "tiers", "-rs")
+        result.assert_outcomes(**outcome)
+        said = result.stdout.str()
+        assert said.count("again: WEEKLY=1 python -m pytest 'test_some.py::test_long[") == outcome["failed"] - 1
+        assert (f"the {SLICE_SECONDS} seconds of the weekly slice are over" in said) == ("skipped" in outcome)
 
 
 def test_coverings_of_each_strength():
-    rows = list(product(range(3), "abcd", (0, False)))
+    rows = list(product(range(3), "abcd", "+-"))
     assert Tier.USUAL == 1 and len(covering(rows, Tier.USUAL)) == 4
     assert 12 <= len(covering(rows, Tier.FULL)) < 16 and len(covering(rows, 3)) == len(rows)
     assert covering([]) == [] and covering(rows) == covering(rows)

@@ -2,8 +2,9 @@
 
 The usual run leaves out tests marked `full`, and only the weekly run has all tests marked `weekly`. A test marked
 `cases(usual=3, full=10)` has that many of its cases in these runs, evenly spread. Several `parametrize` decorators on
-one test make a product: the usual run has each value once, and FULL has every two values together. A FULL run also has
-one slice of the weekly tests, which the commit's hash chooses, so that all of them run over time.
+one test make a product: FULL has every two values together, and the usual run each value at least once. What the usual
+run has is a part of FULL. A FULL run also has one slice of the weekly tests, which the commit's hash chooses, so that
+all of them run over time.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import os
 import subprocess
 import time
 import zlib
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
 from enum import IntEnum
-from itertools import combinations, groupby
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -34,35 +36,30 @@ class Tier(IntEnum):
     WEEKLY = 3
 
 
-# The marks that this file knows, and their arguments.
-MARKS = {"full": set(), "cases": {"usual", "full"}, "weekly": {"in_slices"}}
-
-
 def tier() -> Tier:
-    """Return the kind of run that the environment variables WEEKLY and FULL ask for."""
-    if os.environ.get("WEEKLY"):
-        return Tier.WEEKLY
-    return Tier.FULL if os.environ.get("FULL") else Tier.USUAL
+    """Return the kind of run that the environment variables WEEKLY and FULL ask for. WEEKLY has all that FULL has."""
+    for name in ("WEEKLY", "FULL"):
+        value = os.environ.get(name, "")
+        if value not in ("", "1"):
+            raise pytest.UsageError(f"{name}={value!r}; pass {name}=1, or leave it out")
+        if value:
+            return Tier[name]
+    return Tier.USUAL
 
 
-def covering(rows: Iterable[tuple], strength: int = 2) -> list[int]:
+def covering(rows: Sequence[tuple], strength: int = 2, start: Iterable[int] = ()) -> list[int]:
     """Return the places of few rows in which every combination of `strength` values is that is in any row.
 
     Greedy: takes the first row with the most combinations that are still missing. The same rows give the same result.
 
     Args:
-        rows: tuples of equal length. Values are compared by identity: they need not be hashable, and 0 is not False.
+        rows: tuples of equal length, of values that are hashable.
         strength: of how many columns the values are combined; 1 has each value in a row.
+        start: places of rows that are among them in any case.
     """
-    rows = list(rows)
-    columns: list[dict[int, int]] = [{} for _ in rows[0]] if rows else []
-    numbered = [
-        [seen.setdefault(id(value), len(seen)) for value, seen in zip(row, columns, strict=True)] for row in rows
-    ]
-    meetings = {
-        at: set(combinations(enumerate(numbers), min(strength, len(numbers)))) for at, numbers in enumerate(numbered)
-    }
-    missing, chosen = set().union(*meetings.values()), []
+    meetings = {at: set(combinations(enumerate(row), min(strength, len(row)))) for at, row in enumerate(rows)}
+    chosen = list(start)
+    missing = set().union(*meetings.values()).difference(*(meetings.pop(at) for at in chosen))
     while missing:
         best = max(meetings, key=lambda at: len(meetings[at] & missing))
         chosen.append(best)
@@ -70,101 +67,130 @@ def covering(rows: Iterable[tuple], strength: int = 2) -> list[int]:
     return sorted(chosen)
 
 
+def rows_of(now: Tier, rows: Sequence[tuple], strength: int = Tier.FULL) -> list[int]:
+    """Return the places of the rows of a product that a run has.
+
+    Args:
+        rows: see `covering`.
+        strength: of the rows that FULL has.
+    """
+    if now is Tier.WEEKLY:
+        return list(range(len(rows)))
+    usual = covering(rows, Tier.USUAL)
+    return usual if now is Tier.USUAL else covering(rows, strength, usual)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "full: runs with FULL=1 or WEEKLY=1")
     config.addinivalue_line("markers", "cases(usual=None, full=None): how many cases these runs have; None: all")
-    config.addinivalue_line("markers", "weekly(in_slices=True): runs with WEEKLY=1, and in one slice of FULL=1")
+    config.addinivalue_line("markers", "weekly(in_slices=True): runs with WEEKLY=1, and in a slice of FULL=1")
 
 
 def pytest_report_header() -> str:
-    now, number = tier(), slice_number()
-    of_slice = (
-        f", with slice {number} of {SLICES} of the weekly tests" if now is Tier.FULL and number is not None else ""
-    )
-    return f"run: {now.name.lower()}{of_slice}"
+    now = tier()
+    if now is not Tier.FULL:
+        return f"run: {now.name.lower()}"
+    number = slice_number()
+    if number is None:
+        return "run: full, without a slice of the weekly tests: git does not tell a commit; SLICE=0 to 23 chooses one"
+    return f"run: full, with slice {number % SLICES} of {SLICES} of the weekly tests (SLICE={number})"
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests of longer runs, unless the command line names them, and put those of the slice last."""
-    now, named = tier(), _named(config)
     for item in items:
         _check_marks(item)
+    now, named = tier(), _named(config)
     if now is Tier.WEEKLY:
         return
-    kept = [item for _, same in groupby(items, _function) for item in _thinned(list(same), now)]
-    kept += [item for item in items if f"{item.nodeid}[".startswith(named) and item not in kept]
-    ids = {item.nodeid for item in kept}
+    functions = defaultdict(list)
+    for item in items:
+        functions[item.nodeid.partition("[")[0]].append(item)
+    chosen = {item.nodeid for same in functions.values() for item in _thinned(same, now)}
+    chosen |= {item.nodeid for item in items if f"{item.nodeid}[".startswith(named)}
+    kept = [item for item in items if item.nodeid in chosen]
     if now is Tier.FULL:
-        number = slice_number()
-        for item in items:
-            if item.nodeid not in ids and number is not None and _slice_of(item) == number:
-                item.stash[IN_SLICE] = True
-                kept.append(item)
-        ids = {item.nodeid for item in kept}
+        part = _slice([item for item in items if item.nodeid not in chosen])
+        for item in part:
+            item.stash[IN_SLICE] = True
+        kept += part
+    ids = {item.nodeid for item in kept}
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in ids])
     items[:] = kept
 
 
 def _named(config: pytest.Config) -> tuple[str, ...]:
-    """Return how the ids of the tests begin that the command line names, as path::test or path::test[case]."""
+    """Return how the ids of the tests begin that the command line names, as path::name or path::name[case]."""
     found = []
     for argument in config.args:
         path, colons, rest = argument.partition("::")
         if colons:
             path = os.path.relpath(config.invocation_params.dir / path, config.rootpath).replace(os.sep, "/")
-            found.append(f"{path}::{rest}[")
+            found += [f"{path}::{rest}[", f"{path}::{rest}::"]  # of a function, and of a class
     return tuple(found)
 
 
 def _check_marks(item: pytest.Item) -> None:
-    """Raise pytest.UsageError for an argument that a mark does not have: it would change nothing."""
+    """Raise pytest.UsageError for a mark that would change nothing, or something else than it says."""
     for mark in item.iter_markers():
-        known = MARKS.get(mark.name)
-        if known is not None and (mark.args or not mark.kwargs.keys() <= known):
-            options = f"takes {' and '.join(sorted(known))}" if known else "takes no arguments"
-            raise pytest.UsageError(f"{item.nodeid}: {mark.name}{mark.args or mark.kwargs}, but this mark {options}")
-
-
-def _function(item: pytest.Item) -> str:
-    return item.nodeid.partition("[")[0]
-
-
-def _slice_of(item: pytest.Item) -> int | None:
-    """Return which slice a weekly test is in; None if it is too long for any."""
-    weekly = item.get_closest_marker("weekly")
-    if weekly and not weekly.kwargs.get("in_slices", True):
-        return None
-    return zlib.crc32(item.nodeid.encode()) % SLICES
-
-
-def _limit(item: pytest.Item, now: Tier) -> int | None:
-    """Return how many cases of this test's function are in a run at most; None if its marks do not say."""
-    if item.get_closest_marker("weekly") or (now is Tier.USUAL and item.get_closest_marker("full")):
-        return 0
-    cases = item.get_closest_marker("cases")
-    return cases.kwargs.get(now.name.lower()) if cases else None
+        problem = None
+        if mark.name == "full" and (mark.args or mark.kwargs):
+            problem = "takes no arguments"
+        if mark.name == "weekly" and (mark.args or mark.kwargs not in ({}, {"in_slices": False})):
+            problem = "takes in_slices=False or nothing"
+        if mark.name == "cases":
+            usual, full = mark.kwargs.get("usual", 0), mark.kwargs.get("full", 1 << 30)
+            known = not mark.args and mark.kwargs and mark.kwargs.keys() <= {"usual", "full"}
+            if not (known and type(usual) is type(full) is int and 0 <= usual <= full > 0):
+                problem = "takes usual= and full=, of which usual is not more and full not 0"
+        if problem:
+            raise pytest.UsageError(f"{item.nodeid}: {mark.name}{mark.args or mark.kwargs}, but this mark {problem}")
 
 
 def _thinned(items: list[pytest.Item], now: Tier) -> list[pytest.Item]:
-    """Return the tests of one function that are in a run: a covering of its parameters, or as many as its marks say."""
-    kept = _covered([item for item in items if _limit(item, now) != 0], now)
-    limit = _limit(kept[0], now) if kept else None
-    return kept if limit is None else _spread(kept, limit)
+    """Return the tests of one function that a run has: a covering of its parameters, or as many as its marks say."""
+    items = [item for item in items if not item.get_closest_marker("weekly")]
+    usual = _covered([item for item in items if not item.get_closest_marker("full")], Tier.USUAL)
+    full = _limited(_covered(items, Tier.FULL, usual), "full")
+    return full if now is Tier.FULL else _limited([item for item in full if item in usual], "usual")
 
 
-def _spread(items: list[pytest.Item], count: int) -> list[pytest.Item]:
-    count = min(count, len(items))
+def _limited(items: list[pytest.Item], run: str) -> list[pytest.Item]:
+    """Return as many tests as their mark `cases` says, evenly spread."""
+    mark = items[0].get_closest_marker("cases") if items else None
+    count = min(mark.kwargs.get(run, len(items)), len(items)) if mark else len(items)
     return [items[i * len(items) // count] for i in range(count)]
 
 
-def _covered(items: list[pytest.Item], strength: int) -> list[pytest.Item]:
-    """Return a covering of a product. The arguments of one `parametrize` are one dimension: a list of cases stays."""
-    indices = [item.callspec.indices for item in items if hasattr(item, "callspec")]
-    if not indices or len(indices) < len(items) or len({tuple(each) for each in indices}) > 1:
+def _covered(items: list[pytest.Item], strength: int, start: Collection[pytest.Item] = ()) -> list[pytest.Item]:
+    """Return a covering of a product, by tests that are not skipped.
+
+    The arguments of one `parametrize` are one dimension: a list of cases stays.
+    """
+    able = [item for item in items if not _is_skipped(item)]
+    rows = [_values(item) for item in able if hasattr(item, "callspec")]
+    if len(rows) < len(able) or len({len(row) for row in rows}) != 1 or len(rows[0]) < 2:
         return items
-    columns = dict.fromkeys(tuple(each[name] for each in indices) for name in indices[0])
-    return items if len(columns) < 2 else [items[at] for at in covering(zip(*columns, strict=True), strength)]
+    return [able[at] for at in covering(rows, strength, [at for at, item in enumerate(able) if item in start])]
+
+
+def _values(item: pytest.Item) -> tuple[tuple[int, ...], ...]:
+    """Return what distinguishes a test from the others of its function: a value for each `parametrize` mark.
+
+    The parameters of fixtures together are one more. Values are compared by identity: they need not be hashable.
+    """
+    parameters, dimensions = item.callspec.params, []
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0] if mark.args else mark.kwargs["argnames"]
+        dimensions.append([name.strip() for name in names.split(",")] if isinstance(names, str) else list(names))
+    others = [name for name in parameters if not any(name in names for names in dimensions)]
+    return tuple(tuple(id(parameters[name]) for name in names) for names in (*dimensions, others) if names)
+
+
+def _is_skipped(item: pytest.Item) -> bool:
+    conditions = (mark.args[0] if mark.args else True for mark in item.iter_markers() if mark.name == "skipif")
+    return item.get_closest_marker("skip") is not None or any(one is True for one in conditions)
 
 
 # --- the slice of the weekly run ---
@@ -174,17 +200,32 @@ _spent = 0.0
 
 
 def slice_number() -> int | None:
-    """Return which slice this commit runs: SLICE of the environment, or the commit's hash; None outside of git."""
+    """Return the number that chooses a slice: SLICE of the environment, or of the commit; None outside of git."""
     given = os.environ.get("SLICE")
     if given:
         if not given.isdecimal():
             raise pytest.UsageError(f"SLICE={given!r}, but slices have numbers; pass one from 0 to {SLICES - 1}")
-        return int(given) % SLICES
+        return int(given)
     try:
         done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     except FileNotFoundError:
         return None
-    return int(done.stdout[:8], 16) % SLICES if done.returncode == 0 else None
+    return int(done.stdout[:4], 16) if done.returncode == 0 else None
+
+
+def _slice(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the tests of the commit's slice. Commits begin at different tests, as its time may end before the last."""
+    number = slice_number()
+    if number is None:
+        return []
+    part = [
+        item
+        for item in items
+        if zlib.crc32(item.nodeid.encode()) % SLICES == number % SLICES
+        and all(mark.kwargs.get("in_slices", True) for mark in item.iter_markers() if mark.name == "weekly")
+    ]
+    start = number // SLICES % max(len(part), 1)
+    return part[start:] + part[:start]
 
 
 @pytest.hookimpl(wrapper=True)
