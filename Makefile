@@ -23,7 +23,7 @@ OUT ?= out
 EXPERIMENTS ?= all
 QUICK ?=
 
-# Where there is ccache, these are compilers that remember what they have compiled.
+# Debian and Fedora install ccache's compilers here.
 export PATH := /usr/lib/ccache:/usr/lib64/ccache:$(PATH)
 # Threads that wait should sleep: spinning ones made training 2.5 times slower beside another program on two cores.
 export OMP_WAIT_POLICY ?= passive

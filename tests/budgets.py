@@ -23,8 +23,8 @@ from processes import seconds_spent
 from tiers import IN_SLICE, tier
 
 FILE = Path(__file__).with_name("budgets.json")
-# Seconds of reference_loop on the reference machine, with both of its cores busy; and after how many seconds of a run
-# it is measured again, as other programs may make a machine slower for a while.
+# Seconds of reference_loop on the reference machine, with both cores busy; and seconds between two measurements of it,
+# because other programs may slow a machine down for a while.
 REFERENCE, EVERY = 0.25, 60
 ALLOWED = 1.5
 COLLECTION = "imports and collection"

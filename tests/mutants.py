@@ -2,9 +2,9 @@
 
 usage: python tests/mutants.py [--list] [--only NAME ...] [--jobs N]
 
-Prints a table in Markdown: each mutant, the test that killed it and in which kind of run, or SURVIVED, which is a
-missing test. Exits with 1 if any survives. A mutant's own tests run as `make test` has them; if they pass, those of
-FULL=1; then all tests of FULL=1.
+Prints a table in Markdown: each mutant, the test that killed it, and the kind of run that has this test. SURVIVED means
+that a test is missing; the exit status is then 1. For each mutant the usual run of its own test files comes first. If
+they pass, their FULL run follows, and then the FULL run of all tests.
 
 It needs what `make test` sets up, and PARTKERNELS_BUILD=cpu must work. Mutants of C++ code are compiled for one
 instruction set, `portable`, with little optimisation; the tests are told to use that one.

@@ -18,14 +18,14 @@ from pathlib import Path
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch", "numpy"])
-# What Python reads as it starts, which these processes have behind them.
+# Python reads these when it starts. A forked process has started already.
 AT_START = ("PYTHONHASHSEED", "PYTHONMALLOC", "PYTHONOPTIMIZE", "PYTHONUTF8", "PYTHONWARNINGS")
 
 _spent = 0.0
 
 
 def seconds_spent() -> float:
-    """Return the processor time of the processes that run_python has run, of those that ended by themselves."""
+    """Return the processor time of all processes of run_python so far, except those that were killed."""
     return _spent
 
 
@@ -43,7 +43,7 @@ def run_python(
         environment: all of the process's variables; by default those of this one.
 
     Raises:
-        ValueError: if the environment asks Python for something that it can do at its start alone.
+        ValueError: if the environment changes a variable that Python reads only when it starts.
         subprocess.TimeoutExpired: after so many seconds.
         subprocess.CalledProcessError: with check, if the process fails.
     """
@@ -78,7 +78,7 @@ def _run(arguments: list[str], environment: dict[str, str], cwd: str, said: list
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
-    if "OMP_NUM_THREADS" in environment:  # which torch has read already
+    if "OMP_NUM_THREADS" in environment:  # torch read it when it was imported
         sys.modules["torch"].set_num_threads(int(environment["OMP_NUM_THREADS"]))
     try:
         _execute(arguments, environment, cwd)

@@ -2,9 +2,9 @@
 
 The usual run leaves out tests marked `full`, and only the weekly run has all tests marked `weekly`. A test marked
 `cases(usual=3, full=10)` has that many of its cases in these runs, evenly spread. Several `parametrize` decorators on
-one test make a product: FULL has every two values together, and the usual run each value at least once. What the usual
-run has is a part of FULL. A FULL run also has one slice of the weekly tests, which the commit's hash chooses, so that
-all of them run over time.
+one test make a product: FULL has every two values together, and the usual run has each value at least once. The usual
+run is a subset of FULL. A FULL run also has one slice of the weekly tests, which the commit's hash chooses, so that all
+of them run over time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Tier(IntEnum):
 
 
 def tier() -> Tier:
-    """Return the kind of run that the environment variables WEEKLY and FULL ask for. WEEKLY has all that FULL has."""
+    """Return the kind of run that the environment variables WEEKLY and FULL ask for. WEEKLY includes FULL."""
     for name in ("WEEKLY", "FULL"):
         value = os.environ.get(name, "")
         if value not in ("", "1"):
@@ -48,14 +48,14 @@ def tier() -> Tier:
 
 
 def covering(rows: Sequence[tuple], strength: int = 2, start: Iterable[int] = ()) -> list[int]:
-    """Return the places of few rows in which every combination of `strength` values is that is in any row.
+    """Return the indices of few rows that contain every combination of `strength` values that occurs in any row.
 
     Greedy: takes the first row with the most combinations that are still missing. The same rows give the same result.
 
     Args:
         rows: tuples of equal length, of values that are hashable.
         strength: of how many columns the values are combined; 1 has each value in a row.
-        start: places of rows that are among them in any case.
+        start: places of rows to include in any case.
     """
     meetings = {at: set(combinations(enumerate(row), min(strength, len(row)))) for at, row in enumerate(rows)}
     chosen = list(start)
@@ -68,11 +68,11 @@ def covering(rows: Sequence[tuple], strength: int = 2, start: Iterable[int] = ()
 
 
 def rows_of(now: Tier, rows: Sequence[tuple], strength: int = Tier.FULL) -> list[int]:
-    """Return the places of the rows of a product that a run has.
+    """Return the indices of the rows of a product that are in a run.
 
     Args:
         rows: see `covering`.
-        strength: of the rows that FULL has.
+        strength: of the covering that FULL has.
     """
     if now is Tier.WEEKLY:
         return list(range(len(rows)))
@@ -132,7 +132,7 @@ def _named(config: pytest.Config) -> tuple[str, ...]:
 
 
 def _check_marks(item: pytest.Item) -> None:
-    """Raise pytest.UsageError for a mark that would change nothing, or something else than it says."""
+    """Raise pytest.UsageError for a mark whose arguments are invalid or would be ignored."""
     for mark in item.iter_markers():
         problem = None
         if mark.name == "full" and (mark.args or mark.kwargs):
@@ -157,16 +157,16 @@ def _thinned(items: list[pytest.Item], now: Tier) -> list[pytest.Item]:
 
 
 def _limited(items: list[pytest.Item], run: str) -> list[pytest.Item]:
-    """Return as many tests as their mark `cases` says, evenly spread."""
+    """Return as many tests as their mark `cases` allows, evenly spread."""
     mark = items[0].get_closest_marker("cases") if items else None
     count = min(mark.kwargs.get(run, len(items)), len(items)) if mark else len(items)
     return [items[i * len(items) // count] for i in range(count)]
 
 
 def _covered(items: list[pytest.Item], strength: int, start: Collection[pytest.Item] = ()) -> list[pytest.Item]:
-    """Return a covering of a product, by tests that are not skipped.
+    """Return a covering of a product, without tests that are skipped.
 
-    The arguments of one `parametrize` are one dimension: a list of cases stays.
+    The arguments of one `parametrize` are one dimension: a list of cases is not thinned.
     """
     able = [item for item in items if not _is_skipped(item)]
     rows = [_values(item) for item in able if hasattr(item, "callspec")]
@@ -176,9 +176,10 @@ def _covered(items: list[pytest.Item], strength: int, start: Collection[pytest.I
 
 
 def _values(item: pytest.Item) -> tuple[tuple[int, ...], ...]:
-    """Return what distinguishes a test from the others of its function: a value for each `parametrize` mark.
+    """Return the coordinates of a test in the product of its function: one for each `parametrize` mark.
 
-    The parameters of fixtures together are one more. Values are compared by identity: they need not be hashable.
+    The parameters of fixtures are one more, together. A coordinate is the identity of values, which need not be
+    hashable.
     """
     parameters, dimensions = item.callspec.params, []
     for mark in item.iter_markers("parametrize"):
