@@ -16,6 +16,7 @@ WORKERS ?= 2
 FULL ?=
 WEEKLY ?=
 export FULL WEEKLY
+$(if $(filter-out 1,$(FULL) $(WEEKLY)),$(error FULL and WEEKLY are 1 or empty))
 # Of the benchmarks: quick, full or tiny, and where results and page go.
 PRESET ?= quick
 OUT ?= out
@@ -106,7 +107,7 @@ unit: $(VENV)/test $(if $(WEEKLY),build/triton-3.6 wheel $(VENV)/ray)
 
 # The wheel in an environment that has nothing else but PyTorch, as a user gets it.
 wheel: $(VENV)/test build/empty/torch
-	rm -rf build/wheel
+	rm -rf build/wheel build/lib*  # where modules would stay that are no more
 	PARTKERNELS_BUILD=$(if $(and $(WEEKLY),$(shell command -v nvcc)),cuda,cpu) $(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel .
 	build/empty/bin/python -m pip install --quiet --force-reinstall --no-deps build/wheel/*.whl
 	build/empty/bin/python -m pip install --quiet build/wheel/*.whl

@@ -89,7 +89,7 @@ class Meter:
         """Add the time since the last call to a folder."""
         now = processor_seconds()
         self.seconds[folder] += now[0] - self._last[0]
-        self.seconds[CHILDREN] += now[1] - self._last[1]
+        self.seconds[SLICE if folder == SLICE else CHILDREN] += now[1] - self._last[1]
         self._last = now
 
     def calibrate(self) -> None:
@@ -143,13 +143,14 @@ class Report:
         return report(folders, allowed)[1] if is_whole and allowed else []
 
     def pytest_terminal_summary(self, terminalreporter: Any, config: pytest.Config) -> None:
-        if sum(self.seconds.values()) < 60:  # a developer runs a few tests
+        over = self.over(config)
+        if sum(self.seconds.values()) < 60 and not over:  # a developer runs a few tests
             return
         lines, _ = report(self.seconds, budgets())
         terminalreporter.section("processor time, on the reference machine, and budgets")
         for line in lines:
             terminalreporter.write_line(line)
-        for line in self.over(config):
+        for line in over:
             terminalreporter.write_line(line, red=True, bold=True)
 
 

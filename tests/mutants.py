@@ -1583,7 +1583,7 @@ class Tree:
             )
         except subprocess.TimeoutExpired:
             return f"not done after {LONG} s"
-        if done.returncode == 0:
+        if done.returncode in (0, 5):  # 5: this kind of run has none of these tests
             return None
         if done.returncode < 0:
             return f"pytest died of signal {-done.returncode}"
@@ -1659,7 +1659,8 @@ def main(arguments: list[str] | None = None) -> int:
                 killers[run].append(test)
             print(f"| {mutant.name} | {mutant.breaks} | {test} | {run} |", flush=True)
         for run, tests in killers.items():
-            if tests and (failing := first.test(None, run, *sorted(set(tests)))):
+            named = sorted({test for test in tests if "::" in test})  # others died or did not end
+            if named and (failing := first.test(None, run, *named)):
                 raise ValueError(f"{failing} fails without any mutant as well; mend that first.")
     usual, full = map(len, killers.values())
     print(f"\nOf {len(chosen)}, {usual} are killed by `make test` and {full} more by `make test FULL=1`.")

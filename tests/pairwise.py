@@ -38,17 +38,15 @@ def pairwise(
     rows = [row for row in product(*named) if where is None or where(*(value for _, value in row))]
     if not rows:
         raise ValueError(f"there is no combination of {', '.join(dimensions)} that may come together")
-    now = tier()
     # Values need not be hashable, and 0 is not False.
-    chosen = set(rows_of(now, [tuple(id(value) for _, value in row) for row in rows], strength))
+    keys = [tuple(id(value) for _, value in row) for row in rows]
+    usual, full = (set(rows_of(run, keys, strength)) for run in (Tier.USUAL, Tier.FULL))
+    left_out = {
+        at: pytest.mark.full if at in full else pytest.mark.weekly for at in range(len(rows)) if at not in usual
+    }
     cases = [
-        pytest.param(
-            *(value for _, value in row),
-            id="-".join(name for name, _ in row),
-            marks=[] if at in chosen else pytest.mark.weekly,
-        )
+        pytest.param(*(value for _, value in row), id="-".join(name for name, _ in row), marks=left_out.get(at, ()))
         for at, row in enumerate(rows)
-        # The slice of a FULL run may have any of them.
-        if at in chosen or now is Tier.FULL
+        if at in full or tier() > Tier.USUAL  # a slice of the weekly tests may have any of them
     ]
     return pytest.mark.parametrize(tuple(dimensions), cases)

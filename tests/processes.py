@@ -1,7 +1,8 @@
 """Start Python processes for tests by forking one that has imported torch: in a tenth of a second instead of three.
 
 That process has imported neither Triton, which reads the environment at import, nor the project. Use subprocess if the
-program must import torch itself, needs options of Python, or depends on `atexit`.
+program must import torch itself, needs options of Python, a hash seed of its own, or Python's shutdown: `atexit`, files
+that it does not close, processes in the background that still write.
 """
 
 from __future__ import annotations
@@ -12,20 +13,22 @@ import runpy
 import subprocess
 import sys
 import tempfile
+import time
 import types
 from collections.abc import Mapping
 from pathlib import Path
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch", "numpy"])
-# Python reads these when it starts. A forked process has started already.
-AT_START = ("PYTHONHASHSEED", "PYTHONMALLOC", "PYTHONOPTIMIZE", "PYTHONUTF8", "PYTHONWARNINGS")
+# Of Python's variables a forked process takes up these. Python reads the others when it starts.
+TAKEN_UP = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+STARTED_WITH = dict(os.environ)
 
 _spent = 0.0
 
 
 def seconds_spent() -> float:
-    """Return the processor time of all processes of run_python so far, except those that were killed."""
+    """Return the processor time of all processes of run_python so far that came to the end of their program."""
     return _spent
 
 
@@ -50,7 +53,8 @@ def run_python(
     global _spent
     arguments = [str(argument) for argument in arguments]
     environment = dict(os.environ if environment is None else environment)
-    late = sorted(name for name in AT_START if environment.get(name) != os.environ.get(name))
+    late = [name for name in sorted({*environment, *STARTED_WITH}) if name.startswith("PYTHON")]
+    late = [name for name in late if name not in TAKEN_UP and environment.get(name) != STARTED_WITH.get(name)]
     if late:
         raise ValueError(f"{', '.join(late)} cannot change in a process that is forked; use subprocess.run")
     with tempfile.TemporaryDirectory() as folder:
@@ -61,7 +65,9 @@ def run_python(
         if process.is_alive():
             process.kill()
             process.join()
-            raise subprocess.TimeoutExpired(arguments, timeout)
+            raise subprocess.TimeoutExpired(
+                [sys.executable, *arguments], timeout, *(path.read_text() for path in said[:2])
+            )
         *output, seconds = [path.read_text() if path.exists() else "" for path in said]
     _spent += float(seconds or 0)
     done = subprocess.CompletedProcess([sys.executable, *arguments], process.exitcode, *output)
@@ -78,6 +84,7 @@ def _run(arguments: list[str], environment: dict[str, str], cwd: str, said: list
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
+    time.tzset()
     if "OMP_NUM_THREADS" in environment:  # torch read it when it was imported
         sys.modules["torch"].set_num_threads(int(environment["OMP_NUM_THREADS"]))
     try:

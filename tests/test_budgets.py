@@ -118,12 +118,22 @@ def test_a_run_without_budgets_is_not_over(monkeypatch):
     assert finished(meter, monkeypatch)[0] == 1
 
 
+def test_a_run_that_fails_says_why_however_short_it_was(monkeypatch):
+    clock = Clock(monkeypatch)
+    meter = Meter()
+    meter.pytest_collection_finish()
+    clock.run(meter, "tests/test_names.py::test_one", 20)
+    status, printed = finished(meter, monkeypatch, allowed={"tests": 3.0})
+    assert status == 1 and "tests took 10 s of processor time and may take 3" in printed
+    assert finished(meter, monkeypatch) == (0, "")
+
+
 def test_processes_and_the_weekly_slice_are_booked_apart(monkeypatch):
     clock = Clock(monkeypatch)
     meter = Meter()
     clock.run(meter, "tests/test_names.py::test_one", 2, children=5)
-    clock.run(meter, "tests/test_names.py::test_two", 3, in_slice=True)
-    assert meter.seconds == {"tests": 2, CHILDREN: 5, SLICE: 3}
+    clock.run(meter, "tests/test_names.py::test_two", 3, children=4, in_slice=True)
+    assert meter.seconds == {"tests": 2, CHILDREN: 5, SLICE: 7}
 
 
 def test_the_time_of_processes_that_are_forked_counts():

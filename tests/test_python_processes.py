@@ -54,8 +54,9 @@ def test_failures_are_reported(code, status, message):
 
 
 def test_a_program_that_does_not_end_is_ended():
-    with pytest.raises(subprocess.TimeoutExpired):
-        run_python("-c", "import time; time.sleep(60)", timeout=0.5)
+    with pytest.raises(subprocess.TimeoutExpired) as error:
+        run_python("-c", "import time; print('begun', flush=True); time.sleep(60)", timeout=2)
+    assert error.value.output == "begun\n"
 
 
 def test_threads_are_those_of_the_environment():
@@ -64,6 +65,9 @@ def test_threads_are_those_of_the_environment():
         assert run_python("-c", code, environment=os.environ | {"OMP_NUM_THREADS": count}).stdout == f"{count}\n"
 
 
-def test_what_python_reads_at_its_start_is_refused():
+def test_what_python_reads_at_its_start_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="PYTHONHASHSEED cannot change in a process that is forked"):
         run_python("-c", "", environment=os.environ | {"PYTHONHASHSEED": "3"})
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="PYTHONWARNINGS cannot change"):
+        patch.setenv("PYTHONWARNINGS", "error")
+        run_python("-c", "")

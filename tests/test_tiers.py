@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import zlib
 from itertools import product
 from types import SimpleNamespace
@@ -69,7 +71,7 @@ def test_slowest(): pass
     ],
 )
 def test_marks_say_in_which_runs_a_test_is(run, expected, ask_for, collected):
-    ask_for(run, SLICE=str(slice_of("test_slowest") + 1))
+    ask_for(run, **{"SLICE": str(slice_of("test_slowest") + 1)} if run == "FULL" else {})
     tests = collected(MARKED)
     assert tests() == expected
     assert sorted(expected + tests.left_out) == ["test_quick", "test_slow", "test_slowest"]
@@ -100,14 +102,52 @@ SOME = """
 @pytest.mark.parametrize("n", range(20))
 def test_some(n): pass
 """
+# pairwise is thinned before pytest collects.
+PAIRWISE = """
+from pairwise import pairwise
+@pytest.mark.cases(full=5)
+@pairwise(a=range(4), b=range(5))
+def test_few(a, b): pass
+@pairwise(a=range(3), b=range(3))
+@pytest.mark.parametrize("c", range(3))
+@pytest.mark.parametrize("d", range(4))
+def test_product_of_pairs(a, b, c, d): pass
+"""
 
 
-def test_the_usual_run_is_a_part_of_full(ask_for, collected):
-    tests, ran = collected(PRODUCT + SOME + MARKED), []
+@pytest.mark.parametrize("source", [PRODUCT, SOME, MARKED, PAIRWISE])
+def test_the_usual_run_is_a_part_of_full(source, ask_for, pytester, collected, monkeypatch):
+    monkeypatch.setattr(tiers, "slice_number", lambda: None)
+    ran = []
     for run in ("NEITHER", "FULL", "WEEKLY"):
         ask_for(run)
-        ran.append(set(tests()))
-    assert ran[0] < ran[1] < ran[2]
+        ran.append(set(collected(source)()))
+    assert ran[0] <= ran[1] < ran[2] and len(ran[0]) < len(ran[2])
+
+
+@pytest.mark.parametrize(("usual", "full"), [(3, 4), (4, 12), (3, 3)])
+@pytest.mark.parametrize("lengths", [(3, 3), (2, 3, 2), (3, 112)])
+def test_few_cases_of_a_product_have_all_values_that_they_can(usual, full, lengths, ask_for, collected, monkeypatch):
+    monkeypatch.setattr(tiers, "slice_number", lambda: None)
+    names = "abc"[: len(lengths)]
+    marks = "".join(f"@pytest.mark.parametrize('{a}', range({n}))\n" for a, n in zip(names, lengths, strict=True))
+    tests = collected(f"@pytest.mark.cases(usual={usual}, full={full})\n{marks}def test_some({', '.join(names)}): pass")
+    for run, most in (("NEITHER", usual), ("FULL", full)):
+        ask_for(run)
+        cases = [each.partition("[")[2].rstrip("]").split("-") for each in tests()]
+        assert len(cases) == min(most, len(cases)) >= min(most, *lengths)
+        found = sorted(len(set(values)) for values in zip(*cases, strict=True))
+        assert found == sorted(min(n, len(cases)) for n in lengths)
+
+
+def test_values_with_two_names_are_two_values(ask_for, collected):
+    ask_for("NEITHER")
+    tests = collected("""
+@pytest.mark.parametrize("mode", [pytest.param(None, id="one"), pytest.param(None, id="other")])
+@pytest.mark.parametrize("c", [1, 2])
+def test_some(mode, c): pass
+""")
+    assert tests() == ["test_some[1-one]", "test_some[2-other]"]
 
 
 def test_rows_of_a_usual_run_are_a_part_of_those_of_full():
@@ -119,7 +159,10 @@ def test_rows_of_a_usual_run_are_a_part_of_those_of_full():
 def test_a_covering_has_no_test_that_is_skipped(ask_for, collected):
     ask_for("NEITHER")
     tests = collected("""
-@pytest.mark.parametrize("a", [pytest.param("x", marks=pytest.mark.skipif(True, reason="no")), "y"])
+@pytest.mark.parametrize("a", [
+    pytest.param("x", marks=pytest.mark.skipif("True", reason="no")),
+    pytest.param("y", marks=pytest.mark.skipif(condition=False, reason="no")),
+])
 @pytest.mark.parametrize("b", ["1", "2"])
 def test_product(a, b): pass
 @pytest.mark.skip
@@ -170,7 +213,7 @@ def test_cases(a, b): pass
 @pytest.mark.parametrize("c", "uv")
 def test_product(a, b, c): pass
 """)
-    assert len(tests()) == 16 and not any("cases" in each for each in tests.left_out)
+    assert len(tests()) == 8 + 8 and not any("cases" in each for each in tests.left_out)
 
 
 @pytest.mark.parametrize(
@@ -196,28 +239,36 @@ class TestClass:
     assert tests(argument) == expected
 
 
+CASES = "this mark takes usual= and full=, of which usual is not more and full not 0"
+WEEKLY_MARK = "this mark takes in_slices=False or nothing"
+BAD = [
+    ("cases(usal=3)", f"cases{{'usal': 3}}, but {CASES}"),
+    ("cases(usual='3')", f"cases{{'usual': '3'}}, but {CASES}"),
+    ("cases(usual=-1)", f"cases{{'usual': -1}}, but {CASES}"),
+    ("cases(full=True)", f"cases{{'full': True}}, but {CASES}"),
+    ("cases(usual=0, full=0)", f"cases{{'usual': 0, 'full': 0}}, but {CASES}"),
+    ("cases(usual=4, full=3)", f"cases{{'usual': 4, 'full': 3}}, but {CASES}"),
+    ("cases", f"cases{{}}, but {CASES}"),
+    ("full(usual=3)", "full{'usual': 3}, but this mark takes no arguments"),
+    ("weekly(False)", f"weekly(False,), but {WEEKLY_MARK}"),
+    ("weekly(in_slices=0.5)", f"weekly{{'in_slices': 0.5}}, but {WEEKLY_MARK}"),
+    ("full\n@pytest.mark.cases(usual=2)", "changes nothing beside weekly, and usual= nothing beside full"),
+    ("weekly\n@pytest.mark.cases(usual=2)", "changes nothing beside weekly, and usual= nothing beside full"),
+    ("cases(full=4)\n@pytest.mark.cases(usual=2)", "belongs on a function, once"),
+    ("parametrize('n', [pytest.param(1, marks=pytest.mark.cases(usual=0)), 2])", "belongs on a function, once"),
+]
+
+
 @pytest.mark.parametrize("run", ["NEITHER", "FULL", "WEEKLY"])
-@pytest.mark.parametrize(
-    ("mark", "message"),
-    [
-        ("cases(usal=3)", "cases{'usal': 3}, but this mark takes usual= and full=, of which usual is not more"),
-        ("cases(usual='3')", "cases{'usual': '3'}, but this mark takes"),
-        ("cases(usual=-1)", "cases{'usual': -1}, but this mark takes"),
-        ("cases(full=True)", "cases{'full': True}, but this mark takes"),
-        ("cases(usual=0, full=0)", "cases{'usual': 0, 'full': 0}, but this mark takes"),
-        ("cases(usual=4, full=3)", "cases{'usual': 4, 'full': 3}, but this mark takes"),
-        ("cases", "cases{}, but this mark takes"),
-        ("full(usual=3)", "full{'usual': 3}, but this mark takes no arguments"),
-        ("weekly(False)", "weekly(False,), but this mark takes in_slices=False or nothing"),
-        ("weekly(in_slices=0.5)", "weekly{'in_slices': 0.5}, but this mark takes in_slices=False or nothing"),
-    ],
-)
-def test_a_mark_that_says_nothing_or_something_else_raises(mark, message, run, ask_for, collected, capsys):
-    ask_for(run, SLICE="0")
-    tests = collected(f"@pytest.mark.{mark}\ndef test_some(): pass")
-    tests()
-    assert tests.status == pytest.ExitCode.USAGE_ERROR
-    assert f"test_some.py::test_some: {message}" in "".join(capsys.readouterr())
+def test_a_mark_that_is_wrong_or_would_be_ignored_fails_its_test(run, ask_for, collected):
+    ask_for(run)
+    tests = "\n".join(
+        f"@pytest.mark.{mark}\ndef test_{i}({'n' * ('param' in mark)}): pass" for i, (mark, _) in enumerate(BAD)
+    )
+    result = collected(f"{tests}\ndef test_good(): pass").pytester.runpytest_inprocess("-p", "tiers")
+    result.assert_outcomes(errors=len(BAD), passed=2)  # n=2 has no such mark
+    for i, (_, message) in enumerate(BAD):
+        assert re.search(rf"test_some\.py::test_{i}\b.*: .*{re.escape(message)}", result.stdout.str())
 
 
 @pytest.mark.parametrize("name", ["FULL", "WEEKLY"])
@@ -226,6 +277,13 @@ def test_a_run_is_asked_for_by_1(name, ask_for):
         ask_for(name, **{name: value})
         with pytest.raises(pytest.UsageError, match=f"{name}='{value}'; pass {name}=1, or leave it out"):
             tiers.tier()
+
+
+def test_a_slice_is_asked_for_in_full_only(ask_for, pytester, capsys):
+    for name in ("NEITHER", "WEEKLY"):
+        ask_for(name, SLICE="3")
+        assert pytester.inline_run("-p", "tiers").ret == pytest.ExitCode.USAGE_ERROR
+        assert "SLICE chooses a part of the weekly tests for FULL=1; add FULL=1" in "".join(capsys.readouterr())
 
 
 def test_a_slice_is_a_number(ask_for):
@@ -282,18 +340,19 @@ def test_a_slice_ends_when_its_time_is_over_and_says_how_a_failure_runs_again(as
 import pytest
 def test_quick(): assert False
 @pytest.mark.weekly
-@pytest.mark.parametrize("n", range(200))
+@pytest.mark.parametrize("n", [f"it's {n}" for n in range(200)])
 def test_long(n): assert False
 """
     )
     ask_for("FULL", SLICE="5")
-    count = sum(slice_of(f"test_long[{n}]") == 5 for n in range(200))
+    count = sum(slice_of(f"test_long[it's {n}]") == 5 for n in range(200))
     for spent, outcome in ((0.0, {"failed": 1 + count}), (SLICE_SECONDS + 1.0, {"failed": 1, "skipped": count})):
         monkeypatch.setattr(tiers, "_spent", spent)
         result = pytester.runpytest_inprocess("-p", "tiers", "-rs")
         result.assert_outcomes(**outcome)
         said = result.stdout.str()
-        assert said.count("again: WEEKLY=1 python -m pytest 'test_some.py::test_long[") == outcome["failed"] - 1
+        again = shlex.quote("test_some.py::test_long[it's ").rstrip("'")
+        assert said.count(f"again: WEEKLY=1 python -m pytest {again}") == outcome["failed"] - 1
         assert (f"the {SLICE_SECONDS} seconds of the weekly slice are over" in said) == ("skipped" in outcome)
 
 

@@ -10,22 +10,28 @@ of them run over time.
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import time
 import zlib
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.skipping import evaluate_skip_marks
 
 ROOT = Path(__file__).parents[1]
 # A slice ends when it has taken SLICE_SECONDS of a process; the tests that remain are skipped.
 SLICES = 24
 SLICE_SECONDS = 300
+
+
+# What is wrong with a test's marks.
+PROBLEM = pytest.StashKey[str]()
 
 
 class Tier(IntEnum):
@@ -50,21 +56,32 @@ def tier() -> Tier:
 def covering(rows: Sequence[tuple], strength: int = 2, start: Iterable[int] = ()) -> list[int]:
     """Return the indices of few rows that contain every combination of `strength` values that occurs in any row.
 
-    Greedy: takes the first row with the most combinations that are still missing. The same rows give the same result.
+    Greedy: takes the row with the most combinations that are still missing, and of several the one whose values have
+    been taken least often. The same rows give the same result.
 
     Args:
         rows: tuples of equal length, of values that are hashable.
         strength: of how many columns the values are combined; 1 has each value in a row.
-        start: places of rows to include in any case.
+        start: indices of rows to include in any case.
+
+    Returns:
+        The indices in the order of choice, those of `start` first.
     """
     meetings = {at: set(combinations(enumerate(row), min(strength, len(row)))) for at, row in enumerate(rows)}
-    chosen = list(start)
-    missing = set().union(*meetings.values()).difference(*(meetings.pop(at) for at in chosen))
+    missing, chosen, taken = set().union(*meetings.values()), [], Counter()
+
+    def take(at: int) -> None:
+        chosen.append(at)
+        missing.difference_update(meetings.pop(at))
+        taken.update(enumerate(rows[at]))
+
+    for at in start:
+        take(at)
     while missing:
-        best = max(meetings, key=lambda at: len(meetings[at] & missing))
-        chosen.append(best)
-        missing -= meetings.pop(best)
-    return sorted(chosen)
+        take(
+            max(meetings, key=lambda at: (len(meetings[at] & missing), -sum(taken[one] for one in enumerate(rows[at]))))
+        )
+    return chosen
 
 
 def rows_of(now: Tier, rows: Sequence[tuple], strength: int = Tier.FULL) -> list[int]:
@@ -82,8 +99,12 @@ def rows_of(now: Tier, rows: Sequence[tuple], strength: int = Tier.FULL) -> list
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "full: runs with FULL=1 or WEEKLY=1")
-    config.addinivalue_line("markers", "cases(usual=None, full=None): how many cases these runs have; None: all")
+    config.addinivalue_line("markers", "cases(usual, full): how many cases these runs have at most")
     config.addinivalue_line("markers", "weekly(in_slices=True): runs with WEEKLY=1, and in a slice of FULL=1")
+    if tier() is Tier.FULL:
+        slice_number()
+    elif os.environ.get("SLICE"):
+        raise pytest.UsageError("SLICE chooses a part of the weekly tests for FULL=1; add FULL=1, or leave SLICE out")
 
 
 def pytest_report_header() -> str:
@@ -100,7 +121,8 @@ def pytest_report_header() -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests of longer runs, unless the command line names them, and put those of the slice last."""
     for item in items:
-        _check_marks(item)
+        if problem := _problem(item):
+            item.stash[PROBLEM] = f"{item.nodeid}: {problem}"
     now, named = tier(), _named(config)
     if now is Tier.WEEKLY:
         return
@@ -108,7 +130,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         functions[item.nodeid.partition("[")[0]].append(item)
     chosen = {item.nodeid for same in functions.values() for item in _thinned(same, now)}
-    chosen |= {item.nodeid for item in items if f"{item.nodeid}[".startswith(named)}
+    chosen |= {item.nodeid for item in items if PROBLEM in item.stash or f"{item.nodeid}[".startswith(named)}
     kept = [item for item in items if item.nodeid in chosen]
     if now is Tier.FULL:
         part = _slice([item for item in items if item.nodeid not in chosen])
@@ -131,8 +153,11 @@ def _named(config: pytest.Config) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _check_marks(item: pytest.Item) -> None:
-    """Raise pytest.UsageError for a mark whose arguments are invalid or would be ignored."""
+def _problem(item: pytest.Item) -> str | None:
+    """Return what is wrong with the marks of a test: their arguments are invalid, or would be ignored."""
+    of_case = item.callspec.marks if hasattr(item, "callspec") else []
+    of_function = [mark for mark in item.iter_markers() if mark not in of_case]
+    names = [mark.name for mark in of_function]
     for mark in item.iter_markers():
         problem = None
         if mark.name == "full" and (mark.args or mark.kwargs):
@@ -144,54 +169,48 @@ def _check_marks(item: pytest.Item) -> None:
             known = not mark.args and mark.kwargs and mark.kwargs.keys() <= {"usual", "full"}
             if not (known and type(usual) is type(full) is int and 0 <= usual <= full > 0):
                 problem = "takes usual= and full=, of which usual is not more and full not 0"
+            elif mark in of_case or names.count("cases") > 1:
+                problem = "belongs on a function, once"
+            elif "weekly" in names or ("full" in names and "usual" in mark.kwargs):
+                problem = "changes nothing beside weekly, and usual= nothing beside full"
         if problem:
-            raise pytest.UsageError(f"{item.nodeid}: {mark.name}{mark.args or mark.kwargs}, but this mark {problem}")
+            return f"{mark.name}{mark.args or mark.kwargs}, but this mark {problem}"
+    return None
 
 
 def _thinned(items: list[pytest.Item], now: Tier) -> list[pytest.Item]:
-    """Return the tests of one function that a run has: a covering of its parameters, or as many as its marks say."""
+    """Return the tests of one function that a run has: a covering of its parameters, and as many as its marks allow."""
+    mark = items[0].get_closest_marker("cases")
+    limits = mark.kwargs if mark and PROBLEM not in items[0].stash else {}
     items = [item for item in items if not item.get_closest_marker("weekly")]
-    usual = _covered([item for item in items if not item.get_closest_marker("full")], Tier.USUAL)
-    full = _limited(_covered(items, Tier.FULL, usual), "full")
-    return full if now is Tier.FULL else _limited([item for item in full if item in usual], "usual")
+    usual = [item for item in items if not item.get_closest_marker("full")]
+    usual = _chosen(usual, Tier.USUAL, limits.get("usual", limits.get("full")))
+    return usual if now is Tier.USUAL else _chosen(items, Tier.FULL, limits.get("full"), usual)
 
 
-def _limited(items: list[pytest.Item], run: str) -> list[pytest.Item]:
-    """Return as many tests as their mark `cases` allows, evenly spread."""
-    mark = items[0].get_closest_marker("cases") if items else None
-    count = min(mark.kwargs.get(run, len(items)), len(items)) if mark else len(items)
-    return [items[i * len(items) // count] for i in range(count)]
+def _chosen(
+    items: list[pytest.Item], strength: int, most: int | None, start: Sequence[pytest.Item] = ()
+) -> list[pytest.Item]:
+    """Return a covering of a product without tests that are skipped, or all tests of a list of cases.
 
+    The arguments of one `parametrize` are one dimension, and a list of cases has no other.
 
-def _covered(items: list[pytest.Item], strength: int, start: Collection[pytest.Item] = ()) -> list[pytest.Item]:
-    """Return a covering of a product, without tests that are skipped.
-
-    The arguments of one `parametrize` are one dimension: a list of cases is not thinned.
+    Args:
+        items: tests of one function.
+        strength: of the covering.
+        most: the number of tests at most. They are evenly spread over all.
+        start: tests to include in any case.
     """
-    able = [item for item in items if not _is_skipped(item)]
-    rows = [_values(item) for item in able if hasattr(item, "callspec")]
-    if len(rows) < len(able) or len({len(row) for row in rows}) != 1 or len(rows[0]) < 2:
-        return items
-    return [able[at] for at in covering(rows, strength, [at for at, item in enumerate(able) if item in start])]
-
-
-def _values(item: pytest.Item) -> tuple[tuple[int, ...], ...]:
-    """Return the coordinates of a test in the product of its function: one for each `parametrize` mark.
-
-    The parameters of fixtures are one more, together. A coordinate is the identity of values, which need not be
-    hashable.
-    """
-    parameters, dimensions = item.callspec.params, []
-    for mark in item.iter_markers("parametrize"):
-        names = mark.args[0] if mark.args else mark.kwargs["argnames"]
-        dimensions.append([name.strip() for name in names.split(",")] if isinstance(names, str) else list(names))
-    others = [name for name in parameters if not any(name in names for names in dimensions)]
-    return tuple(tuple(id(parameters[name]) for name in names) for names in (*dimensions, others) if names)
-
-
-def _is_skipped(item: pytest.Item) -> bool:
-    conditions = (mark.args[0] if mark.args else True for mark in item.iter_markers() if mark.name == "skipif")
-    return item.get_closest_marker("skip") is not None or any(one is True for one in conditions)
+    rest = [item for item in items if item not in start]
+    count = len(items) if most is None else max(min(most, len(items)) - len(start), 0)
+    spread = rest if count >= len(rest) else [rest[i * len(rest) // count] for i in range(count)]
+    able = [item for item in [*start, *spread, *rest] if hasattr(item, "callspec") and not evaluate_skip_marks(item)]
+    able = list(dict.fromkeys(able))
+    rows = [tuple(item.callspec._idlist) for item in able]
+    if not rows or len({len(row) for row in rows}) > 1 or len(rows[0]) < 2:
+        return [*start, *spread]
+    places = covering(rows, strength, [at for at, item in enumerate(able) if item in start])
+    return [able[at] for at in places[:most]]
 
 
 # --- the slice of the weekly run ---
@@ -240,6 +259,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Any:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if PROBLEM in item.stash:
+        pytest.fail(item.stash[PROBLEM], pytrace=False)
     if item.stash.get(IN_SLICE, False) and _spent > SLICE_SECONDS:
         pytest.skip(f"the {SLICE_SECONDS} seconds of the weekly slice are over")
 
@@ -248,5 +269,5 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(item: pytest.Item) -> Any:
     report = yield
     if report.failed and item.stash.get(IN_SLICE, False):
-        report.sections.append(("a weekly test", f"again: WEEKLY=1 python -m pytest '{item.nodeid}'"))
+        report.sections.append(("a weekly test", f"again: WEEKLY=1 python -m pytest {shlex.quote(item.nodeid)}"))
     return report
