@@ -62,18 +62,18 @@ def report(seconds: Mapping[str, float], budgets: Mapping[str, float]) -> tuple[
 
     Args:
         seconds: of each folder, scaled to the reference machine.
-        budgets: of each folder. One without a budget is over it.
+        budgets: of each folder. One without a budget is over it. The weekly run has none.
     """
     lines, over = [], []
     for folder in sorted(seconds, key=seconds.get, reverse=True):
         budget = budgets.get(folder, 0.0)
-        lines.append(f"{seconds[folder]:8.1f} of {budget:5.0f} s  {folder}")
+        lines.append(f"{seconds[folder]:8.1f} {f'of {budget:5.0f} ' * bool(budgets)}s  {folder}")
         if seconds[folder] > max(ALLOWED * budget, 1.0):
             over.append(
                 f"{folder} took {seconds[folder]:.0f} s of processor time and may take {budget:.0f}:"
                 " move tests to a longer run, or make them faster"
             )
-    lines.append(f"{sum(seconds.values()):8.1f} of {sum(budgets.values()):5.0f} s  in all")
+    lines.append(f"{sum(seconds.values()):8.1f} {f'of {sum(budgets.values()):5.0f} ' * bool(budgets)}s  in all")
     return lines, over
 
 

@@ -114,7 +114,8 @@ def test_a_run_without_budgets_is_not_over(monkeypatch):
     meter = Meter()
     meter.pytest_collection_finish()
     clock.run(meter, "tests/test_names.py::test_one", 500)
-    assert finished(meter, monkeypatch, allowed={})[0] == 0
+    status, printed = finished(meter, monkeypatch, allowed={})
+    assert status == 0 and "  250.0 s  tests\n" in printed
     assert finished(meter, monkeypatch)[0] == 1
 
 
