@@ -2,6 +2,7 @@
 
 import mutants
 import pytest
+from processes import run_python
 
 
 @pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda mutant: mutant.name)
@@ -20,3 +21,9 @@ def test_a_mutant_of_another_source_raises(tmp_path):
     (tmp_path / "a.py").write_text("x = 1")
     mutant.apply(tmp_path)
     assert (tmp_path / "a.py").read_text() == "x = 2"
+
+
+def test_what_is_imported_before_a_test_is_not_triton():
+    """Its kernels would not be interpreted, and each test of them fails without any fault."""
+    code = f"import {', '.join(mutants.IMPORTED)}, sys; print('triton' in sys.modules)"
+    assert run_python("-c", code).stdout == "False\n"

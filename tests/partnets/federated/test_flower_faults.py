@@ -181,7 +181,6 @@ def expected():
     return without(2)
 
 
-@pytest.mark.cases(usual=15)
 @pytest.mark.parametrize("what", FAULTS)
 def test_a_lying_node_is_refused(what, expected):
     strategy = start(grid(hurting(FAULTS[what], NODE)), 3)

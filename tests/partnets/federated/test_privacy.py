@@ -14,7 +14,6 @@ def changes(update, values):
     return {name: vector.double() - values[name].double() for name, vector in update.values.items()}
 
 
-@pytest.mark.full
 def test_each_vector_of_a_client_has_a_bound_of_its_own():
     one, private = client(1), client(1, privacy=Privacy(0.01, 0.0, hyper_max_norm=0.002))
     values = one.vectors.read()

@@ -434,7 +434,6 @@ def test_activations_and_buffers_are_part_of_the_fingerprint():
     )
 
 
-@pytest.mark.full
 def test_losses_that_overflow_or_are_of_other_partitions_are_refused():
     own = server()
     updates = [client(i).train(own.values(), 1) for i in range(4)]
@@ -627,7 +626,6 @@ def leaking():
     return partnets.partition(model, (0.5, 0.3, 0.2)), psi
 
 
-@pytest.mark.full
 def test_a_model_that_carries_data_from_client_to_client_is_refused_before_anything_is_learned():
     one = client(0, make=leaking)
     before = one.vectors.read()
@@ -657,7 +655,6 @@ def test_psi_that_reaches_nothing_or_the_loss_alone_is_named():
         one.train(one.vectors.read(), 1)
 
 
-@pytest.mark.full
 def test_threads_take_turns_with_what_they_draw():
     updates = {}
     clients = [client(number, make=make_noisy, epochs=3) for number in range(4)]

@@ -18,6 +18,14 @@ def test_contexts_may_end_in_any_order():
     assert not {first, second} & handed_on(HANDED_ON).keys()
 
 
+def test_threads_of_backward_passes_get_the_values_of_all_contexts():
+    first, second = InThread(), InThread()
+    with holding({first: 1}):
+        with holding({second: 2}):
+            assert (handed_on(HANDED_ON)[first], handed_on(HANDED_ON)[second]) == (1, 2)
+        assert handed_on(HANDED_ON)[first] == 1 and second not in handed_on(HANDED_ON)
+
+
 def test_nested_values_come_back():
     value = InThread()
     with holding({value: 1}):
