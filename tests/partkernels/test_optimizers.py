@@ -191,13 +191,12 @@ def test_an_infinite_parameter_has_a_finite_state_unless_it_decays(decay, backen
     assert exp_avg.isfinite().all() == (decay == 0)
 
 
-@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("beta", [0.0, 0.25])
-def test_a_mean_that_forgets_is_as_near_the_gradient_as_torchs(beta, dtype, backend):
-    grad, exp_avg = 1e-8 * torch.randn(40, dtype=dtype), torch.ones(40, dtype=dtype)
+@pytest.mark.parametrize("target", EVERY_TARGET)
+@pytest.mark.parametrize(("beta", "dtype"), [(0.0, torch.float32), (0.25, torch.float64), (0.0, torch.float64)])
+def test_a_mean_that_forgets_is_as_near_the_gradient_as_torchs(beta, dtype, target):
+    grad, exp_avg = 1e-8 * torch.randn(40).to(target.device, dtype), torch.ones(40, dtype=dtype, device=target.device)
     expected = exp_avg.double().lerp(grad.double(), 1 - beta)
-    with pk.use_backend(backend):
+    with target.use():
         pk.adam_step(
             torch.zeros_like(grad), grad, exp_avg, torch.zeros_like(grad), None, None, step=1, lr=0.1, betas=(beta, 0.9)
         )
