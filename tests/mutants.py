@@ -300,7 +300,7 @@ MUTANTS = [
     ),
     *_of(
         "partkernels/backend/triton/optimizers.py",
-        f"{KERNELS}/test_optimizers.py",
+        f"{KERNELS}/test_optimizers.py {KERNELS}/test_triton.py",
         (
             "triton taps",
             "column = lies % taps * (cols // taps) + lies // taps",
