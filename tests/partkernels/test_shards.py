@@ -169,6 +169,18 @@ def test_rows_share_the_wholes_map_and_stored_defaults():
     assert shard.defaults.tensor.data_ptr() == whole.defaults.tensor[2:].data_ptr()
 
 
+@pytest.mark.parametrize("target", COMPILED, ids=str)
+def test_stored_defaults_of_columns_are_read_by_their_own_strides(target):
+    defaults = pk.Stored(torch.randn(48, 300))
+    whole = pk.Partition.random((48, 300), (0.5, 0.3, 0.2), seed=1, defaults=defaults).to(target.device)
+    shard, weight = whole.columns(64, 192), target.randn((48, 128))
+    with pk.use_backend("reference"):
+        expected = pk.subnetwork_weight(weight, shard, ACTIVE)
+    with target.use():
+        y = pk.linear(torch.eye(128, device=target.device), weight, shard, ACTIVE)
+    assert shard.defaults.stored.stride(0) != weight.stride(0) and torch.equal(y.t(), expected)
+
+
 def test_moved_and_copied_shards_stay_where_they_were():
     shard = (
         pk.Partition.random((5, 70), (0.5, 0.5), seed=1, defaults=pk.Uniform(0.1, seed=0)).rows(2, 4).columns(64, 70)
