@@ -385,7 +385,7 @@ MUTANTS = [
     # --- kernels: C++ ---
     *_of(
         "csrc/cpu/rebuild.h",
-        f"{KERNELS}/test_operators.py {KERNELS}/test_embedding.py",
+        f"{KERNELS}/test_operators.py {KERNELS}/test_embedding.py {KERNELS}/test_shards.py",
         (
             "cpp all live",
             "all_live_(w.active == w.count),",
