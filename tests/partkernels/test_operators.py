@@ -652,8 +652,9 @@ def test_a_tensor_whose_memory_was_taken_away_is_refused(left):
         lambda: pk.gather_entries(emptied(4, 6), matrix, 1),
         lambda: pk.scatter_entries(emptied(4, 6), matrix, 1, torch.ones(matrix.sizes()[0])),
     ]
+    # Another tensor may be where the memory was: then a step is refused because the two share it.
     for call in calls:
-        with pk.use_backend("cpu"), pytest.raises(RuntimeError, match="has a storage of"):
+        with pk.use_backend("cpu"), pytest.raises((RuntimeError, ValueError), match=r"has a storage of|share memory"):
             call()
 
 
