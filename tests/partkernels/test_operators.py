@@ -202,8 +202,8 @@ def test_convolutions_whose_weight_does_not_fit_the_workspace(case, dtype, works
 )
 def test_any_strides(case, which, layout, target):
     layouts = [layout if which == name else "contiguous" for name in ("x", "weight", "grad")]
-    for kind in ("uniform", "stored") if target in COMPILED else ("stored",):  # an interpreter draws slowly
-        check(case, torch.float32, kind, 3, 2, 1, *layouts, target)
+    kind = "uniform" if target in COMPILED else "stored"  # to be drawn takes an interpreter longest
+    check(case, torch.float32, kind, 3, 2, 1, *layouts, target)
 
 
 @pytest.mark.cases(usual=10, full=20)
@@ -632,11 +632,12 @@ def test_defaults_that_meet_their_weight_in_an_array_of_numpy_are_refused():
         pk.linear(torch.ones(1, 4), weight, shared, 1)
 
 
-@pytest.mark.parametrize("left", [0, 4 * 5])
-def test_a_tensor_whose_memory_was_taken_away_is_refused(left):
+@pytest.mark.parametrize("missing", ["all", "one entry"])
+def test_a_tensor_whose_memory_was_taken_away_is_refused(missing):
     def emptied(*shape):
         tensor = torch.ones(shape)
-        tensor.untyped_storage().resize_(left)
+        # PyTorch aligns memory to 64 bytes: where one entry is missing, no other tensor can be.
+        tensor.untyped_storage().resize_(0 if missing == "all" else tensor.nbytes - tensor.itemsize)
         return tensor
 
     matrix, kernels = (pk.Partition.random(shape, (0.5, 0.5), seed=0) for shape in ((4, 6), (4, 6, 3, 3)))
@@ -652,9 +653,8 @@ def test_a_tensor_whose_memory_was_taken_away_is_refused(left):
         lambda: pk.gather_entries(emptied(4, 6), matrix, 1),
         lambda: pk.scatter_entries(emptied(4, 6), matrix, 1, torch.ones(matrix.sizes()[0])),
     ]
-    # Another tensor may be where the memory was: then a step is refused because the two share it.
     for call in calls:
-        with pk.use_backend("cpu"), pytest.raises((RuntimeError, ValueError), match=r"has a storage of|share memory"):
+        with pk.use_backend("cpu"), pytest.raises(RuntimeError, match="has a storage of"):
             call()
 
 

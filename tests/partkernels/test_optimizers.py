@@ -191,15 +191,6 @@ def test_an_infinite_parameter_has_a_finite_state_unless_it_decays(decay, backen
     assert exp_avg.isfinite().all() == (decay == 0)
 
 
-@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
-def test_a_negated_view_is_stepped_by_its_numbers(backend):
-    one, other, grad = torch.zeros(4, 6), torch.zeros(4, 6), torch.randn(4, 6)
-    with pk.use_backend(backend):
-        pk.sgd_step(one, torch._neg_view(-grad), None, None, None, lr=1.0)
-        pk.sgd_step(torch._neg_view(other), grad, None, None, None, lr=1.0)
-    assert torch.equal(one, -grad) and torch.equal(other, grad)
-
-
 @pytest.mark.parametrize("target", EVERY_TARGET)
 @pytest.mark.parametrize(("beta", "dtype"), [(0.0, torch.float32), (0.25, torch.float64), (0.0, torch.float64)])
 def test_a_mean_that_forgets_is_as_near_the_gradient_as_torchs(beta, dtype, target):
