@@ -65,15 +65,19 @@ def report(seconds: Mapping[str, float], budgets: Mapping[str, float]) -> tuple[
         budgets: of each folder. One without a budget is over it. The weekly run has none.
     """
     lines, over = [], []
+
+    def line(spent: float, budget: float, name: str) -> str:
+        return f"{spent:8.1f} of {budget:5.0f} s  {name}" if budgets else f"{spent:8.1f} s  {name}"
+
     for folder in sorted(seconds, key=seconds.get, reverse=True):
         budget = budgets.get(folder, 0.0)
-        lines.append(f"{seconds[folder]:8.1f} {f'of {budget:5.0f} ' * bool(budgets)}s  {folder}")
+        lines.append(line(seconds[folder], budget, folder))
         if seconds[folder] > max(ALLOWED * budget, 1.0):
             over.append(
                 f"{folder} took {seconds[folder]:.0f} s of processor time and may take {budget:.0f}:"
                 " move tests to a longer run, or make them faster"
             )
-    lines.append(f"{sum(seconds.values()):8.1f} {f'of {sum(budgets.values()):5.0f} ' * bool(budgets)}s  in all")
+    lines.append(line(sum(seconds.values()), sum(budgets.values()), "in all"))
     return lines, over
 
 

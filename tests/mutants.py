@@ -625,7 +625,7 @@ MUTANTS = [
     ),
     *_of(
         "partkernels/operators/registration.py",
-        f"{KERNELS}/test_optimizers.py",
+        f"{KERNELS}/test_optimizers.py {KERNELS}/test_operators.py",
         (
             "negated view",
             "elif args[i] is not None and args[i].is_neg():",

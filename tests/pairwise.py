@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from tiers import Tier, rows_of, tier
+from tiers import Tier, covering, tier
 
 
 def pairwise(
@@ -40,7 +40,8 @@ def pairwise(
         raise ValueError(f"there is no combination of {', '.join(dimensions)} that may come together")
     # Values need not be hashable, and 0 is not False.
     keys = [tuple(id(value) for _, value in row) for row in rows]
-    usual, full = (set(rows_of(run, keys, strength)) for run in (Tier.USUAL, Tier.FULL))
+    usual = covering(keys, Tier.USUAL)
+    full = set(covering(keys, strength, usual))
     left_out = {
         at: pytest.mark.full if at in full else pytest.mark.weekly for at in range(len(rows)) if at not in usual
     }

@@ -65,15 +65,18 @@ def run_python(
         if process.is_alive():
             process.kill()
             process.join()
-            raise subprocess.TimeoutExpired(
-                [sys.executable, *arguments], timeout, *(path.read_text() for path in said[:2])
-            )
-        *output, seconds = [path.read_text() if path.exists() else "" for path in said]
+            *output, _ = map(_read, said)
+            raise subprocess.TimeoutExpired([sys.executable, *arguments], timeout, *output)
+        *output, seconds = map(_read, said)
     _spent += float(seconds or 0)
     done = subprocess.CompletedProcess([sys.executable, *arguments], process.exitcode, *output)
     if check:
         done.check_returncode()
     return done
+
+
+def _read(path: Path) -> str:
+    return path.read_text() if path.exists() else ""  # a process that was killed may have no files yet
 
 
 def _run(arguments: list[str], environment: dict[str, str], cwd: str, said: list[Path]) -> None:

@@ -84,19 +84,6 @@ def covering(rows: Sequence[tuple], strength: int = 2, start: Iterable[int] = ()
     return chosen
 
 
-def rows_of(now: Tier, rows: Sequence[tuple], strength: int = Tier.FULL) -> list[int]:
-    """Return the indices of the rows of a product that are in a run.
-
-    Args:
-        rows: see `covering`.
-        strength: of the covering that FULL has.
-    """
-    if now is Tier.WEEKLY:
-        return list(range(len(rows)))
-    usual = covering(rows, Tier.USUAL)
-    return usual if now is Tier.USUAL else covering(rows, strength, usual)
-
-
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "full: runs with FULL=1 or WEEKLY=1")
     config.addinivalue_line("markers", "cases(usual, full): how many cases these runs have at most")
@@ -198,14 +185,14 @@ def _chosen(
     Args:
         items: tests of one function.
         strength: of the covering.
-        most: the number of tests at most. They are evenly spread over all.
+        most: the maximal number of tests. They are evenly spread over all.
         start: tests to include in any case.
     """
     rest = [item for item in items if item not in start]
     count = len(items) if most is None else max(min(most, len(items)) - len(start), 0)
     spread = rest if count >= len(rest) else [rest[i * len(rest) // count] for i in range(count)]
-    able = [item for item in [*start, *spread, *rest] if hasattr(item, "callspec") and not evaluate_skip_marks(item)]
-    able = list(dict.fromkeys(able))
+    in_turn = dict.fromkeys([*start, *spread, *rest])  # a covering prefers the first of equally good tests
+    able = [item for item in in_turn if hasattr(item, "callspec") and not evaluate_skip_marks(item)]
     rows = [tuple(item.callspec._idlist) for item in able]
     if not rows or len({len(row) for row in rows}) > 1 or len(rows[0]) < 2:
         return [*start, *spread]
