@@ -107,7 +107,7 @@ unit: $(VENV)/test $(if $(WEEKLY),build/triton-3.6 wheel $(VENV)/ray)
 
 # The wheel in an environment that has nothing else but PyTorch, as a user gets it.
 wheel: $(VENV)/test build/empty/torch
-	rm -rf build/wheel build/lib*  # where modules would stay that are no more
+	rm -rf build/wheel build/lib*  # a wheel has every module in build/lib, also those deleted since
 	PARTKERNELS_BUILD=$(if $(and $(WEEKLY),$(shell command -v nvcc)),cuda,cpu) $(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel .
 	build/empty/bin/python -m pip install --quiet --force-reinstall --no-deps build/wheel/*.whl
 	build/empty/bin/python -m pip install --quiet build/wheel/*.whl
