@@ -51,6 +51,7 @@ from partnets.training import (
     sweep,
     weights_learning,
 )
+from partnets.tuning import Tuned, tune
 
 __all__ = [
     "GRU",
@@ -79,6 +80,7 @@ __all__ = [
     "MultiheadAttention",
     "RMSNorm",
     "Trainer",
+    "Tuned",
     "accuracy",
     "audit",
     "baselines",
@@ -110,6 +112,7 @@ __all__ = [
     "stn",
     "subnetwork",
     "sweep",
+    "tune",
     "weights_learning",
     "without_rule",
 ]

@@ -26,12 +26,17 @@ GENERATORS = {
 # A generator's coefficient for one of the user's units: fractions of the image's width, degrees, log-factors.
 UNITS = dict.fromkeys(GENERATORS, 1.0) | {"translate_x": 2.0, "translate_y": 2.0, "rotation": math.pi / 180}
 
+# The half-widths up to which partnets.tune searches.
+REACH = dict.fromkeys(GENERATORS, 0.5) | {"translate_x": 0.25, "translate_y": 0.25, "rotation": 180.0}
+
 # What Augerino's width of 1 is as a half-width, in the coordinates of warp.
 HALVES = dict.fromkeys(GENERATORS, 0.5) | {"translate_x": 0.05, "translate_y": 0.05}
 
 
 class _Exponential(Warp):
     """Each image moves by exp(sum_i t_i G_i), t_i ~ U[-1, 1] times the i-th half-width."""
+
+    reach = REACH
 
     def __init__(self, widths: dict[str, float | None]) -> None:
         super().__init__(widths)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from partnets.hyper.hyperparameter import Hyperparameter
 
@@ -41,3 +41,7 @@ class InTraining(Hyperparameter):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.module(x) if self.training else x
+
+    def to_ordinary(self) -> nn.Module:
+        """Nothing: what is deployed is in evaluation mode."""
+        return nn.Identity()

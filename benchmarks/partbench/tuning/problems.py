@@ -1,0 +1,361 @@
+"""Problems to tune: a network, training and test data, and what to tune. Some chose the defaults of tune, others judge.
+
+Networks are small, so that a problem takes minutes on two cores: 1 to 15 seconds a training.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from partnets import hyper
+from partnets.data import mnist
+
+# Problems that the defaults of partnets.tune were chosen on; all others only judge.
+CHOOSING = ("noisy-labels", "friedman", "digits-150", "clean")
+REGULARISERS = ("dropout:one", "weight_decay", "label_smoothing")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One draw of a problem.
+
+    Attributes:
+        network: untrained.
+        train, test: (x, y).
+        tuned: what to tune; modules of partnets.hyper go before the network.
+        steps, batch_size, optimizer, loss, clip: as partnets.tune takes them.
+    """
+
+    network: nn.Module
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    tuned: list[Any]
+    steps: int
+    batch_size: int
+    optimizer: Callable
+    loss: Callable | None = None
+    clip: float | None = None
+
+
+PROBLEMS: dict[str, Callable[[int, Path | None], Case]] = {}
+
+
+def problem(name: str) -> Callable:
+    """Registers a function of a seed and the folder of data under a name."""
+
+    def register(make: Callable) -> Callable:
+        PROBLEMS[name] = make
+        return make
+
+    return register
+
+
+def adam(rate: float, **options) -> Callable:
+    return functools.partial(torch.optim.Adam, lr=rate, **options)
+
+
+def mlp(*sizes: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for i, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
+        layers += [nn.Dropout(0.0)] * bool(i) + [nn.Linear(inputs, outputs), nn.ReLU()]
+    # Each nn.Dropout is a module of its own.
+    return nn.Sequential(*(nn.Dropout(0.0) if isinstance(layer, nn.Dropout) else layer for layer in layers[:-1]))
+
+
+def _generator(seed: int) -> torch.Generator:
+    torch.manual_seed(seed)  # of the network
+    return torch.Generator().manual_seed(seed + 1000)
+
+
+def _teacher(generator: torch.Generator, inputs: int) -> Callable[[Tensor], Tensor]:
+    linear = torch.randn(inputs, 1, generator=generator)
+    first = torch.randn(inputs, 8, generator=generator) / inputs**0.5
+    second = torch.randn(8, generator=generator)
+    return lambda x: torch.tanh(x @ first * 1.5) @ second + (x @ linear)[:, 0] * 0.5 / inputs**0.5
+
+
+def _classified(seed: int, examples: int, flipped: float, steps: int, batch_size: int) -> Case:
+    generator = _generator(seed)
+    score = _teacher(generator, 20)
+
+    def draw(n: int) -> tuple[Tensor, Tensor]:
+        x = torch.randn(n, 20, generator=generator)
+        y = (score(x) > 0).long()
+        return x, torch.where(torch.rand(n, generator=generator) < flipped, 1 - y, y)
+
+    train, test = draw(examples), draw(4000)
+    return Case(mlp(20, 128, 128, 2), train, test, list(REGULARISERS), steps, batch_size, adam(2e-3))
+
+
+@problem("noisy-labels")
+def noisy_labels(seed: int, _: Path | None) -> Case:
+    return _classified(seed, 400, 0.25, 500, 32)
+
+
+@problem("clean")
+def clean(seed: int, _: Path | None) -> Case:
+    return _classified(seed + 77, 2000, 0.0, 600, 64)
+
+
+@problem("friedman")
+def friedman(seed: int, _: Path | None) -> Case:
+    generator = _generator(seed)
+
+    def draw(n: int) -> tuple[Tensor, Tensor]:
+        x = torch.rand(n, 10, generator=generator)
+        y = 10 * torch.sin(math.pi * x[:, 0] * x[:, 1]) + 20 * (x[:, 2] - 0.5) ** 2 + 10 * x[:, 3] + 5 * x[:, 4]
+        y = y + torch.randn(n, generator=generator)
+        return 2 * x - 1, (y[:, None] - 14.4) / 4.9
+
+    return Case(mlp(10, 128, 128, 1), draw(100), draw(3000), ["dropout:one", "weight_decay"], 500, 32, adam(2e-3))
+
+
+def _scikit(name: str, seed: int, examples: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    import sklearn.datasets
+
+    x, y = getattr(sklearn.datasets, f"load_{name}")(return_X_y=True)
+    order = numpy.random.default_rng(seed + 5).permutation(len(x))
+    x, y = torch.tensor(x[order], dtype=torch.float32), torch.tensor(y[order])
+    mean, std = x[:examples].mean(0), x[:examples].std(0).clamp(min=1e-6)
+    x = (x - mean) / std if name != "digits" else x / 16
+    if y.is_floating_point():
+        y = ((y - y[:examples].mean()) / y[:examples].std())[:, None].float()
+    return (x[:examples], y[:examples]), (x[examples:], y[examples:])
+
+
+@problem("digits-150")
+def digits(seed: int, _: Path | None) -> Case:
+    torch.manual_seed(seed)
+    return Case(mlp(64, 128, 128, 10), *_scikit("digits", seed, 150), list(REGULARISERS), 400, 32, adam(1e-3))
+
+
+# ---- problems that judge
+
+
+@problem("diabetes")
+def diabetes(seed: int, _: Path | None) -> Case:
+    torch.manual_seed(seed)
+    tuned = ["dropout:one", "weight_decay"]
+    return Case(mlp(10, 64, 64, 1), *_scikit("diabetes", seed, 200), tuned, 800, 32, adam(1e-3))
+
+
+@problem("breast-cancer")
+def breast_cancer(seed: int, _: Path | None) -> Case:
+    torch.manual_seed(seed)
+    return Case(mlp(30, 64, 64, 2), *_scikit("breast_cancer", seed, 100), list(REGULARISERS), 600, 32, adam(1e-3))
+
+
+@problem("wine")
+def wine(seed: int, _: Path | None) -> Case:
+    torch.manual_seed(seed)
+    return Case(mlp(13, 64, 64, 3), *_scikit("wine", seed, 60), list(REGULARISERS), 600, 16, adam(1e-3))
+
+
+@problem("imbalanced")
+def imbalanced(seed: int, _: Path | None) -> Case:
+    from sklearn.datasets import make_classification
+
+    torch.manual_seed(seed)
+    x, y = make_classification(
+        4600, 30, n_informative=8, n_redundant=4, weights=[0.92], flip_y=0.05, class_sep=0.8, random_state=seed
+    )
+    x, y = torch.tensor(x, dtype=torch.float32), torch.tensor(y)
+    x = (x - x[:600].mean(0)) / x[:600].std(0)
+    return Case(mlp(30, 100, 100, 2), (x[:600], y[:600]), (x[600:], y[600:]), list(REGULARISERS), 800, 64, adam(1e-3))
+
+
+@problem("mixture")
+def mixture(seed: int, _: Path | None) -> Case:
+    generator = _generator(seed)
+    centres = torch.randn(4, 3, 15, generator=generator) * 0.9
+
+    def draw(n: int) -> tuple[Tensor, Tensor]:
+        y = torch.randint(4, (n,), generator=generator)
+        which = torch.randint(3, (n,), generator=generator)
+        return centres[y, which] + torch.randn(n, 15, generator=generator), y
+
+    train, test = draw(250), draw(4000)
+    tuned = ["dropout", "weight_decay", "label_smoothing"]
+    sgd = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+    return Case(mlp(15, 200, 200, 4), train, test, tuned, 600, 32, sgd)
+
+
+@problem("nothing")
+def nothing(seed: int, _: Path | None) -> Case:
+    """Enough data for a small network: regularising it can only do harm."""
+    generator = _generator(seed)
+    score = _teacher(generator, 10)
+
+    def draw(n: int) -> tuple[Tensor, Tensor]:
+        x = torch.randn(n, 10, generator=generator)
+        return x, (score(x)[:, None] + 0.1 * torch.randn(n, 1, generator=generator))
+
+    return Case(mlp(10, 32, 32, 1), draw(8000), draw(4000), ["dropout:one", "weight_decay"], 1000, 64, adam(3e-3))
+
+
+@problem("learning-rate")
+def learning_rate(seed: int, _: Path | None) -> Case:
+    """A rate that is far too low, as of a first try."""
+    torch.manual_seed(seed)
+    sgd = functools.partial(torch.optim.SGD, lr=0.003, momentum=0.9)
+    tuned = ["learning_rate", "weight_decay"]
+    return Case(mlp(64, 128, 128, 10), *_scikit("digits", seed + 50, 400), tuned, 500, 32, sgd)
+
+
+def cnn(channels: int, size: int, classes: int, widths: tuple[int, int, int]) -> nn.Sequential:
+    a, b, c = widths
+    left = size // 4
+    return nn.Sequential(
+        *(nn.Conv2d(channels, a, 3, padding=1), nn.GroupNorm(4, a), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(a, b, 3, padding=1), nn.GroupNorm(4, b), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(b, c, 3, padding=1), nn.GroupNorm(4, c), nn.ReLU(), nn.Flatten()),
+        *(nn.Dropout(0.0), nn.Linear(c * left * left, classes)),
+    )
+
+
+@problem("digits-rotated")
+def digits_rotated(seed: int, _: Path | None) -> Case:
+    (x, y), (test_x, test_y) = _scikit("digits", seed, 180)
+    generator = _generator(seed)
+    images = [_turned(part.view(-1, 1, 8, 8), math.pi / 2, generator) for part in (x, test_x)]
+    tuned = [hyper.Affine(), "dropout:one", "weight_decay"]
+    return Case(cnn(1, 8, 10, (12, 24, 24)), (images[0], y), (images[1], test_y), tuned, 600, 32, adam(2e-3))
+
+
+def _turned(images: Tensor, most: float, generator: torch.Generator) -> Tensor:
+    angles = (2 * torch.rand(len(images), generator=generator) - 1) * most
+    zero = torch.zeros_like(angles)
+    matrices = torch.stack((angles.cos(), -angles.sin(), zero, angles.sin(), angles.cos(), zero), 1).view(-1, 2, 3)
+    grid = torch.nn.functional.affine_grid(matrices, list(images.shape), align_corners=False)
+    return torch.nn.functional.grid_sample(images, grid, align_corners=False)
+
+
+def _mnist(seed: int, folder: Path | None, examples: int, rotated: bool) -> Case:
+    generator = _generator(seed)
+    x, y, test_x, test_y = load_mnist(_needed(folder))
+    order = torch.randperm(len(x), generator=generator)[:examples]
+    x, y, test_x, test_y = x[order], y[order], test_x[:3000], test_y[:3000]
+    if rotated:
+        x, test_x = (_turned(part, math.pi, generator) for part in (x, test_x))
+    tuned = [hyper.Affine(), "dropout:one", "weight_decay"]
+    return Case(cnn(1, 28, 10, (12, 24, 64)), (x, y), (test_x, test_y), tuned, 600, 64, adam(2e-3))
+
+
+def _needed(folder: Path | None) -> Path:
+    if folder is None:
+        raise ValueError(
+            "this problem needs --data, a folder with MNIST/raw, cifar10/train/CLASS/*.png, cifar10/test/CLASS/*.png,"
+            " wikitext2-valid.txt and wikitext2-test.txt."
+        )
+    return folder
+
+
+@functools.lru_cache
+def load_mnist(folder: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x and y to train and to test; images [n, 1, 28, 28] in [0, 1]."""
+    data = mnist(folder)
+    (x, y), (test_x, test_y) = data.train, data.test
+    return x.float() / 255, y.long(), test_x.float() / 255, test_y.long()
+
+
+@problem("mnist-1000")
+def mnist_1000(seed: int, folder: Path | None) -> Case:
+    return _mnist(seed, folder, 1000, rotated=False)
+
+
+@problem("mnist-rotated-1000")
+def mnist_rotated_1000(seed: int, folder: Path | None) -> Case:
+    return _mnist(seed, folder, 1000, rotated=True)
+
+
+@problem("mnist-rotated-2500")
+def mnist_rotated_2500(seed: int, folder: Path | None) -> Case:
+    return _mnist(seed, folder, 2500, rotated=True)
+
+
+@problem("cifar10-2000")
+def cifar10(seed: int, folder: Path | None) -> Case:
+    generator = _generator(seed)
+    train, test = (_pictures(_needed(folder) / "cifar10" / part, 2000, generator) for part in ("train", "test"))
+    tuned = [hyper.Affine(), "dropout:one", "weight_decay", "label_smoothing"]
+    return Case(cnn(3, 32, 10, (16, 32, 64)), train, test, tuned, 600, 64, adam(2e-3))
+
+
+def _pictures(folder: Path, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Pictures at random from folders of classes, normalised as CIFAR-10's."""
+    from PIL import Image
+
+    paths = sorted(folder.glob("*/*.png"))
+    classes = sorted({path.parent.name for path in paths})
+    chosen = [paths[i] for i in torch.randperm(len(paths), generator=generator)[:count].tolist()]
+    x = torch.stack([torch.from_numpy(numpy.array(Image.open(path))) for path in chosen]).permute(0, 3, 1, 2).float()
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in ((125.3, 123.0, 113.9), (63.0, 62.1, 66.7)))
+    return (x - mean) / std, torch.tensor([classes.index(path.parent.name) for path in chosen])
+
+
+class Recurrent(nn.Module):
+    """An LSTM that predicts the next token."""
+
+    def __init__(self, tokens: int, width: int) -> None:
+        super().__init__()
+        self.embedding, self.drop_in = nn.Embedding(tokens, width), nn.Dropout(0.0)
+        self.lstm, self.drop_out = nn.LSTM(width, width, batch_first=True), nn.Dropout(0.0)
+        self.head = nn.Linear(width, tokens)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.drop_out(self.lstm(self.drop_in(self.embedding(x)))[0]))
+
+
+class Attending(nn.Module):
+    """A small causal transformer."""
+
+    def __init__(self, tokens: int, width: int, length: int) -> None:
+        super().__init__()
+        self.embedding, self.place = nn.Embedding(tokens, width), nn.Parameter(torch.zeros(length, width))
+        layer = nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True, norm_first=True)
+        self.body, self.head = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(width, tokens)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(length), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.shape[1]
+        h = self.embedding(x) + self.place[:length]
+        return self.head(self.body(h, mask=self.mask[:length, :length], is_causal=True))
+
+
+def _text(seed: int, folder: Path | None, network: Callable[[int], nn.Module], optimizer: Callable, steps: int) -> Case:
+    most, length = 2000, 32
+    train, test = (
+        (_needed(folder) / f"wikitext2-{part}.txt").read_text(encoding="utf-8").split() for part in ("valid", "test")
+    )
+    # The most frequent words; all others are one token.
+    numbers = {word: i for i, (word, _) in enumerate(Counter(train).most_common(most - 1))}
+    train, test = (torch.tensor([numbers.get(word, most - 1) for word in part]) for part in (train, test))
+    torch.manual_seed(seed)
+    train, test = train[60_000 * seed :][:30_000], test[:60_000]
+    parts = []
+    for part in (train, test):
+        rows = part[: (len(part) - 1) // length * length + 1]
+        parts.append((rows[:-1].view(-1, length), rows[1:].view(-1, length)))
+    return Case(network(most), *parts, ["dropout:one", "weight_decay"], steps, 32, optimizer, clip=1.0)
+
+
+@problem("text-lstm")
+def text_lstm(seed: int, folder: Path | None) -> Case:
+    return _text(seed, folder, lambda tokens: Recurrent(tokens, 96), adam(3e-3), 400)
+
+
+@problem("text-transformer")
+def text_transformer(seed: int, folder: Path | None) -> Case:
+    rate = functools.partial(torch.optim.AdamW, lr=2e-3)
+    return _text(seed, folder, lambda tokens: Attending(tokens, 96, 32), rate, 400)

@@ -1,0 +1,154 @@
+"""Problem: what partnets.tune was given, checked: a network, data, the loss, the optimizer and the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from partnets.data.batch import Forward, Loss, scores
+from partnets.data.chunks import Chunks
+from partnets.data.dataset import Data
+from partnets.data.examples import as_dataset
+from partnets.hyper import Hyperparameter
+from partnets.tuning.settings import Setting
+from partnets.utils.likelihood import SQUARED, check_mean, name_of, plain
+from partnets.utils.modules import evaluating, to_device
+from partnets.utils.targets import check_targets
+
+Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """All that the trainings of one partnets.tune have in common.
+
+    Attributes:
+        network: with modules of partnets.hyper; trainings copy it.
+        settings: what is chosen.
+        direct: modules whose numbers learn by gradient descent.
+        loss: of training, in which settings of the loss are put.
+        optimizer: makes an optimizer of a list of parameters.
+        chunks: D_1, ..., D_C.
+        everything: all examples as a single chunk.
+        steps, batch_size: of an ordinary training.
+        forward: of partnets.data.batch.call.
+        device: of the trainings.
+        clip: the largest norm of a gradient, or None.
+    """
+
+    network: nn.Module
+    settings: list[Setting]
+    direct: list[Hyperparameter]
+    loss: Loss
+    optimizer: Optimizer
+    chunks: Chunks
+    everything: Chunks
+    steps: int
+    batch_size: int
+    forward: Forward
+    device: torch.device
+    clip: float | None
+
+    @property
+    def judge(self) -> Loss:
+        """The loss of unseen data: the negative log-likelihood without what regularises only."""
+        return plain(self.loss)
+
+    @property
+    def is_squared(self) -> bool:
+        """Whether the loss is a squared error, of which only the logarithm is in nats."""
+        return name_of(self.loss) in SQUARED
+
+
+def as_data(data: Any) -> Dataset | Sequence:
+    """The training data of a Data, and tensors of NumPy's arrays; floating point in torch's default dtype.
+
+    Example:
+        >>> import numpy
+        >>> [part.dtype for part in as_data((numpy.zeros((3, 2)), numpy.zeros(3, dtype=int))).tensors]
+        [torch.float32, torch.int64]
+    """
+    if isinstance(data, Data):
+        data = data.train
+    if isinstance(data, tuple | list) and data and all(hasattr(part, "__array__") for part in data):
+        data = tuple(_as_tensor(part) for part in data)
+    return as_dataset(data)
+
+
+def _as_tensor(part: Any) -> Tensor:
+    tensor = torch.as_tensor(part.to_numpy() if hasattr(part, "iloc") else part)
+    return tensor.to(torch.get_default_dtype()) if tensor.dtype == torch.float64 else tensor
+
+
+def usual_loss(output: Any, y: Any) -> Loss:
+    """The loss that fits outputs and targets: cross-entropy, of several labels or a squared error.
+
+    Raises:
+        ValueError: neither is known to fit; pass loss=.
+
+    Example:
+        >>> usual_loss(torch.zeros(4, 3), torch.tensor([0, 1, 2, 0])) is F.cross_entropy
+        True
+        >>> usual_loss(torch.zeros(4, 3), torch.ones(4, 3)) is F.binary_cross_entropy_with_logits
+        True
+        >>> usual_loss(torch.zeros(4, 1), torch.randn(4, 1)) is F.mse_loss
+        True
+    """
+    output = scores(output)
+    if not isinstance(output, Tensor) or not isinstance(y, Tensor):
+        raise ValueError(
+            f"the network returns a {type(output).__name__} for targets of type {type(y).__name__}; pass loss=, a"
+            " function of both that returns the mean negative log-likelihood."
+        )
+    if y.is_floating_point():
+        is_binary = bool(((y == 0) | (y == 1)).all())
+        return F.binary_cross_entropy_with_logits if is_binary and output.shape == y.shape else F.mse_loss
+    if output.dim() == y.dim() + 1 and output.dim() > 2 and output.shape[:-1] == y.shape != output[:, 0].shape:
+        return token_cross_entropy
+    return F.cross_entropy
+
+
+def token_cross_entropy(logits: Tensor, labels: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+    """The cross-entropy of each token that counts, of logits [batch, length, classes] and labels [batch, length].
+
+    Example:
+        >>> token_cross_entropy(torch.zeros(2, 5, 3), torch.ones(2, 5, dtype=torch.int64))
+        tensor(1.0986)
+    """
+    return F.cross_entropy(scores(logits).flatten(0, -2), labels.flatten(), label_smoothing=label_smoothing)
+
+
+def checked_loss(network: nn.Module, batch: Any, forward: Forward, device: torch.device, loss: Loss | None) -> Loss:
+    """The loss, or the usual one, after a batch has been tried.
+
+    Raises:
+        ValueError: the network does not take the batch, or the loss its outputs and targets, and what to do.
+    """
+    network.to(device)
+    with torch.no_grad(), evaluating(network):
+        try:
+            output, y = forward(network, to_device(batch, device))
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(f"the network does not take a batch of these data: {error}{_hint(batch)}") from error
+    loss = loss or usual_loss(output, y)
+    check_mean(loss)
+    check_targets(loss, output, y)
+    return loss
+
+
+def _hint(batch: Any) -> str:
+    x = batch[0] if isinstance(batch, tuple | list) and batch else None
+    if not isinstance(x, Tensor):
+        return ""
+    hint = f" A batch of x is {list(x.shape)} of {x.dtype}."
+    if x.dim() == 3:
+        hint += " Images need a dimension for their channels: x.unsqueeze(1) for grey ones."
+    if not x.is_floating_point():
+        hint += " If these are images, pass x.float() / 255."
+    return hint

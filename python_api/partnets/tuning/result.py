@@ -1,0 +1,112 @@
+"""Tuned: what partnets.tune returns: the chosen values, the trained network, and what was tried."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training of a search.
+
+    Attributes:
+        values: of each setting.
+        nats: the loss of unseen data at each tenth of the training, in nats.
+        batch_size: of the training.
+        weight: how much the choice owes to it, in [0, 1]; all of a search have a sum of 1.
+        cost: in trainings of `steps` full batches.
+    """
+
+    values: dict[str, float]
+    nats: list[float]
+    batch_size: int
+    weight: float
+    cost: float
+
+
+@dataclass(frozen=True, repr=False)
+class Tuned:
+    """What partnets.tune found.
+
+    Attributes:
+        values: the chosen value of each setting, by its name.
+        model: the network, trained with them on all data: torch modules only, in evaluation mode.
+        lml: L_ML of the training at the chosen values, in nats; of a squared error -n / 2 log(error).
+        steps: how many the final training took.
+        history: the trainings of the search; the first one is untuned.
+        confirmed: the training at the chosen values.
+        cost: of all trainings and judgements, in trainings of `steps` full batches.
+        notes: what a user should know of the result.
+
+    Example:
+        >>> trial = Trial({"dropout": 0.5}, [3.0, 2.0], 8, 1.0, 0.25)
+        >>> print(Tuned({"dropout": 0.5}, nn.Identity(), -2.0, 100, [trial], trial, 1.5, ["10 examples."]).report())
+        dropout 0.5
+        L_ML -2.0 nats, 100 steps in the final training, cost of 1.50 trainings
+        tried  weight  L_ML  dropout
+            1    1.00  -2.0      0.5
+        10 examples.
+    """
+
+    values: dict[str, float]
+    model: nn.Module = field(repr=False)
+    lml: float
+    steps: int
+    history: Sequence[Trial]
+    confirmed: Trial
+    cost: float
+    notes: Sequence[str]
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={value:.3g}" for name, value in self.values.items())
+        return f"Tuned({values}; L_ML {self.lml:.1f} nats, {self.steps} steps, cost {self.cost:.2f})"
+
+    def report(self) -> str:
+        """The chosen values, what was tried, and what to know of it, as text."""
+        lines = [f"{name} {value:.4g}" for name, value in self.values.items()]
+        lines.append(
+            f"L_ML {self.lml:.1f} nats, {self.steps} steps in the final training, cost of {self.cost:.2f} trainings"
+        )
+        if self.history:
+            rows = [["tried", "weight", "L_ML", *self.values]]
+            for number, trial in enumerate(self.history, start=1):
+                values = [f"{trial.values.get(name, float('nan')):.3g}" for name in self.values]
+                rows.append([str(number), f"{trial.weight:.2f}", f"{-trial.nats[-1]:.1f}", *values])
+            widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+            lines += ["  ".join(map(str.rjust, row, widths)) for row in rows]
+        return "\n".join([*lines, *self.notes])
+
+    def plot(self, path: str | os.PathLike | None = None) -> Figure:
+        """L_ML over the steps of each training of the search, and of the one at the chosen values.
+
+        Args:
+            path: a file to write the figure to; its ending says in which format.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        from partnets.training.plots import new_figure
+
+        figure = new_figure()
+        axes = figure.add_subplot()
+        for number, trial in enumerate(self.history, start=1):
+            label = f"{number}: " + ", ".join(f"{name} {value:.2g}" for name, value in list(trial.values.items())[:3])
+            axes.plot(_tenths(trial), [-nats for nats in trial.nats], marker=".", label=label)
+        axes.plot(_tenths(self.confirmed), [-nats for nats in self.confirmed.nats], color="black", label="chosen")
+        axes.set(xlabel="share of the steps", ylabel="L_ML [nats]")
+        axes.legend(fontsize="small")
+        if path is not None:
+            figure.savefig(path)
+        return figure
+
+
+def _tenths(trial: Trial) -> list[float]:
+    return [(i + 1) / len(trial.nats) for i in range(len(trial.nats))]

@@ -1,0 +1,310 @@
+"""tune: the whole job in one call, from a network, data and the names of what to tune to a trained network."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import logging
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils.data import Dataset
+from tqdm.auto import tqdm
+
+from partkernels.arguments import check_seed
+from partnets.convert.deploying import deployed
+from partnets.data.batch import Forward, Loss, call
+from partnets.data.chunks import chunk
+from partnets.data.dataset import Data
+from partnets.data.examples import Collate
+from partnets.hyper import Hyperparameter
+from partnets.tuning.problem import Optimizer, Problem, as_data, checked_loss
+from partnets.tuning.result import Trial, Tuned
+from partnets.tuning.search import Plan, best_end, choose, design, plan
+from partnets.tuning.settings import check_names, find_settings
+from partnets.tuning.training import Training, due
+from partnets.utils import random_state
+from partnets.utils.checks import check_at_least
+from partnets.utils.files import replacing
+from partnets.utils.modules import device_of
+from partnets.utils.seeds import derived
+
+LOG = logging.getLogger("partnets")
+# The smallest batch of a network with batch normalisation, whose statistics of fewer examples say little.
+NORMALISED = 4
+# With fewer unseen examples a result has a note.
+FEW = 20
+
+Callback = Callable[[Training], None]
+
+
+def tune(
+    network: nn.Module,
+    data: Data | Dataset | Sequence,
+    hyper: str | Hyperparameter | Sequence[str | Hyperparameter],
+    *,
+    steps: int,
+    batch_size: int = 64,
+    budget: float = 2.0,
+    loss: Loss | None = None,
+    optimizer: Optimizer = torch.optim.Adam,
+    proportions: Sequence[float] = (0.8, 0.2),
+    clip: float | None = None,
+    device: torch.device | str | None = None,
+    seed: int = 0,
+    callbacks: Iterable[Callback] = (),
+    collate: Collate | None = None,
+    forward: Forward = call,
+    resume_from: str | os.PathLike | None = None,
+) -> Tuned:
+    """Choose hyperparameters of a network by data that it has not seen, and train it with them on all data.
+
+    The search trains copies of the network at different values, from untuned to heavily regularised ones, for as many
+    steps as the final training but with smaller batches, and judges each by the chunks that it has not seen. The chosen
+    values are the mean of those of the trainings, weighted by exp(L_ML). One more training, at the chosen values, says
+    how many steps the final training takes. The final training starts from the given weights and takes all data.
+
+    What has a gradient on unseen data (hyper.InputMask, Temperature, ObservationNoise, Submodule) learns by gradient
+    descent in the training at the chosen values.
+
+    Args:
+        network: any torch module; it is left unchanged. Pretrained weights are the start of each training.
+        data: a Dataset of (x, y) or of dicts with labels, tensors or NumPy arrays (x, y), or a partnets.data.Data.
+        hyper: what to tune: 'dropout' (the rate of each nn.Dropout), 'dropout:one' (one rate for all), 'weight_decay'
+            and 'learning_rate' of the optimizer, 'label_smoothing' of the cross-entropy; and modules of partnets.hyper,
+            inside the network or to be put before it, such as hyper.Affine(), which then acts in training only.
+        steps: of the final training, at most.
+        batch_size: of the final training.
+        budget: how many examples all trainings may take, in trainings of `steps` full batches, final training included;
+            more than 1.
+        loss: loss(output, y), the mean negative log-likelihood in nats. By default the cross-entropy for whole numbers
+            (of tokens too), of several labels for zeros and ones in the shape of the output, and otherwise the squared
+            error, which counts as n / 2 log(error) nats.
+        optimizer: makes an optimizer of a list of parameters, such as functools.partial(torch.optim.AdamW, lr=3e-4).
+        proportions: of the chunks. With two, networks train on the first and the second judges them. With more, they
+            are partitioned (Mlodozeniec et al. 2023) and L_ML judges them, which needs no larger share of unseen data.
+        clip: the largest norm of a gradient.
+        device: of the trainings; by default the network's.
+        seed: an int in [0, 2**63): of chunks, batches, noise and the values that are tried.
+        callbacks: called after each tenth of each training as callback(training): see Training.
+        collate: makes a batch of a list of examples.
+        forward: forward(network, batch), which returns output and y.
+        resume_from: a file in which the search is kept after each tenth of a training. If it exists, tune continues
+            from there, and gives the same result as without an interruption.
+
+    Returns:
+        The chosen values, the trained network and what was tried: see Tuned.
+
+    Raises:
+        ValueError: an argument is out of range; nothing of `hyper` is in the network; the network does not take the
+            data, or the loss its outputs and labels; resume_from is of another search. Nothing has been trained then.
+        TypeError: data or hyper are of another type.
+        FloatingPointError: no training of the search, or not the final one, has a finite loss.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> import partnets
+        >>> x = torch.randn(100, 4)
+        >>> network = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 2))
+        >>> result = partnets.tune(network, (x, (x[:, 0] > 0).long()), ["dropout", "weight_decay"], steps=20)
+        >>> sorted(result.values), type(result.model[3])
+        (['dropout', 'weight_decay'], <class 'torch.nn.modules.linear.Linear'>)
+    """
+    check_at_least(1, steps=steps, batch_size=batch_size)
+    check_seed("seed", seed)
+    if not (budget > 1 and math.isfinite(budget)):
+        raise ValueError(f"budget={budget}; pass a number above 1: the final training takes 1.")
+    if not isinstance(network, nn.Module):
+        raise TypeError(f"network is a {type(network).__name__}; pass a torch module.")
+    dataset, options = as_data(data), {} if collate is None else {"collate": collate}
+    chunks = chunk(dataset, proportions, seed=seed, **options)
+    if chunks.count < 2:
+        raise ValueError(f"proportions={tuple(proportions)}; pass two or more: data that are not seen judge the rest.")
+    device = device_of(network) if device is None else torch.device(device)
+    tried = copy.deepcopy(network)
+    batch = chunks.sample(1, min(batch_size, 32), torch.Generator().manual_seed(0))
+    with random_state.preserved(device):
+        loss = checked_loss(tried, batch, forward, device, loss)
+        made = optimizer([parameter for parameter in tried.parameters() if parameter.requires_grad])
+    wrapped, settings, direct = find_settings(network, hyper, loss, made, steps)
+    check_names(settings)
+    problem = Problem(
+        wrapped, settings, direct, loss, optimizer, chunks, chunk(dataset, (1.0,), seed=seed, **options),
+        steps, batch_size, forward, device, clip,
+    )  # fmt: skip
+    least = NORMALISED if any(isinstance(module, _NormBase) for module in network.modules()) else 1
+    return _Search(problem, plan(budget, batch_size, least), seed, list(callbacks), resume_from).run()
+
+
+class _Search:
+    """The trainings of one call, in their order, kept in a file after each tenth of each."""
+
+    def __init__(
+        self, problem: Problem, planned: Plan, seed: int, callbacks: list[Callback], path: str | os.PathLike | None
+    ) -> None:
+        self.problem, self.plan, self.seed, self.callbacks = problem, planned, seed, callbacks
+        self.path = None if path is None else Path(path)
+        # What is kept: (nats, cost) of each training that is done, and the state of the present one.
+        self.finished: list[tuple[list[float], float]] = []
+        self.present: dict | None = None
+        self.direct: dict[str, Tensor] = {}
+        if self.path is not None and self.path.exists():
+            self._load()
+        self.begun = 0
+
+    def run(self) -> Tuned:
+        """Trains all that is left of the search, the training at the chosen values and the final one."""
+        problem, settings, planned = self.problem, self.problem.settings, self.plan
+        points = design(settings, planned.members, derived(self.seed, "design")) if settings else torch.zeros(0, 0)
+        total = len(points) * planned.member_batch + planned.confirm_batch + problem.batch_size
+        form = "{desc} |{bar:20}| {percentage:.0f} % of the budget, {elapsed}, {remaining} left{postfix}"
+        with tqdm(total=total / problem.batch_size, disable=None, bar_format=form) as self.bar:
+            options = {"batch_size": planned.member_batch, "seed": derived(self.seed, "search")}
+            tried = [self._train(f"search {i + 1}", point.tolist(), **options) for i, point in enumerate(points)]
+            chosen, weights = torch.zeros(0), torch.zeros(0)
+            if settings:
+                chosen, weights = choose(points, torch.tensor([nats for nats, _ in tried]))
+            options = {"batch_size": planned.confirm_batch, "seed": derived(self.seed, "confirm")}
+            confirmed = self._train("chosen", chosen.tolist(), learns=bool(problem.direct), **options)
+            end = best_end(confirmed[0])
+            steps = due(problem.steps)[end - 1]
+            final = self._final(chosen.tolist(), steps)
+        history = [
+            self._trial(point, found, planned.member_batch, float(weight))
+            for point, found, weight in zip(points, tried, weights, strict=True)
+        ]
+        checked = self._trial(chosen, confirmed, planned.confirm_batch, 1.0)
+        model, values = self._deployed(final.network), dict(checked.values)
+        for module in problem.direct:
+            path = next(path for path, one in problem.network.named_modules() if one is module)
+            values |= final.network.get_submodule(path).values()
+        cost = sum(trial.cost for trial in [*history, checked]) + self._cost(final.examples)
+        notes = _notes(problem, history, checked, chosen, end)
+        for note in notes:
+            LOG.info("%s", note)
+        return Tuned(values, model, -confirmed[0][end - 1], steps, history, checked, cost, notes)
+
+    def _train(self, what: str, positions: list[float], **options) -> tuple[list[float], float]:
+        """The nats and the cost of a training, which may have been done before an interruption."""
+        self.begun += 1
+        if self.begun > len(self.finished):
+            training = Training(self.problem, positions, steps=self.problem.steps, direct=self.direct, **options)
+            self._fit(training, what)
+            if training.direct:
+                self.direct = training.direct_state()
+            self.finished.append((list(training.judged), self._cost(training.examples)))
+            self.present = None
+            LOG.info("%s: %.1f nats at %s", what, training.judged[-1], self._values(positions))
+        else:
+            self.bar.update(options["batch_size"] / self.problem.batch_size)
+        return self.finished[self.begun - 1]
+
+    def _final(self, positions: list[float], steps: int) -> Training:
+        options = {"batch_size": self.problem.batch_size, "seed": derived(self.seed, "final")}
+        training = Training(self.problem, positions, steps=steps, everything=True, direct=self.direct, **options)
+        self._fit(training, "final training")
+        self.bar.update(self.bar.total - self.bar.n)
+        return training
+
+    def _fit(self, training: Training, what: str) -> None:
+        self.bar.set_description_str(what)
+        if self.present is not None:
+            training.load_state(self.present)
+        for until in training.due:
+            if training.done >= until:
+                continue
+            training.run(until)
+            self.bar.update(training.batch_size / self.problem.batch_size / len(training.due))
+            if training.judged:
+                self.bar.set_postfix_str(f"L_ML {-training.judged[-1]:.1f}")
+            for callback in self.callbacks:
+                with random_state.preserved(self.problem.device):
+                    callback(training)
+            self.present = training.state()
+            self._save()
+
+    def _cost(self, examples: float) -> float:
+        return examples / (self.problem.steps * self.problem.batch_size)
+
+    def _values(self, positions: Sequence[float]) -> dict[str, float]:
+        named = zip(self.problem.settings, positions, strict=True)
+        return {setting.name: setting.value(float(position)) for setting, position in named}
+
+    def _trial(self, point: Tensor, found: tuple[list[float], float], batch_size: int, weight: float) -> Trial:
+        return Trial(self._values(point.tolist()), found[0], batch_size, weight, found[1])
+
+    def _deployed(self, network: nn.Module) -> nn.Module:
+        """The network without modules of partnets.hyper; the user's own if only such modules were before it."""
+        before = self.problem.network is not None and _is_wrapped(self.problem.network)
+        if any(isinstance(module, Hyperparameter) for module in network.modules()):
+            network = deployed(network, draws=0, seed=0)
+        while before and isinstance(network, nn.Sequential) and isinstance(network[0], nn.Identity):
+            network = network[1] if len(network) == 2 else network[1:]
+        return network.eval()
+
+    @cached_property
+    def _identity(self) -> str:
+        """Tells this search from others."""
+        problem = self.problem
+        found = hashlib.blake2b(problem.chunks.fingerprint.encode(), digest_size=16)
+        settings = [(setting.name, setting.low, setting.high, setting.untuned) for setting in problem.settings]
+        told = (settings, len(problem.direct), problem.steps, problem.batch_size, self.plan, self.seed, problem.clip)
+        found.update(repr(told).encode())
+        for name, value in problem.network.state_dict().items():
+            found.update(name.encode())
+            if isinstance(value, Tensor):
+                found.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        return found.hexdigest()
+
+    def _save(self) -> None:
+        if self.path is None:
+            return
+        kept = {"identity": self._identity, "finished": self.finished, "present": self.present, "direct": self.direct}
+        with replacing(self.path, binary=True) as file:
+            torch.save(kept, file)
+
+    def _load(self) -> None:
+        try:
+            kept = torch.load(self.path, map_location="cpu", weights_only=True)
+            identity = kept["identity"]
+        except Exception as error:
+            raise ValueError(f"resume_from={str(self.path)!r} is not a file of partnets.tune: {error}") from error
+        if identity != self._identity:
+            raise ValueError(
+                f"resume_from={str(self.path)!r} is of another search: the network, the data or an argument differs."
+                " Pass what it was begun with, or another path."
+            )
+        self.finished = [(list(nats), cost) for nats, cost in kept["finished"]]
+        self.present, self.direct = kept["present"], kept["direct"]
+
+
+def _is_wrapped(network: nn.Module) -> bool:
+    return type(network) is nn.Sequential and isinstance(network[0], Hyperparameter)
+
+
+def _notes(problem: Problem, history: list[Trial], confirmed: Trial, chosen: Tensor, end: int) -> list[str]:
+    """What a user should know of a result."""
+    notes, unseen = [], sum(problem.chunks.sizes[1:])
+    if unseen < FEW:
+        notes.append(f"{unseen} unseen examples judged the trainings; with so few, the choice is close to a guess.")
+    if history:
+        ends = [trial.nats[-1] for trial in history if math.isfinite(trial.nats[-1])]
+        if len(ends) > 1 and max(ends) - min(ends) < 1:
+            notes.append("All trainings of the search were equally good within 1 nat: these values hardly matter here.")
+        for setting, position in zip(problem.settings, chosen.tolist(), strict=True):
+            if position > 0.9 and setting.position < 0.9:
+                notes.append(f"{setting.name} is close to the upper end of its range, {setting.high:g}.")
+    if end < len(confirmed.nats):
+        steps = due(problem.steps)[end - 1]
+        notes.append(f"L_ML was best after {steps} of {problem.steps} steps, at which the final training ended.")
+    elif len(confirmed.nats) > 1 and confirmed.nats[-2] - confirmed.nats[-1] > max(1.0, 0.02 * abs(confirmed.nats[-1])):
+        risen = confirmed.nats[-2] - confirmed.nats[-1]
+        notes.append(f"L_ML still rose by {risen:.1f} nats in the last tenth of the steps: more steps may be better.")
+    return notes

@@ -1,0 +1,276 @@
+"""Settings: the numbers that partnets.tune chooses, where each may lie, and how a training takes a value of it."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from partnets.hyper import ConcreteDropout, Hyperparameter, InTraining, Learned
+from partnets.hyper.augmentation import Augmentation
+from partnets.utils.likelihood import is_cross_entropy
+
+NAMES = ("dropout", "dropout:one", "weight_decay", "label_smoothing", "learning_rate")
+# The largest value of a number without an upper bound, over its value at the start.
+FACTOR = 4.0
+# How far apart positions in single precision may be that mean the same.
+ROUNDING = 1e-6
+# Light and heavy values, as fractions of a range: the first trainings of a search lie between them.
+USUAL = (0.25, 0.85)
+
+
+class Settable(Protocol):
+    """What takes the value of a setting: a Training."""
+
+    network: nn.Module
+    optimizer: torch.optim.Optimizer
+    loss: Any
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A number that partnets.tune chooses.
+
+    Attributes:
+        name: under which Tuned.values has it.
+        low, high: its range, in the user's units.
+        put: put(training, value) makes a training use a value.
+        logarithmic: whether equal factors, instead of equal differences, are equally far apart.
+        untuned: its value in an untuned training; a value below `low` counts as the lower end of the range.
+        usual: a light and a heavy value, as fractions of the range; None if values are better or worse in no order, as
+            of a learning rate.
+        group: settings of one group lie close to each other, as the dropout rates of all layers.
+
+    Example:
+        >>> decay = Setting("weight_decay", 1e-6, 1.0, lambda training, value: None, logarithmic=True)
+        >>> round(decay.value(0.5), 6), decay.value(0.0)
+        (0.001, 0.0)
+    """
+
+    name: str
+    low: float
+    high: float
+    put: Callable[[Settable, float], None] = field(repr=False)
+    logarithmic: bool = False
+    untuned: float = 0.0
+    usual: tuple[float, float] | None = USUAL
+    group: str = ""
+
+    def value(self, position: float) -> float:
+        """The value at a position in [0, 1] of the range; that of an untuned training at the latter's position."""
+        if abs(position - self.position) < ROUNDING:
+            return self.untuned
+        if self.logarithmic:
+            return self.low * (self.high / self.low) ** position
+        return self.low + (self.high - self.low) * position
+
+    @property
+    def position(self) -> float:
+        """Where the value of an untuned training lies in the range, in [0, 1]."""
+        if self.untuned <= self.low:
+            return 0.0
+        if self.logarithmic:
+            return min(1.0, math.log(self.untuned / self.low) / math.log(self.high / self.low))
+        return min(1.0, (self.untuned - self.low) / (self.high - self.low))
+
+
+def find_settings(
+    network: nn.Module, hyper: Sequence[str | Hyperparameter], loss: Any, optimizer: torch.optim.Optimizer, steps: int
+) -> tuple[nn.Module, list[Setting], list[Hyperparameter]]:
+    """What partnets.tune chooses, and the network with the modules of partnets.hyper that were outside of it.
+
+    Args:
+        network: the user's, which is left unchanged.
+        hyper: names and modules.
+        loss: of training.
+        optimizer: one that the user's factory has made for this network.
+        steps: of a training.
+
+    Returns:
+        The network, behind a Sequential with modules that were outside; the settings; and the modules whose numbers
+        change what given weights predict, which learn by gradient descent.
+
+    Raises:
+        ValueError: there is nothing of what a name stands for, a name is unknown, or two of hyper are the same.
+        TypeError: hyper has something other than names and modules.
+    """
+    hyper = [hyper] if isinstance(hyper, str | nn.Module) else list(hyper)
+    _check(hyper)
+    inside = set(network.modules())
+    outside = [module for module in hyper if isinstance(module, nn.Module) and module not in inside]
+    if outside:
+        network = nn.Sequential(*map(_in_training, outside), network)
+    paths = {module: path for path, module in network.named_modules()}
+    settings, direct = [], []
+    for each in hyper:
+        if isinstance(each, str):
+            settings += _named(each, network, loss, optimizer, steps)
+        elif _is_direct(each, paths[each], network):
+            direct.append(each)
+        else:
+            settings += _learned(each, paths[each])
+    return network, settings, direct
+
+
+def _check(hyper: list) -> None:
+    if not hyper:
+        raise ValueError(f"hyper is empty; name what to tune: {', '.join(map(repr, NAMES))}, or modules of hyper.")
+    for each in hyper:
+        if isinstance(each, str) and each not in NAMES:
+            raise ValueError(f"hyper has {each!r}; the names are {', '.join(map(repr, NAMES))}.")
+        if not isinstance(each, str | Hyperparameter):
+            raise TypeError(f"hyper has a {type(each).__name__}; pass names or modules of partnets.hyper.")
+    for i, each in enumerate(hyper):
+        if any(each is other or (isinstance(each, str) and each == other) for other in hyper[:i]):
+            raise ValueError(f"hyper has {each if isinstance(each, str) else type(each).__name__} twice; pass it once.")
+    if "dropout" in hyper and "dropout:one" in hyper:
+        raise ValueError("hyper has 'dropout' and 'dropout:one'; pass one of them.")
+
+
+def _in_training(module: Hyperparameter) -> Hyperparameter:
+    """A module before the network; an augmentation acts in training only."""
+    return InTraining(module) if isinstance(module, Augmentation) else module
+
+
+def _is_direct(module: Hyperparameter, path: str, network: nn.Module) -> bool:
+    """Whether given weights predict otherwise with other numbers of this module, in evaluation mode too."""
+    if isinstance(module, ConcreteDropout) or module.hyper_gradient != "direct":
+        return False
+    around = [network.get_submodule(path[:i]) for i, letter in enumerate(path) if letter == "."]
+    return not any(isinstance(parent, InTraining) for parent in around)
+
+
+def _named(name: str, network: nn.Module, loss: Any, optimizer: torch.optim.Optimizer, steps: int) -> list[Setting]:
+    if name == "label_smoothing":
+        if not is_cross_entropy(loss):
+            raise ValueError("hyper has 'label_smoothing', which needs torch's cross-entropy as the loss.")
+        return [Setting(name, 0.0, 0.9, _put_smoothing, usual=(0.1, 0.5))]
+    if name == "weight_decay":
+        return [_weight_decay(optimizer, steps)]
+    if name == "learning_rate":
+        rate = float(optimizer.param_groups[0]["lr"])
+        return [Setting(name, rate / 30, rate * 10, _rate_putter(rate), logarithmic=True, untuned=rate, usual=None)]
+    return _dropout(network, together=name == "dropout:one")
+
+
+def _dropout(network: nn.Module, together: bool) -> list[Setting]:
+    places = list(_rates(network))
+    if not places:
+        raise ValueError(
+            "hyper has 'dropout', but the network has no nn.Dropout; put nn.Dropout(0.1) where activations may be"
+            " dropped, such as before each nn.Linear but the first."
+        )
+    untuned = max(float(getattr(network.get_submodule(path), attribute)) for path, attribute in places)
+    if together or len(places) == 1:
+        return [Setting("dropout", 0.0, 0.9, _attribute_putter(places), untuned=untuned)]
+    return [
+        Setting(
+            f"dropout.{path}",
+            0.0,
+            0.9,
+            _attribute_putter([(path, attribute)]),
+            untuned=float(getattr(network.get_submodule(path), attribute)),
+            group="dropout",
+        )
+        for path, attribute in places
+    ]
+
+
+def _rates(network: nn.Module) -> Iterator[tuple[str, str]]:
+    """The path of each module that drops activations, and the name of its rate."""
+    for path, module in network.named_modules():
+        if isinstance(module, _DropoutNd):
+            yield path, "p"
+        elif isinstance(module, nn.MultiheadAttention) or (isinstance(module, nn.RNNBase) and module.num_layers > 1):
+            yield path, "dropout"
+
+
+def _attribute_putter(places: list[tuple[str, str]]) -> Callable[[Settable, float], None]:
+    def put(training: Settable, value: float) -> None:
+        for path, attribute in places:
+            setattr(training.network.get_submodule(path), attribute, value)
+
+    return put
+
+
+def _weight_decay(optimizer: torch.optim.Optimizer, steps: int) -> Setting:
+    groups = optimizer.param_groups
+    if any("weight_decay" not in group for group in groups):
+        raise ValueError(
+            f"hyper has 'weight_decay', which {type(optimizer).__name__} does not take; use torch.optim.Adam, AdamW or"
+            " SGD, or put hyper.WeightDecay(network) into the network."
+        )
+    present = [float(group["weight_decay"]) for group in groups]
+    # If some groups have a decay, the others, such as biases, were left out on purpose.
+    decayed = [i for i, decay in enumerate(present) if decay or not any(present)]
+
+    def put(training: Settable, value: float) -> None:
+        for i in decayed:
+            training.optimizer.param_groups[i]["weight_decay"] = value
+
+    low, high = 1e-6, 1.0
+    if isinstance(optimizer, torch.optim.AdamW) or groups[0].get("decoupled_weight_decay"):
+        # Weights shrink by the factor exp(-lr * decay * steps), whatever the gradient.
+        shrinking = float(groups[0]["lr"]) * steps
+        low, high = 0.01 / shrinking, 5.0 / shrinking
+    return Setting("weight_decay", low, high, put, logarithmic=True, untuned=max(present), usual=(0.35, 0.8))
+
+
+def _rate_putter(rate: float) -> Callable[[Settable, float], None]:
+    def put(training: Settable, value: float) -> None:
+        for group in training.optimizer.param_groups:
+            group["lr"] *= value / rate
+
+    return put
+
+
+def _put_smoothing(training: Settable, value: float) -> None:
+    if isinstance(training.loss, nn.Module):
+        training.loss.label_smoothing = value
+    else:
+        training.loss = functools.partial(training.loss, label_smoothing=value)
+
+
+def _learned(module: Hyperparameter, path: str) -> list[Setting]:
+    """A setting for each number of a module."""
+    settings = []
+    for inner, one in module.named_modules():
+        if isinstance(one, Learned):
+            at = ".".join(part for part in (path, inner) if part)
+            present = one.values(inner.rpartition(".")[2] or "value")
+            for index, (name, value) in enumerate(present.items()):
+                settings.append(_of_learned(module, one, at, name, index, value))
+    if not settings:
+        raise ValueError(f"hyper has a {type(module).__name__} without numbers; keep them in hyper.Learned.")
+    return settings
+
+
+def _of_learned(module: Hyperparameter, one: Learned, path: str, name: str, index: int, value: float) -> Setting:
+    unit, borders = one.units[index], one.range
+    low = borders.low / unit if math.isfinite(borders.low) else 0.0
+    reach = getattr(module, "reach", {}).get(name)
+    high = reach or (borders.high / unit if math.isfinite(borders.high) else FACTOR * value)
+    logarithmic = low > 0 and high / low > 100
+    least = low + 1e-4 * (high - low) if not logarithmic else low * 1.001
+
+    def put(training: Settable, value: float) -> None:
+        learned = training.network.get_submodule(path)
+        values = list(learned.values("value").values())
+        values[index] = min(max(value, least), high - 1e-4 * (high - low))
+        learned.assign(values if not learned.scalar else values[0])
+
+    usual = (0.15, 0.7) if isinstance(module, Augmentation) else USUAL
+    return Setting(name, low, high, put, logarithmic=logarithmic, untuned=low, usual=usual)
+
+
+def check_names(settings: list[Setting]) -> None:
+    """Raises ValueError if two settings have the same name."""
+    names = [setting.name for setting in settings]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"hyper has several numbers called {', '.join(twice)}; tune one of these modules at a time.")

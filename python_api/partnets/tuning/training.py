@@ -1,0 +1,262 @@
+"""Training: one training of a copy of the network at given values, and what data that it has not seen say of it."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from partnets import optim
+from partnets.convert import partition
+from partnets.data.batch import mean
+from partnets.data.chunks import draw_k
+from partnets.evaluation.metrics import total_loss
+from partnets.evaluation.out_of_chunk import lml
+from partnets.hyper import hyperparameters
+from partnets.hyper.penalty import penalised
+from partnets.training.step import step_weights
+from partnets.tuning.problem import Problem
+from partnets.utils import random_state
+from partnets.utils.modules import evaluating, frozen, to_device
+
+# How often unseen data judge a training.
+JUDGEMENTS = 10
+# The learning rate of what learns by gradient descent, in units of unconstrained parameters.
+DIRECT_RATE = 0.05
+
+
+def due(steps: int, judgements: int = JUDGEMENTS) -> list[int]:
+    """The steps after which unseen data judge a training.
+
+    Example:
+        >>> due(25, 5), due(2)
+        ([5, 10, 15, 20, 25], [1, 2])
+    """
+    return sorted({math.ceil(steps * i / judgements) for i in range(1, judgements + 1)})
+
+
+class Training:
+    """One training of a copy of a problem's network; resumes from its state to the same bits.
+
+    Two chunks: the network trains on D_1, and D_2 judges it. More chunks: the network is partitioned, partition k
+    trains on D_1:k, and L_ML judges it. A single chunk: nothing judges it.
+
+    Args:
+        problem: what is tuned.
+        positions: of each setting in its range, in [0, 1].
+        batch_size, steps: of this training.
+        seed: of batches and noise.
+        everything: whether it trains on all data and nothing judges it.
+        learns: whether modules that learn by gradient descent do so, from unseen data.
+        direct: what they have learned before, by the names of parameters.
+        judgements: how often unseen data judge it, evenly spaced; the last time at its end.
+
+    Attributes:
+        network, optimizer, loss: its own, with the settings in them.
+        done: the number of steps so far.
+        judged: the loss of unseen data in nats, a number for each judgement so far.
+        examples: the examples that it has been trained on so far, of unseen data too.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        positions: list[float],
+        *,
+        batch_size: int,
+        steps: int,
+        seed: int,
+        everything: bool = False,
+        learns: bool = False,
+        direct: dict[str, Tensor] | None = None,
+        judgements: int = JUDGEMENTS,
+    ) -> None:
+        self.problem, self.batch_size, self.steps, self.seed = problem, batch_size, steps, seed
+        self.chunks = problem.everything if everything else problem.chunks
+        self.done, self.judged, self.examples = 0, [], 0.0
+        self.due = due(steps, judgements)
+        self.network, self.loss = copy.deepcopy((problem.network, problem.loss))
+        self.network.to(problem.device).train()
+        psi = set(hyperparameters(self.network))
+        for parameter in psi:
+            parameter.requires_grad_(False)
+        self._load_direct(direct or {})
+        weights = [p for p in self.network.parameters() if p.requires_grad and p not in psi]
+        self.partitioned = self.chunks.count > 2
+        if self.partitioned:
+            self.network = partition(self.network, self.chunks.proportions, defaults="stored", seed=seed)
+            self.optimizer = _partitioned(problem.optimizer, self.network)
+        else:
+            self.optimizer = problem.optimizer(weights)
+        for setting, position in zip(problem.settings, positions, strict=True):
+            setting.put(self, setting.value(position))
+        self.judge = problem.judge
+        self.direct = self._direct_parameters() if learns else []
+        self.direct_optimizer = torch.optim.Adam(self.direct, lr=DIRECT_RATE) if self.direct else None
+        self.generator = torch.Generator().manual_seed(seed)
+        self.noise: dict | None = None
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether there are data that judge it."""
+        return self.chunks.count > 1
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all steps are done, or the loss was not finite."""
+        return self.done >= self.steps
+
+    def run(self, until: int) -> None:
+        """Trains up to a step, with random states of its own; those of the caller are afterwards as before.
+
+        A loss that is not finite ends the training; of a judged one the remaining judgements are infinite.
+
+        Raises:
+            FloatingPointError: the loss of a training that nothing judges is not finite.
+        """
+        device = self.problem.device
+        with random_state.preserved(device):
+            if self.noise is None:
+                random_state.seed(self.seed)
+                torch.manual_seed(self.seed)
+            else:
+                random_state.set_state(self.noise, device)
+            while self.done < min(until, self.steps):
+                if not self._step():
+                    break
+                if self.is_judged and self.done in self.due:
+                    self.judged.append(self._nats())
+            self.noise = random_state.get_state(device)
+
+    def _step(self) -> bool:
+        k = 1
+        if self.partitioned:
+            # L_ML reads no partition C, which is therefore not trained.
+            k = draw_k([*self.chunks.proportions[:-1], 0.0], self.generator)
+        batch = to_device(self.chunks.sample_upto(k, self.batch_size, self.generator), self.problem.device)
+        if self.partitioned:
+            loss = step_weights(self.network, self.optimizer, k, batch, self._loss, clip=self.problem.clip)
+        else:
+            loss = self._step_weights(batch)
+        self.done += 1
+        self.examples += self.batch_size
+        if not math.isfinite(loss):
+            if not self.is_judged:
+                raise FloatingPointError(
+                    f"the loss is {float(loss)} in step {self.done} of the final training; pass an optimizer with a"
+                    " lower learning rate, or clip=1.0."
+                )
+            missing = sum(step >= self.done for step in self.due)
+            self.judged += [math.inf] * missing
+            self.done = self.steps
+            return False
+        if self.direct:
+            self._step_direct()
+        return True
+
+    def _loss(self, batch: Any) -> Tensor:
+        return mean(self.loss, *self.problem.forward(self.network, batch))
+
+    def _step_weights(self, batch: Any) -> Tensor:
+        self.optimizer.zero_grad()
+        value, total = penalised(self._loss, batch)
+        if value.isfinite():
+            total.backward()
+            if self.problem.clip is not None:
+                parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+                nn.utils.clip_grad_norm_(parameters, self.problem.clip)
+            self.optimizer.step()
+        return value.detach()
+
+    def _step_direct(self) -> None:
+        """A step of what learns by gradient descent, on unseen data and with fixed weights."""
+        batch = to_device(self.chunks.sample(2, self.batch_size, self.generator), self.problem.device)
+        weights = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self.direct_optimizer.zero_grad()
+        norms = [m for m in self.network.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
+        with frozen(weights), evaluating(*norms):
+            mean(self.judge, *self.problem.forward(self.network, batch)).backward()
+        self.direct_optimizer.step()
+        self.examples += self.batch_size
+
+    def _nats(self) -> float:
+        """The loss of all unseen data in nats, or what a squared error is worth in them: n / 2 log(error)."""
+        chunks = self.chunks
+        if self.partitioned:
+            self.examples += sum(chunks.sizes[1:]) / 3
+            return -lml(self.network, chunks, self.judge, seed=self.seed, forward=self.problem.forward)
+        found, count = total_loss(
+            self.network,
+            chunks[2],
+            self.judge,
+            batch_size=256,
+            collate=chunks.collate,
+            forward=self.problem.forward,
+            loading={},
+        )
+        self.examples += len(chunks[2]) / 3  # a forward pass is a third of a step
+        if self.problem.is_squared:
+            return count / 2 * math.log(max(found / count, 1e-30))
+        return found if math.isfinite(found) else math.inf
+
+    def _direct_parameters(self) -> list[nn.Parameter]:
+        paths = {module: path for path, module in self.problem.network.named_modules()}
+        modules = [self.network.get_submodule(paths[module]) for module in self.problem.direct]
+        return [parameter.requires_grad_() for module in modules for parameter in module.parameters()]
+
+    def direct_state(self) -> dict[str, Tensor]:
+        """What modules that learn by gradient descent have learned."""
+        own = set(self.direct)
+        return {name: p.detach().clone() for name, p in self.network.named_parameters() if p in own}
+
+    @torch.no_grad()
+    def _load_direct(self, state: dict[str, Tensor]) -> None:
+        parameters = dict(self.network.named_parameters())
+        for name, value in state.items():
+            parameters[name].copy_(value)
+
+    def state(self) -> dict:
+        """All that a training needs to go on with the same bits."""
+        return {
+            "network": self.network.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "direct_optimizer": self.direct_optimizer.state_dict() if self.direct_optimizer else None,
+            "generator": self.generator.get_state(),
+            "noise": self.noise,
+            "done": self.done,
+            "judged": self.judged,
+            "examples": self.examples,
+        }
+
+    def load_state(self, state: dict) -> None:
+        """Continues from a state."""
+        self.network.load_state_dict(state["network"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.direct_optimizer:
+            self.direct_optimizer.load_state_dict(state["direct_optimizer"])
+        self.generator.set_state(state["generator"])
+        self.noise, self.done = state["noise"], state["done"]
+        self.judged, self.examples = list(state["judged"]), state["examples"]
+
+
+def _partitioned(factory: Any, network: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of partnets.optim that steps as a factory's does."""
+    made = factory([nn.Parameter(torch.zeros(1))])
+    options = {name: value for name, value in made.param_groups[0].items() if name in made.defaults}
+    if len(made.param_groups) > 1:
+        raise ValueError("optimizer makes several groups of parameters; more than two chunks take one group.")
+    usual = {torch.optim.Adam: optim.Adam, torch.optim.AdamW: optim.AdamW, torch.optim.SGD: optim.SGD}
+    own = usual.get(type(made))
+    if own is not None:
+        names = {"lr", "betas", "eps", "weight_decay", "momentum", "nesterov", "dampening"}
+        return own(network, **{name: value for name, value in options.items() if name in names and _taken(own, name)})
+    return optim.PerPartition(type(made), network, **options)
+
+
+def _taken(optimizer: type, name: str) -> bool:
+    import inspect
+
+    return name in inspect.signature(optimizer).parameters

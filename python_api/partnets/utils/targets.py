@@ -1,0 +1,68 @@
+"""What is wrong with targets or outputs that a loss of torch's would take, or refuse without a cure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from partnets.utils.likelihood import CROSS_ENTROPIES, SQUARED, ignored, name_of
+
+# How far the sum of probabilities may be from 1.
+ROUNDING = 1e-4
+
+
+def check_targets(loss: Any, output: Any, y: Any) -> None:
+    """Raises ValueError if targets do not fit the outputs of a network under one of torch's losses.
+
+    Args:
+        loss: any; losses that are not torch's cross-entropy or squared error are not checked.
+        output: of the network, or of transformers' models an object with `logits`.
+        y: the targets.
+
+    Raises:
+        ValueError: labels are no whole numbers, have a dimension of 1 or are out of range; the outputs are
+            probabilities where logits are expected; or a squared error would broadcast.
+
+    Example:
+        >>> from torch.nn.functional import cross_entropy
+        >>> check_targets(cross_entropy, torch.zeros(2, 3), torch.tensor([[0], [2]]))
+        Traceback (most recent call last):
+        ValueError: the labels are [2, 1], of logits [2, 3]; pass labels.squeeze(1).
+    """
+    output = getattr(output, "logits", output)
+    if not isinstance(output, Tensor) or not isinstance(y, Tensor):
+        return
+    if name_of(loss) in SQUARED and output.shape != y.shape:
+        cure = "targets.unsqueeze(1)" if output.shape == (*y.shape, 1) else "both in one shape"
+        raise ValueError(
+            f"the targets are {list(y.shape)} and the outputs {list(output.shape)}, which a squared error broadcasts;"
+            f" pass {cure}."
+        )
+    if name_of(loss) in CROSS_ENTROPIES or getattr(loss, "__name__", "") == "token_cross_entropy":
+        _check_labels(loss, output, y)
+
+
+def _check_labels(loss: Any, output: Tensor, y: Tensor) -> None:
+    shapes = f"{list(y.shape)}, of logits {list(output.shape)}"
+    classes = output.shape[-1] if getattr(loss, "__name__", "") == "token_cross_entropy" else output.shape[1]
+    if y.is_floating_point() and y.shape == output.shape:  # a probability for each class
+        return
+    if y.is_floating_point() or y.dtype == torch.bool:
+        raise ValueError(f"the labels are {y.dtype}, {shapes}; pass labels.long() of classes 0..{classes - 1}.")
+    if y.dim() == output.dim() and y.shape[1:2] == (1,):
+        raise ValueError(f"the labels are {shapes}; pass labels.squeeze(1).")
+    counted = y[y != ignored(loss)]
+    if counted.numel() and not 0 <= int(counted.min()) <= int(counted.max()) < classes:
+        raise ValueError(
+            f"the labels are {int(counted.min())} to {int(counted.max())}, and the network has {classes} outputs; pass"
+            f" labels from 0 to {classes - 1}."
+        )
+    rows = output.detach().float() if classes == output.shape[1] else output.detach().float().movedim(-1, 1)
+    sums = rows.sum(1)
+    if classes > 1 and bool((rows >= 0).all()) and bool(((sums - 1).abs() < ROUNDING).all()):
+        raise ValueError(
+            "the outputs are probabilities: each row is positive and its sum is 1. A cross-entropy takes logits; leave"
+            " out the softmax at the end of the network."
+        )

@@ -1,0 +1,89 @@
+"""The search: its plan, its first values, the choice among them, and where a training ends."""
+
+import math
+
+import pytest
+import torch
+
+from partnets.tuning.search import LEAST_EFFECTIVE, best_end, choose, design, plan
+from partnets.tuning.settings import Setting
+
+
+def setting(name="decay", **options):
+    return Setting(name, 0.0, 1.0, lambda training, value: None, **options)
+
+
+@pytest.mark.parametrize("budget", [1.5, 2.0, 3.0, 4.0, 6.0])
+@pytest.mark.parametrize("batch_size", [16, 64, 100])
+def test_a_plan_spends_at_most_its_budget(budget, batch_size):
+    planned = plan(budget, batch_size)
+    spent = (planned.members * planned.member_batch + planned.confirm_batch) / batch_size + 1
+    assert planned.members >= 2 and 0.7 * (budget - 1) <= spent - 1 <= budget - 1 + 1e-9
+
+
+def test_a_plan_has_batches_of_the_least_size_that_a_network_takes():
+    assert plan(2.0, 32, least=4).member_batch >= 4
+    with pytest.raises(ValueError, match=r"budget=1\.1 with batch_size=8 .* pass a budget of 1\.5 or more"):
+        plan(1.1, 8)
+
+
+def test_the_first_row_of_a_design_is_untuned_and_the_others_grow_heavier():
+    settings = [setting(), setting("rate", untuned=0.5)]
+    points = design(settings, 4, seed=3)
+    assert points[0].tolist() == [0.0, 0.5]
+    assert (points[1:].diff(dim=0) > 0).all() and ((points >= 0) & (points <= 1)).all()
+
+
+def test_settings_of_a_group_lie_close_to_each_other():
+    settings = [setting(f"dropout.{i}", group="dropout") for i in range(4)]
+    points = design(settings, 4, seed=0)
+    assert (points.amax(1) - points.amin(1)).max() < 0.16
+    assert (points[1:].amax(1) - points[1:].amin(1)).min() > 0
+
+
+def test_a_setting_without_an_order_is_tried_on_both_sides_of_its_untuned_value():
+    points = design([setting("rate", untuned=0.5, usual=None)], 8, seed=0)[:, 0]
+    assert points.min() < 0.3 and points.max() > 0.7
+
+
+def test_the_choice_is_the_mean_of_equally_good_trainings():
+    points = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.5, 0.5]])
+    chosen, weights = choose(points, torch.full((3, 10), 7.0))
+    torch.testing.assert_close(chosen, torch.tensor([0.5, 0.5]))
+    torch.testing.assert_close(weights, torch.full((3,), 1 / 3, dtype=weights.dtype))
+
+
+def test_the_choice_is_close_to_clearly_better_trainings():
+    judged = torch.full((4, 10), 500.0)
+    judged[1:3] = 100.0
+    chosen, weights = choose(torch.tensor([[0.0], [0.4], [0.6], [1.0]]), judged)
+    assert chosen.item() == pytest.approx(0.5, abs=1e-3) and weights[[0, 3]].max() < 1e-3
+
+
+def test_the_choice_never_rests_on_a_single_training():
+    judged = torch.linspace(100.0, 1000.0, 4)[:, None].expand(4, 10).clone()
+    _, weights = choose(torch.tensor([[0.0], [0.3], [0.6], [1.0]]), judged)
+    assert 1 / weights.square().sum() > 0.9 * LEAST_EFFECTIVE and weights.argmax() == 0
+
+
+def test_early_judgements_do_not_count():
+    judged = torch.full((2, 10), 50.0)
+    judged[0, :3] = 0.0
+    assert choose(torch.tensor([[0.0], [1.0]]), judged)[0].item() == pytest.approx(0.5)
+
+
+def test_trainings_without_a_finite_loss_have_no_weight():
+    judged = torch.full((3, 10), 50.0)
+    judged[2, 4:] = math.inf
+    chosen, weights = choose(torch.tensor([[0.0], [0.5], [1.0]]), judged)
+    assert chosen.item() == pytest.approx(0.25) and weights[2] == 0
+    with pytest.raises(FloatingPointError, match="no training of the search has a finite loss"):
+        choose(torch.zeros(2, 1), torch.full((2, 10), math.inf))
+
+
+def test_a_training_goes_on_to_its_end_unless_that_is_clearly_worse():
+    falling = [10.0 - i for i in range(10)]
+    assert best_end(falling) == 10
+    assert best_end([*falling[:-1], falling[-2] + 0.2]) == 10
+    assert 3 <= best_end([50.0, 30.0, 20.0, 20.0, 25.0, 40.0, 60.0, 80.0, 100.0, 120.0]) <= 4
+    assert 3 < best_end([53.0, 51.0, 50.0, 50.5, 51.0, 51.5, 52.0, 52.5, 53.0, 53.5]) < 6

@@ -1,0 +1,237 @@
+"""tune: the whole call, its result, what it leaves alone, and that it resumes to the same bits."""
+
+import copy
+import math
+
+import numpy
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import partnets
+from partnets import hyper
+
+
+def classifier(classes=3):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.0), nn.Linear(16, classes))
+
+
+def labelled(n=60, classes=3):
+    torch.manual_seed(1)
+    x = torch.randn(n, 4)
+    return x, x[:, :classes].argmax(1)
+
+
+def tuned(network=None, data=None, names=("dropout", "weight_decay"), **options):
+    options = {"steps": 6, "batch_size": 16, "seed": 3} | options
+    return partnets.tune(network or classifier(), labelled() if data is None else data, list(names), **options)
+
+
+def weights(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def test_the_network_and_random_states_are_left_unchanged():
+    network, data = classifier(), labelled()
+    before, state = copy.deepcopy(network.state_dict()), torch.get_rng_state()
+    result = tuned(network, data)
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert network.training and torch.equal(torch.get_rng_state(), state)
+    assert not set(network.parameters()) & set(result.model.parameters())
+
+
+def test_the_result_is_a_network_of_torch_with_the_values():
+    result = tuned()
+    assert type(result.model) is nn.Sequential and not result.model.training
+    assert result.model[2].p == result.values["dropout"]
+    assert not torch.equal(weights(result.model), weights(classifier()))
+    assert len(result.history) == 4 and math.isclose(sum(t.weight for t in result.history), 1.0)
+    assert result.history[0].values == {"dropout": 0.0, "weight_decay": 0.0}
+
+
+def test_the_same_seed_gives_the_same_result_and_another_one_does_not():
+    first, again, other = tuned(), tuned(), tuned(seed=4)
+    assert torch.equal(weights(first.model), weights(again.model)) and first.values == again.values
+    assert first.values != other.values
+
+
+def test_the_cost_is_what_the_trainings_took():
+    result = tuned(steps=40)
+    assert 1.9 < result.cost < 2.4  # 12 unseen examples at each tenth, of a training of 640
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("tenths", [3, 17, 42, 47])
+def test_an_interrupted_search_resumes_to_the_same_bits(tmp_path, tenths):
+    path, calls = tmp_path / "search.pt", []
+
+    def kill(training):
+        calls.append(training.done)
+        if len(calls) == tenths:
+            raise Killed
+
+    options = {"steps": 10, "names": ["dropout", "label_smoothing", "learning_rate"]}
+    whole = tuned(**options)
+    with pytest.raises(Killed):
+        tuned(**options, resume_from=path, callbacks=[kill])
+    result = tuned(**options, resume_from=path)
+    assert torch.equal(weights(result.model), weights(whole.model))
+    assert (result.values, result.lml, result.steps, result.cost) == (whole.values, whole.lml, whole.steps, whole.cost)
+    assert result.history == whole.history
+
+
+def test_a_file_of_another_search_is_refused(tmp_path):
+    path = tmp_path / "search.pt"
+    tuned(resume_from=path)
+    with pytest.raises(ValueError, match="is of another search: the network, the data or an argument differs"):
+        tuned(resume_from=path, seed=5)
+    path.write_bytes(b"nothing")
+    with pytest.raises(ValueError, match=r"is not a file of partnets\.tune"):
+        tuned(resume_from=path)
+
+
+def test_a_finished_search_is_not_run_again(tmp_path):
+    path, calls = tmp_path / "search.pt", []
+    first = tuned(resume_from=path)
+    again = tuned(resume_from=path, callbacks=[lambda training: calls.append(1)])
+    assert not calls and torch.equal(weights(first.model), weights(again.model))
+
+
+def test_examples_of_the_unseen_chunk_do_not_reach_the_weights_of_the_search():
+    """Poisoned unseen examples change judgements and nothing that was trained."""
+    x, y = labelled()
+    found = []
+    for poison in (0.0, 100.0):
+        unseen = partnets.chunk((x, y), (0.8, 0.2), seed=3).indices(2)
+        poisoned = x.clone()
+        poisoned[unseen] += poison
+        seen = []
+
+        def look(training, seen=seen):
+            if training.is_judged and len(seen) < 4:
+                seen.append(weights(training.network))
+
+        tuned(data=(poisoned, y), callbacks=[look])
+        found.append(torch.stack(seen))
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("proportions", [(0.8, 0.1, 0.1), (0.6, 0.1, 0.1, 0.1, 0.1)])
+def test_more_chunks_partition_the_network(proportions):
+    partitioned = []
+    result = tuned(proportions=proportions, callbacks=[lambda training: partitioned.append(training.partitioned)])
+    assert any(partitioned) and type(result.model[0]) is nn.Linear
+
+
+def test_kinds_of_targets_choose_the_loss():
+    x, y = labelled()
+    several = (x > 0).float()[:, :3]
+    for targets, outputs in ((y, 3), (several, 3), (x[:, :1], 1)):
+        result = tuned(classifier(outputs), (x, targets), ["weight_decay"])
+        assert math.isfinite(result.lml)
+    tokens = torch.randint(5, (40, 7))
+    language = nn.Sequential(nn.Embedding(5, 8), nn.Dropout(0.0), nn.Linear(8, 5))
+    assert math.isfinite(tuned(language, (tokens, tokens)).lml)
+
+
+def test_arrays_and_datasets_are_data():
+    x, y = labelled()
+    expected = weights(tuned().model)
+    for data in ((x.numpy().astype(numpy.float64), y.numpy()), TensorDataset(x, y)):
+        assert torch.equal(weights(tuned(data=data).model), expected)
+
+
+def test_augmentations_go_before_the_network_and_are_not_deployed():
+    images, labels = torch.rand(40, 1, 6, 6), torch.randint(2, (40,))
+    network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(64, 2))
+    result = tuned(network, (images, labels), [hyper.Affine()])
+    assert [type(module) for module in result.model] == [nn.Conv2d, nn.Flatten, nn.Linear]
+    assert 0 < result.values["rotation"] < 180
+
+
+def test_modules_that_act_in_prediction_learn_by_gradient_in_the_training_at_the_chosen_values():
+    x = torch.randn(80, 4)
+    mask = hyper.InputMask(4)
+    before = copy.deepcopy(mask.state_dict())
+    result = tuned(nn.Sequential(mask, classifier()), (x, (x[:, 0] > 0).long()), [mask, "weight_decay"], steps=60)
+    assert result.values["0"] > max(result.values[str(i)] for i in (1, 2, 3))
+    assert all(torch.equal(mask.state_dict()[name], value) for name, value in before.items())
+
+
+def test_a_training_that_diverges_is_left_out_of_the_choice():
+    begun = []
+
+    def explode(training):
+        if training not in begun:
+            begun.append(training)
+        if len(begun) == 2:
+            nn.init.constant_(training.network[0].weight, math.nan)
+
+    result = tuned(steps=10, callbacks=[explode])
+    assert [trial.nats[-1] == math.inf for trial in result.history] == [False, True, False, False]
+    assert result.history[1].weight == 0 and math.isfinite(result.lml) and len(result.history[1].nats) == 10
+
+
+def test_a_final_training_that_diverges_raises():
+    def explode(training):
+        if not training.is_judged:
+            nn.init.constant_(training.network[0].weight, math.nan)
+
+    with pytest.raises(FloatingPointError, match="in step 2 of the final training; pass an optimizer with a lower"):
+        tuned(steps=10, callbacks=[explode])
+
+
+def test_batch_normalisation_gets_batches_of_four_or_more():
+    sizes = []
+    network = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.0), nn.Linear(8, 3))
+    tuned(network, callbacks=[lambda training: sizes.append(training.batch_size)])
+    assert min(sizes) >= 4
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"steps": 0}, ValueError, "steps"),
+        ({"budget": 1.0}, ValueError, r"budget=1\.0; pass a number above 1"),
+        ({"proportions": (1.0,)}, ValueError, "pass two or more"),
+        ({"network": "resnet"}, TypeError, "network is a str"),
+        ({"data": labelled()[0]}, TypeError, r"tensors \(x, y\)"),
+    ],
+)
+def test_wrong_arguments_are_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        tuned(**options)
+
+
+X, Y = labelled()
+
+
+@pytest.mark.parametrize(
+    ("network", "data", "message"),
+    [
+        (classifier(), (X, Y[:, None]), r"the labels are \[16, 1\], of logits \[16, 3\]; pass labels\.squeeze\(1\)"),
+        (classifier(), (X, Y + 1), r"the labels are 1 to 3, and the network has 3 outputs"),
+        (classifier(), (X, Y.bool()), r"torch\.bool.*pass labels\.long\(\)"),
+        (classifier(1), (X, X[:, 0]), r"squared error broadcasts; pass targets\.unsqueeze\(1\)"),
+        (nn.Sequential(classifier(), nn.Softmax(1)), (X, Y), "the outputs are probabilities.*leave out the softmax"),
+        (nn.Conv2d(1, 2, 3), (torch.rand(60, 8, 8), Y), r"Images need a dimension for their channels: x\.unsqueeze"),
+        (nn.Linear(4, 2), (torch.ones(60, 4, dtype=torch.uint8), Y), r"pass x\.float\(\) / 255"),
+    ],
+)
+def test_data_that_do_not_fit_are_refused_before_training(network, data, message):
+    with pytest.raises(ValueError, match=message):
+        tuned(network, data, ["weight_decay"])
+
+
+def test_report_and_repr_are_short_and_have_the_values(tmp_path):
+    result = tuned()
+    assert len(repr(result)) < 200 and "dropout=" in repr(result)
+    assert "12 unseen examples judged" in result.report() and "tried" in result.report()
+    pytest.importorskip("matplotlib")
+    result.plot(tmp_path / "search.png")
+    assert (tmp_path / "search.png").stat().st_size > 1000
