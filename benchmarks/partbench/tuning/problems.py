@@ -35,6 +35,7 @@ class Case:
         train, test: (x, y).
         tuned: what to tune; modules of partnets.hyper go before the network.
         steps, batch_size, optimizer, loss, clip: as partnets.tune takes them.
+        known: values for the oracle's grid that the making of the data suggests, by the names of settings.
     """
 
     network: nn.Module
@@ -46,6 +47,7 @@ class Case:
     optimizer: Callable
     loss: Callable | None = None
     clip: float | None = None
+    known: tuple[dict[str, float], ...] = ()
 
 
 PROBLEMS: dict[str, Callable[[int, Path | None], Case]] = {}
@@ -230,7 +232,23 @@ def digits_rotated(seed: int, _: Path | None) -> Case:
     generator = _generator(seed)
     images = [_turned(part.view(-1, 1, 8, 8), math.pi / 2, generator) for part in (x, test_x)]
     tuned = [hyper.Affine(), "dropout:one", "weight_decay"]
-    return Case(cnn(1, 8, 10, (12, 24, 24)), (images[0], y), (images[1], test_y), tuned, 600, 32, adam(2e-3))
+    return Case(
+        cnn(1, 8, 10, (12, 24, 24)), (images[0], y), (images[1], test_y), tuned, 600, 32, adam(2e-3), known=TURNS
+    )
+
+
+TURNS = (
+    *({"rotation": angle} for angle in (45.0, 90.0, 179.0)),
+    {"rotation": 90.0, "dropout": 0.3},
+    {"rotation": 179.0, "dropout": 0.3},
+    {"rotation": 179.0, "deformation": 0.1, "translation": 0.05},
+)
+MOVES = (
+    *({"rotation": 15.0, "translation": moved, "deformation": moved} for moved in (0.05, 0.1, 0.15)),
+    {"rotation": 15.0, "translation": 0.1, "deformation": 0.1, "dropout": 0.3},
+    {"translation": 0.1},
+    {"dropout": 0.4},
+)
 
 
 def _turned(images: Tensor, most: float, generator: torch.Generator) -> Tensor:
@@ -248,8 +266,8 @@ def _mnist(seed: int, folder: Path | None, examples: int, rotated: bool) -> Case
     x, y, test_x, test_y = x[order], y[order], test_x[:3000], test_y[:3000]
     if rotated:
         x, test_x = (_turned(part, math.pi, generator) for part in (x, test_x))
-    tuned = [hyper.Affine(), "dropout:one", "weight_decay"]
-    return Case(cnn(1, 28, 10, (12, 24, 64)), (x, y), (test_x, test_y), tuned, 600, 64, adam(2e-3))
+    tuned, known = [hyper.Affine(), "dropout:one", "weight_decay"], TURNS if rotated else MOVES
+    return Case(cnn(1, 28, 10, (12, 24, 64)), (x, y), (test_x, test_y), tuned, 600, 64, adam(2e-3), known=known)
 
 
 def _needed(folder: Path | None) -> Path:
@@ -289,7 +307,7 @@ def cifar10(seed: int, folder: Path | None) -> Case:
     generator = _generator(seed)
     train, test = (_pictures(_needed(folder) / "cifar10" / part, 2000, generator) for part in ("train", "test"))
     tuned = [hyper.Affine(), "dropout:one", "weight_decay", "label_smoothing"]
-    return Case(cnn(3, 32, 10, (16, 32, 64)), train, test, tuned, 600, 64, adam(2e-3))
+    return Case(cnn(3, 32, 10, (16, 32, 64)), train, test, tuned, 600, 64, adam(2e-3), known=MOVES)
 
 
 def _pictures(folder: Path, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

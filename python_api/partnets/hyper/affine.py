@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -26,8 +27,10 @@ GENERATORS = {
 # A generator's coefficient for one of the user's units: fractions of the image's width, degrees, log-factors.
 UNITS = dict.fromkeys(GENERATORS, 1.0) | {"translate_x": 2.0, "translate_y": 2.0, "rotation": math.pi / 180}
 
-# The half-widths up to which partnets.tune searches.
 REACH = dict.fromkeys(GENERATORS, 0.5) | {"translate_x": 0.25, "translate_y": 0.25, "rotation": 180.0}
+
+KINDS = dict.fromkeys(("translate_x", "translate_y"), "translation")
+KINDS |= dict.fromkeys(("scale", "stretch", "shear", "scale_x", "scale_y"), "deformation")
 
 # What Augerino's width of 1 is as a half-width, in the coordinates of warp.
 HALVES = dict.fromkeys(GENERATORS, 0.5) | {"translate_x": 0.05, "translate_y": 0.05}
@@ -36,7 +39,8 @@ HALVES = dict.fromkeys(GENERATORS, 0.5) | {"translate_x": 0.05, "translate_y": 0
 class _Exponential(Warp):
     """Each image moves by exp(sum_i t_i G_i), t_i ~ U[-1, 1] times the i-th half-width."""
 
-    reach = REACH
+    # Up to where partnets.tune searches, and what it tries together.
+    reach, kinds = MappingProxyType(REACH), MappingProxyType(KINDS)
 
     def __init__(self, widths: dict[str, float | None]) -> None:
         super().__init__(widths)

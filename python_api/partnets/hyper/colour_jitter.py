@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -46,6 +47,10 @@ class ColourJitter(Augmentation):
         >>> {name: round(value, 3) for name, value in jitter.values().items()}
         {'brightness': 0.2, 'contrast': 0.1, 'saturation': 0.1}
     """
+
+    # Up to where partnets.tune searches, and what it tries together.
+    reach = MappingProxyType({"brightness": 0.7, "contrast": 0.7, "saturation": 1.0, "hue": 60.0})
+    kinds = MappingProxyType({"brightness": "light", "contrast": "light", "saturation": "colour", "hue": "colour"})
 
     def __init__(
         self,

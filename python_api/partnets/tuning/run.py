@@ -140,7 +140,7 @@ def tune(
         steps, batch_size, forward, device, clip,
     )  # fmt: skip
     least = NORMALISED if any(isinstance(module, _NormBase) for module in network.modules()) else 1
-    return _Search(problem, plan(budget, batch_size, least), seed, list(callbacks), resume_from).run()
+    return _Search(problem, plan(settings, budget, batch_size, least), seed, list(callbacks), resume_from).run()
 
 
 class _Search:
@@ -162,7 +162,9 @@ class _Search:
     def run(self) -> Tuned:
         """Trains all that is left of the search, the training at the chosen values and the final one."""
         problem, settings, planned = self.problem, self.problem.settings, self.plan
-        points = design(settings, planned.members, derived(self.seed, "design")) if settings else torch.zeros(0, 0)
+        points, factors = torch.zeros(0, 0), []
+        if settings:
+            points, factors = design(settings, planned.levels, derived(self.seed, "design"))
         total = len(points) * planned.member_batch + planned.confirm_batch + problem.batch_size
         form = "{desc} |{bar:20}| {percentage:.0f} % of the budget, {elapsed}, {remaining} left{postfix}"
         with tqdm(total=total / problem.batch_size, disable=None, bar_format=form) as self.bar:
@@ -170,7 +172,7 @@ class _Search:
             tried = [self._train(f"search {i + 1}", point.tolist(), **options) for i, point in enumerate(points)]
             chosen, weights = torch.zeros(0), torch.zeros(0)
             if settings:
-                chosen, weights = choose(points, torch.tensor([nats for nats, _ in tried]))
+                chosen, weights = choose(points, factors, torch.tensor([nats for nats, _ in tried]))
             options = {"batch_size": planned.confirm_batch, "seed": derived(self.seed, "confirm")}
             confirmed = self._train("chosen", chosen.tolist(), learns=bool(problem.direct), **options)
             end = best_end(confirmed[0])

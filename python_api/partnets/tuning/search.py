@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,11 +11,13 @@ from torch import Tensor
 
 from partnets.tuning.settings import Setting
 
+# The factor of most settings.
+MAIN = "regularisers"
 # Of how many trainings the choice is at least the mean, in effect. Measured on four problems: with 1.5 it was as good,
 # with 3 the mean was pulled to the middle of the ranges.
 LEAST_EFFECTIVE = 2.0
-# How far points of a design lie from its ladder at most, as a fraction of a range.
-JITTER = 0.15
+# How far points of a design lie from its ladder at most, as a fraction of the ladder.
+JITTER = 0.25
 # A training ends early only if its end is worse than its best state by more nats than that. On four problems 1 to 2
 # were about as good; 3 lost most of what ending early gains with 20 unseen examples.
 CLEAR = 1.5
@@ -26,85 +28,93 @@ class Plan:
     """How a budget is spent.
 
     Attributes:
-        members: the number of trainings at different values.
-        member_batch: the batch size of each.
+        levels: the number of values of each factor that are tried, besides an untuned training.
+        member_batch: the batch size of each training of the search.
         confirm_batch: that of the training at the chosen values.
     """
 
-    members: int
+    levels: dict[str, int]
     member_batch: int
     confirm_batch: int
 
+    @property
+    def members(self) -> int:
+        """The number of trainings of the search."""
+        return 1 + sum(self.levels.values())
 
-def plan(budget: float, batch_size: int, least: int = 1) -> Plan:
+
+def plan(settings: Sequence[Setting], budget: float, batch_size: int, least: int = 1) -> Plan:
     """Divide a budget, in trainings of full batches, among the trainings of a search.
 
     The final training takes 1. Half of the rest, but at most 1, is a training at the chosen values with smaller
-    batches; the other half are four trainings or more, at different values, with smaller batches still. All have as
-    many steps as the final training: with fewer steps little regularisation always looks best.
+    batches; the other half are trainings at different values, with smaller batches still. All have as many steps as the
+    final training: with fewer steps little regularisation always looks best.
 
     Args:
+        settings: what is tuned.
         budget: more than 1.
         batch_size: of the final training.
         least: the smallest batch that the network takes.
 
     Raises:
-        ValueError: the budget is too small for two trainings at different values.
-
-    Example:
-        >>> plan(2.0, batch_size=64)
-        Plan(members=4, member_batch=8, confirm_batch=32)
-        >>> plan(4.0, batch_size=64)
-        Plan(members=8, member_batch=16, confirm_batch=64)
-    """
-    confirming = min(1.0, (budget - 1) / 2)
-    searching = budget - 1 - confirming
-    members = 4 if searching < 0.75 else 8 if searching < 3 else 16
-    members = max(2, min(members, int(searching * batch_size / least + 1e-9)))
-    member_batch = int(searching * batch_size / members + 1e-9)
-    confirm_batch = int(confirming * batch_size + 1e-9)
-    if member_batch < least or confirm_batch < least:
-        needed = 1 + 4 * least / batch_size
-        raise ValueError(
-            f"budget={budget:g} with batch_size={batch_size} leaves less than {least} examples for a batch of the"
-            f" search; pass a budget of {needed:.2g} or more, or larger batches."
-        )
-    return Plan(members, member_batch, confirm_batch)
-
-
-def design(settings: Sequence[Setting], members: int, seed: int) -> Tensor:
-    """The values that are tried first: an untuned training, and a ladder from light to heavy ones.
-
-    Most settings regularise, so that the first question is how strongly. Each point of the ladder is moved by up to
-    JITTER of each range, by a scrambled Sobol sequence.
-
-    Returns:
-        Positions in the ranges, [members, settings]; the first row is that of an untuned training.
+        ValueError: the budget is too small.
 
     Example:
         >>> decay = Setting("weight_decay", 1e-6, 1.0, lambda training, value: None, logarithmic=True)
-        >>> design([decay], 4, seed=0).shape
-        torch.Size([4, 1])
+        >>> plan([decay], 2.0, batch_size=64)
+        Plan(levels={'regularisers': 3}, member_batch=8, confirm_batch=32)
+    """
+    confirming = min(1.0, (budget - 1) / 2) if settings else min(1.0, budget - 1)
+    searching = budget - 1 - confirming
+    confirm_batch = int(confirming * batch_size + 1e-9)
+    factors = dict.fromkeys(setting.factor for setting in settings)
+    for fewer in (0, 1):
+        levels = {factor: (3 if factor == MAIN else 2) + 2 * (searching >= 1) - fewer for factor in factors}
+        members = 1 + sum(levels.values())
+        member_batch = int(searching * batch_size / members + 1e-9)
+        if member_batch >= least:
+            break
+    if (settings and member_batch < least) or confirm_batch < least:
+        needed = math.ceil(10 * (1 + 2 * least / batch_size * (members if settings else 0.5))) / 10
+        raise ValueError(
+            f"budget={budget:g} with batch_size={batch_size} leaves batches of fewer than {least} examples for"
+            f" {members} trainings of the search; pass a budget of {needed:g} or more, or larger batches."
+        )
+    return Plan(levels, member_batch, confirm_batch)
+
+
+def design(settings: Sequence[Setting], levels: Mapping[str, int], seed: int) -> tuple[Tensor, list[str]]:
+    """The values that are tried: an untuned training, and for each factor a ladder from light to heavy ones.
+
+    Most settings regularise, so that the first question is how strongly. Each point of a ladder is moved by up to
+    JITTER of its length, by a scrambled Sobol sequence; settings of other factors are untuned there.
+
+    Returns:
+        Positions in the ranges, [members, settings], and the factor of each row; the first one is untuned.
+
+    Example:
+        >>> decay = Setting("weight_decay", 1e-6, 1.0, lambda training, value: None, logarithmic=True)
+        >>> points, factors = design([decay], {"regularisers": 3}, seed=0)
+        >>> points.shape, factors
+        (torch.Size([4, 1]), ['', 'regularisers', 'regularisers', 'regularisers'])
     """
     untuned = torch.tensor([setting.position for setting in settings])
-    noise = torch.quasirandom.SobolEngine(len(settings), scramble=True, seed=seed).draw(members - 1) - 0.5
-    groups: dict[str, int] = {}
-    rows = [untuned]
-    for j in range(members - 1):
-        level = j / max(1, members - 2)
-        row = []
-        for i, setting in enumerate(settings):
-            # One number moves all of a group, and each of its settings a little.
-            first = groups.setdefault(setting.group or setting.name, i)
-            moved = float(noise[j, first]) + (float(noise[j, i]) / 2 if first != i else 0.0)
-            if setting.usual is None:
-                position = float(untuned[i]) + 1.2 * moved
-            else:
+    engine = torch.quasirandom.SobolEngine(len(settings), scramble=True, seed=seed)
+    rows, factors = [untuned], [""]
+    for factor, count in levels.items():
+        for j, noise in enumerate(engine.draw(count) - 0.5):
+            row, firsts = untuned.clone(), {}
+            for i, setting in enumerate(settings):
+                if setting.factor != factor:
+                    continue
+                # One number moves all of a group, and each of its settings a little.
+                first = firsts.setdefault(setting.group or setting.name, i)
+                moved = float(noise[first]) + (float(noise[i]) / 2 if first != i else 0.0)
                 light, heavy = setting.usual
-                position = light + (heavy - light) * level + 2 * JITTER * moved
-            row.append(min(max(position, 0.0), 1.0))
-        rows.append(torch.tensor(row))
-    return torch.stack(rows)
+                row[i] = light + (heavy - light) * j / max(1, count - 1) + 2 * JITTER * (heavy - light) * moved
+            rows.append(row.clamp(0.0, 1.0))
+            factors.append(factor)
+    return torch.stack(rows), factors
 
 
 def smoothed(judged: Tensor) -> Tensor:
@@ -113,50 +123,71 @@ def smoothed(judged: Tensor) -> Tensor:
     return (padded[..., :-2] + padded[..., 1:-1] + padded[..., 2:]) / 3
 
 
-def choose(points: Tensor, judged: Tensor) -> tuple[Tensor, Tensor]:
-    """The values that follow from trainings at different values: their mean, weighted by how likely unseen data are.
+def choose(points: Tensor, factors: Sequence[str], judged: Tensor) -> tuple[Tensor, Tensor]:
+    """The values that follow from trainings at different values.
 
-    A pair of a training and one of its judgements has the weight exp(-nats), a posterior under a uniform prior
-    (L_ML is an estimate of the log marginal likelihood). If fewer than LEAST_EFFECTIVE trainings would count in effect,
-    the nats are scaled down until as many do: the best of a few noisy numbers is not the best training. Judgements of
-    the first half do not count: they favour little regularisation.
+    For each factor they are the mean of its trainings and the untuned one, weighted by how likely these make unseen
+    data: see weights.
 
     Args:
         points: positions, [members, settings].
+        factors: of each training, as `design` gives them.
         judged: nats of unseen data, [members, judgements].
 
     Returns:
-        The chosen position, [settings], and the weight of each training, [members].
+        The chosen position, [settings], and the weight of each training within its factor, [members]; of the untuned
+        one the smallest.
 
     Raises:
         FloatingPointError: no training has a finite loss.
 
     Example:
         >>> points, judged = torch.tensor([[0.0], [1.0]]), torch.tensor([[50.0] * 10, [50.0] * 10])
-        >>> choose(points, judged)[0]
+        >>> choose(points, ["", "regularisers"], judged)[0]
         tensor([0.5000])
     """
-    nats = smoothed(judged.double())[:, judged.shape[1] // 2 :]
-    finite = nats.isfinite()
-    if not finite.any():
+    if not judged[:, judged.shape[1] // 2 :].isfinite().any():
         raise FloatingPointError("no training of the search has a finite loss; lower the learning rate, or pass clip.")
-    nats = nats.masked_fill(~finite, math.inf)
-    flat = nats.flatten() - nats[finite].min()
-    least = min(LEAST_EFFECTIVE, float(finite.any(1).sum())) / len(points) * flat.isfinite().sum()
+    chosen, found = points[0].clone(), torch.zeros(len(points), dtype=torch.float64)
+    found[0] = 1.0
+    for factor in dict.fromkeys(factors[1:]):
+        rows = [0, *(i for i, each in enumerate(factors) if each == factor)]
+        if not judged[rows, -1].isfinite().any():
+            continue
+        own = weights(judged[rows], LEAST_EFFECTIVE if factor == MAIN else 1.0)
+        chosen += (own[:, None] * (points[rows] - points[0])).sum(0).to(chosen.dtype)
+        found[rows[1:]], found[0] = own[1:], min(float(found[0]), float(own[0]))
+    return chosen, found
 
-    def weights(scale: float) -> Tensor:
+
+def weights(judged: Tensor, least: float) -> Tensor:
+    """How much each of some trainings counts, [members], with a sum of 1.
+
+    A pair of a training and one of its judgements has the weight exp(-nats), a posterior under a uniform prior
+    (L_ML is an estimate of the log marginal likelihood). If fewer than `least` trainings would count in effect, the
+    nats are scaled down until as many do: the best of a few noisy numbers is not the best training. Judgements of the
+    first half do not count: they favour little regularisation.
+
+    Example:
+        >>> weights(torch.tensor([[10.0] * 4, [50.0] * 4]), least=1.0)
+        tensor([1.0000e+00, 4.2484e-18], dtype=torch.float64)
+    """
+    nats = smoothed(judged.double())[:, judged.shape[1] // 2 :]
+    nats = nats.masked_fill(~nats.isfinite(), math.inf)
+    flat = (nats - nats.min()).flatten()
+    least = min(least, float(nats.isfinite().any(1).sum())) / len(judged) * len(flat)
+
+    def scaled(scale: float) -> Tensor:
         return (-flat * scale).nan_to_num(nan=-math.inf).softmax(0)
 
     low, high = 0.0, 1.0
-    if 1 / weights(1.0).square().sum() < least:
+    if 1 / scaled(1.0).square().sum() >= least:
+        low = 1.0
+    else:
         for _ in range(50):
             middle = (low + high) / 2
-            low, high = (low, middle) if 1 / weights(middle).square().sum() < least else (middle, high)
-        found = weights(low)
-    else:
-        found = weights(1.0)
-    of_members = found.view(nats.shape).sum(1)
-    return (of_members[:, None] * points).sum(0).to(points.dtype), of_members
+            low, high = (low, middle) if 1 / scaled(middle).square().sum() < least else (middle, high)
+    return scaled(low).view(nats.shape).sum(1)
 
 
 def best_end(judged: Sequence[float]) -> int:

@@ -23,6 +23,7 @@ FACTOR = 4.0
 ROUNDING = 1e-6
 # Light and heavy values, as fractions of a range: the first trainings of a search lie between them.
 USUAL = (0.25, 0.85)
+AUGMENTED = (0.12, 0.5)
 
 
 class Settable(Protocol):
@@ -43,8 +44,9 @@ class Setting:
         put: put(training, value) makes a training use a value.
         logarithmic: whether equal factors, instead of equal differences, are equally far apart.
         untuned: its value in an untuned training; a value below `low` counts as the lower end of the range.
-        usual: a light and a heavy value, as fractions of the range; None if values are better or worse in no order, as
-            of a learning rate.
+        usual: a light and a heavy value, as fractions of the range.
+        factor: settings of one factor are moved together in the search, and each factor alone: all regularisers are
+            one, rotations are one, and so is the learning rate.
         group: settings of one group lie close to each other, as the dropout rates of all layers.
 
     Example:
@@ -59,7 +61,8 @@ class Setting:
     put: Callable[[Settable, float], None] = field(repr=False)
     logarithmic: bool = False
     untuned: float = 0.0
-    usual: tuple[float, float] | None = USUAL
+    usual: tuple[float, float] = USUAL
+    factor: str = "regularisers"
     group: str = ""
 
     def value(self, position: float) -> float:
@@ -155,7 +158,9 @@ def _named(name: str, network: nn.Module, loss: Any, optimizer: torch.optim.Opti
         return [_weight_decay(optimizer, steps)]
     if name == "learning_rate":
         rate = float(optimizer.param_groups[0]["lr"])
-        return [Setting(name, rate / 30, rate * 10, _rate_putter(rate), logarithmic=True, untuned=rate, usual=None)]
+        # A fifth, and five times as much.
+        options = {"untuned": rate, "usual": (0.25, 0.75), "factor": name}
+        return [Setting(name, rate / 25, rate * 25, _rate_putter(rate), logarithmic=True, **options)]
     return _dropout(network, together=name == "dropout:one")
 
 
@@ -265,8 +270,12 @@ def _of_learned(module: Hyperparameter, one: Learned, path: str, name: str, inde
         values[index] = min(max(value, least), high - 1e-4 * (high - low))
         learned.assign(values if not learned.scalar else values[0])
 
-    usual = (0.15, 0.7) if isinstance(module, Augmentation) else USUAL
-    return Setting(name, low, high, put, logarithmic=logarithmic, untuned=low, usual=usual)
+    options = {}
+    if isinstance(module, Augmentation):
+        # Each kind of transformation is judged alone, since one that does not fit the data spoils all others.
+        kinds = getattr(module, "kinds", {})
+        options = {"usual": AUGMENTED, "factor": f"{type(module).__name__}.{kinds.get(name, name)}"}
+    return Setting(name, low, high, put, logarithmic=logarithmic, untuned=low, **options)
 
 
 def check_names(settings: list[Setting]) -> None:

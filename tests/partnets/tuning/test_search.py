@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from partnets.tuning.search import LEAST_EFFECTIVE, best_end, choose, design, plan
+from partnets.tuning.search import LEAST_EFFECTIVE, MAIN, best_end, choose, design, plan, weights
 from partnets.tuning.settings import Setting
 
 
@@ -14,71 +14,83 @@ def setting(name="decay", **options):
 
 
 @pytest.mark.parametrize("budget", [1.5, 2.0, 3.0, 4.0, 6.0])
-@pytest.mark.parametrize("batch_size", [16, 64, 100])
+@pytest.mark.parametrize("batch_size", [32, 64, 100])
 def test_a_plan_spends_at_most_its_budget(budget, batch_size):
-    planned = plan(budget, batch_size)
-    spent = (planned.members * planned.member_batch + planned.confirm_batch) / batch_size + 1
-    assert planned.members >= 2 and 0.7 * (budget - 1) <= spent - 1 <= budget - 1 + 1e-9
+    planned = plan([setting()], budget, batch_size)
+    spent = (planned.members * planned.member_batch + planned.confirm_batch) / batch_size
+    assert planned.members >= 4 and 0.7 * (budget - 1) <= spent <= budget - 1 + 1e-9
 
 
-def test_a_plan_has_batches_of_the_least_size_that_a_network_takes():
-    assert plan(2.0, 32, least=4).member_batch >= 4
-    with pytest.raises(ValueError, match=r"budget=1\.1 with batch_size=8 .* pass a budget of 1\.5 or more"):
-        plan(1.1, 8)
+def test_a_budget_that_is_too_small_is_refused_with_one_that_is_not():
+    with pytest.raises(ValueError, match=r"budget=1\.1 with batch_size=8 .* pass a budget of 1\.8 or more") as error:
+        plan([setting()], 1.1, 8)
+    assert plan([setting()], float(str(error.value).split("budget of ")[1].split()[0]), 8)
+    with pytest.raises(ValueError, match="batches of fewer than 4 examples"):
+        plan([setting()], 2.0, 16, least=4)
 
 
 def test_the_first_row_of_a_design_is_untuned_and_the_others_grow_heavier():
     settings = [setting(), setting("rate", untuned=0.5)]
-    points = design(settings, 4, seed=3)
-    assert points[0].tolist() == [0.0, 0.5]
+    points, factors = design(settings, {MAIN: 3}, seed=3)
+    assert points[0].tolist() == [0.0, 0.5] and factors == ["", MAIN, MAIN, MAIN]
     assert (points[1:].diff(dim=0) > 0).all() and ((points >= 0) & (points <= 1)).all()
 
 
 def test_settings_of_a_group_lie_close_to_each_other():
     settings = [setting(f"dropout.{i}", group="dropout") for i in range(4)]
-    points = design(settings, 4, seed=0)
+    points = design(settings, {MAIN: 3}, seed=0)[0]
     assert (points.amax(1) - points.amin(1)).max() < 0.16
     assert (points[1:].amax(1) - points[1:].amin(1)).min() > 0
 
 
-def test_a_setting_without_an_order_is_tried_on_both_sides_of_its_untuned_value():
-    points = design([setting("rate", untuned=0.5, usual=None)], 8, seed=0)[:, 0]
-    assert points.min() < 0.3 and points.max() > 0.7
+def test_each_factor_is_tried_alone():
+    settings = [setting(), setting("rotation", factor="turn"), setting("rate", untuned=0.5, factor="rate")]
+    points, factors = design(settings, {MAIN: 3, "turn": 2, "rate": 2}, seed=0)
+    moved = points != points[0]
+    assert factors == ["", MAIN, MAIN, MAIN, "turn", "turn", "rate", "rate"]
+    assert moved.sum(1).tolist() == [0] + [1] * 7 and moved[4:6, 1].all() and moved[6:, 2].all()
 
 
 def test_the_choice_is_the_mean_of_equally_good_trainings():
     points = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.5, 0.5]])
-    chosen, weights = choose(points, torch.full((3, 10), 7.0))
+    chosen, found = choose(points, ["", MAIN, MAIN], torch.full((3, 10), 7.0))
     torch.testing.assert_close(chosen, torch.tensor([0.5, 0.5]))
-    torch.testing.assert_close(weights, torch.full((3,), 1 / 3, dtype=weights.dtype))
+    torch.testing.assert_close(found, torch.full((3,), 1 / 3, dtype=found.dtype))
 
 
 def test_the_choice_is_close_to_clearly_better_trainings():
     judged = torch.full((4, 10), 500.0)
     judged[1:3] = 100.0
-    chosen, weights = choose(torch.tensor([[0.0], [0.4], [0.6], [1.0]]), judged)
-    assert chosen.item() == pytest.approx(0.5, abs=1e-3) and weights[[0, 3]].max() < 1e-3
+    chosen, found = choose(torch.tensor([[0.0], [0.4], [0.6], [1.0]]), ["", MAIN, MAIN, MAIN], judged)
+    assert chosen.item() == pytest.approx(0.5, abs=1e-3) and found[[0, 3]].max() < 1e-3
 
 
-def test_the_choice_never_rests_on_a_single_training():
+def test_the_choice_of_regularisers_never_rests_on_a_single_training():
     judged = torch.linspace(100.0, 1000.0, 4)[:, None].expand(4, 10).clone()
-    _, weights = choose(torch.tensor([[0.0], [0.3], [0.6], [1.0]]), judged)
-    assert 1 / weights.square().sum() > 0.9 * LEAST_EFFECTIVE and weights.argmax() == 0
+    found = weights(judged, LEAST_EFFECTIVE)
+    assert 1 / found.square().sum() > 0.9 * LEAST_EFFECTIVE and found.argmax() == 0
+
+
+def test_factors_are_chosen_independently():
+    points = torch.tensor([[0.0, 0.0], [0.6, 0.0], [0.0, 0.3], [0.0, 0.8]])
+    judged = torch.tensor([[50.0], [90.0], [49.0], [10.0]]).expand(4, 10).clone()
+    chosen, _ = choose(points, ["", "a", "b", "b"], judged)
+    assert chosen.tolist() == pytest.approx([0.0, 0.8])
 
 
 def test_early_judgements_do_not_count():
     judged = torch.full((2, 10), 50.0)
-    judged[0, :3] = 0.0
-    assert choose(torch.tensor([[0.0], [1.0]]), judged)[0].item() == pytest.approx(0.5)
+    judged[0, :4] = 0.0
+    assert choose(torch.tensor([[0.0], [1.0]]), ["", MAIN], judged)[0].item() == pytest.approx(0.5)
 
 
 def test_trainings_without_a_finite_loss_have_no_weight():
     judged = torch.full((3, 10), 50.0)
     judged[2, 4:] = math.inf
-    chosen, weights = choose(torch.tensor([[0.0], [0.5], [1.0]]), judged)
-    assert chosen.item() == pytest.approx(0.25) and weights[2] == 0
+    chosen, found = choose(torch.tensor([[0.0], [0.5], [1.0]]), ["", MAIN, MAIN], judged)
+    assert chosen.item() == pytest.approx(0.25) and found[2] == 0
     with pytest.raises(FloatingPointError, match="no training of the search has a finite loss"):
-        choose(torch.zeros(2, 1), torch.full((2, 10), math.inf))
+        choose(torch.zeros(2, 1), ["", MAIN], torch.full((2, 10), math.inf))
 
 
 def test_a_training_goes_on_to_its_end_unless_that_is_clearly_worse():

@@ -53,7 +53,7 @@ def test_an_optimizer_without_decay_is_refused():
 
 def test_an_untuned_learning_rate_is_the_given_one():
     (rate,) = found(["learning_rate"], make=functools.partial(torch.optim.SGD, lr=0.02))[1]
-    assert rate.value(rate.position) == 0.02 and rate.value(0.0) == pytest.approx(0.02 / 30)
+    assert rate.value(rate.position) == 0.02 and rate.value(0.0) == pytest.approx(0.02 / 25)
 
 
 def test_smoothing_needs_a_cross_entropy():

@@ -189,7 +189,7 @@ def test_a_final_training_that_diverges_raises():
 def test_batch_normalisation_gets_batches_of_four_or_more():
     sizes = []
     network = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.0), nn.Linear(8, 3))
-    tuned(network, callbacks=[lambda training: sizes.append(training.batch_size)])
+    tuned(network, batch_size=32, callbacks=[lambda training: sizes.append(training.batch_size)])
     assert min(sizes) >= 4
 
 
