@@ -10,6 +10,7 @@ Partition a model and its data, and train weights and hyperparameters together:
 import sys
 from pathlib import Path
 
+from partkernels import __version__
 from partkernels.build_info import check_companion
 from partnets import (
     _moved,
@@ -81,6 +82,7 @@ __all__ = [
     "RMSNorm",
     "Trainer",
     "Tuned",
+    "__version__",
     "accuracy",
     "audit",
     "baselines",

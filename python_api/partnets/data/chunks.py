@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from partkernels.arguments import check_seed, sizes
-from partnets.data.examples import Collate, Indices, as_dataset, below_subsets, collated
+from partnets.data.examples import Collate, Indices, as_dataset, below_subsets, collated, refuse_separate
 from partnets.data.fetching import Request, batches, fetch, fetched
 from partnets.data.splitting import codes, given, grouped, stratified
 from partnets.utils.checks import check_at_least
@@ -239,7 +239,7 @@ def _content(leaf: Any) -> bytes:
 def chunk(
     dataset: Dataset | Sequence,
     proportions: Sequence[float] | None = None,
-    *,
+    *separate,
     seed: int = 0,
     groups: Any = None,
     stratify: Any = None,
@@ -280,6 +280,7 @@ def chunk(
         >>> split, {patients[i] for i in split.indices(1)} & {patients[i] for i in split.indices(2)}
         (Chunks(sizes=[80, 20]), set())
     """
+    refuse_separate("chunk((x, y), proportions)", separate)
     dataset = as_dataset(dataset)
     check_seed("seed", seed)
     if indices is not None:

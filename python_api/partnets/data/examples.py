@@ -103,6 +103,18 @@ def as_dataset(data: Dataset | Sequence) -> Dataset:
     return data
 
 
+def refuse_separate(call: str, separate: tuple) -> None:
+    """Raises TypeError if inputs and targets came as two arguments.
+
+    Example:
+        >>> refuse_separate("chunk((x, y), proportions)", (0.8, 0.2))
+        Traceback (most recent call last):
+        TypeError: inputs and targets are one argument: chunk((x, y), proportions).
+    """
+    if separate:
+        raise TypeError(f"inputs and targets are one argument: {call}.")
+
+
 def _cure(data: Any) -> str | None:
     """What to pass instead of data that are no map-style dataset; None for those that are."""
     usual = "pass a Dataset with __len__ and __getitem__, or tensors (x, y)"

@@ -37,6 +37,18 @@ REFUSED = {
     "persistent_workers": "worker processes live as long as fit, or an evaluation, and not longer",
     "in_order": "each batch belongs to its step",
 }
+# What other libraries' trainers take, and where it goes here.
+TRAINING = {
+    "lr": "pass optimizer=partnets.optim.Adam(model, lr=...)",
+    "learning_rate": "pass optimizer=partnets.optim.Adam(model, lr=...)",
+    "weight_decay": "pass optimizer=partnets.optim.AdamW(model, weight_decay=...)",
+    "epochs": "pass fit(steps); an epoch is len(data) / batch_size steps",
+    "steps": "pass them to fit(steps)",
+    "max_steps": "pass them to fit(steps)",
+    "device": "move the model: model.to(device)",
+    "criterion": "pass it as loss=",
+    "loss_fn": "pass it as loss=",
+}
 CPU = torch.device("cpu")
 
 
@@ -80,6 +92,8 @@ def check_options(loading: Mapping[str, Any], who: str, also: Iterable[str] = ()
     for name in loading.keys() - {*OPTIONS, *also}:
         if name in REFUSED:
             raise TypeError(f"{who} takes no {name}: {REFUSED[name]}.")
+        if name in TRAINING:
+            raise TypeError(f"{who} takes no {name}: {TRAINING[name]}.")
         known = ", ".join((*OPTIONS, *also))
         raise TypeError(f"{who} has no option {name!r}; of a DataLoader's it takes {known}.")
     check_at_least(0, num_workers=loading.get("num_workers", 0))

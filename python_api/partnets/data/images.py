@@ -1,13 +1,15 @@
-"""MNIST, CIFAR-10 and Tiny ImageNet from local files, read by torchvision; nothing is ever downloaded.
+"""MNIST, CIFAR-10 and Tiny ImageNet from local files; nothing is ever downloaded.
 
 Ours is what torchvision leaves open: files in a folder of their own, an error that names the file that is missing or
 damaged, and Tiny ImageNet's lists, for it has no reader of that: labels in the order of wnids.txt, and those of the
-validation set. torchvision is imported when a function is called, so that all else works without it.
+validation set. torchvision, which reads the pictures of the latter two, is imported when they are called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import struct
+from collections.abc import Sequence
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
@@ -34,7 +36,7 @@ LARGEST_IDX, LARGEST_LIST = 600_000_000, 10_000_000
 
 
 def mnist(root: str | PathLike) -> Data:
-    """Reads MNIST (LeCun et al. 1998): 60000 training and 10000 test images. Needs torchvision.
+    """Reads MNIST (LeCun et al. 1998): 60000 training and 10000 test images.
 
     Args:
         root: the folder of MNIST/raw, where torchvision puts them, or of the official files, gunzipped:
@@ -44,7 +46,6 @@ def mnist(root: str | PathLike) -> Data:
         Images uint8 [n, 1, 28, 28]; as many as the files hold.
 
     Raises:
-        ImportError: torchvision is not installed.
         FileNotFoundError: a file is missing.
         ValueError: a file is damaged, or images and labels differ in number.
 
@@ -59,20 +60,11 @@ def mnist(root: str | PathLike) -> Data:
         ...     mnist(root)
         Data(mnist: 1 examples to train and 1 to test, [1, 28, 28] of uint8, 10 classes)
     """
-    idx = _torchvision("datasets.mnist")
     folder = _find(root, ["train-images-idx3-ubyte", "MNIST/raw/train-images-idx3-ubyte"], IDX).parent
 
-    def read(name: str, reader: Callable) -> Tensor:
-        path = _find(folder, [name], IDX)
-        _check_size(path, LARGEST_IDX, IDX)
-        try:
-            return reader(path)
-        except Exception as error:  # its assertions, and what its views raise
-            raise _damaged(path, f"is not read by torchvision ({error!r})", IDX) from error
-
     def part(name: str) -> tuple[Tensor, Tensor]:
-        images = read(f"{name}-images-idx3-ubyte", idx.read_image_file)
-        labels = read(f"{name}-labels-idx1-ubyte", idx.read_label_file)
+        images, labels = _idx(folder, f"{name}-images-idx3-ubyte", 3), _idx(folder, f"{name}-labels-idx1-ubyte", 1)
+        labels = labels.long()
         if images.shape != (len(labels), 28, 28) or labels.max() > 9:
             found = f"has {len(labels)} labels up to {labels.max()} for images {list(images.shape)}"
             raise _damaged(folder / f"{name}-*", found, "a label in 0..9 for each image of 28x28")
@@ -80,6 +72,19 @@ def mnist(root: str | PathLike) -> Data:
 
     train, test = part("train"), part("t10k")
     return Data("mnist", train, test, 10, *moments(train[0]))
+
+
+def _idx(folder: Path, name: str, dims: int) -> Tensor:
+    """A file of bytes in IDX format: 0, 0, 8, the number of dimensions, their sizes as big-endian words, the bytes."""
+    path = _find(folder, [name], IDX)
+    _check_size(path, LARGEST_IDX, IDX)
+    found = path.read_bytes()
+    if len(found) < 4 + 4 * dims or found[:4] != bytes([0, 0, 8, dims]):
+        raise _damaged(path, f"begins with the bytes {list(found[:4])}", f"{IDX}, which begins with 0, 0, 8, {dims}")
+    sizes = struct.unpack(f">{dims}I", found[4 : 4 + 4 * dims])
+    if len(found) != 4 + 4 * dims + math.prod(sizes) or not math.prod(sizes):
+        raise _damaged(path, f"has {len(found)} bytes for {' x '.join(map(str, sizes))}", IDX)
+    return torch.frombuffer(bytearray(found[4 + 4 * dims :]), dtype=torch.uint8).view(sizes)
 
 
 def cifar10(root: str | PathLike) -> Data:

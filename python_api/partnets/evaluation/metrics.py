@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, default_collate
 
 from partnets.data.batch import OWN_RULE, Forward, Loss, call, check_no_sum, scores, total
 from partnets.data.chunks import Chunks, check_chunks
-from partnets.data.examples import Collate, as_dataset
+from partnets.data.examples import Collate, as_dataset, refuse_separate
 from partnets.data.fetching import batches, check_options
 from partnets.evaluation.running_statistics import fresh_statistics
 from partnets.evaluation.same_chunks import adopt_chunks, check_same_chunks
@@ -72,6 +72,8 @@ def total_loss(
     loading: Mapping[str, Any],
 ) -> tuple[float, int]:
     """The sum whose mean mean_loss gives, and of how many it is; its arguments."""
+    if isinstance(loss, Tensor):
+        refuse_separate("mean_loss(model, (x, y), loss)", (loss,))
     dataset = as_dataset(data)
     left = len(dataset)
     if not left:
@@ -98,7 +100,7 @@ def total_loss(
 def accuracy(
     model: nn.Module,
     data: Dataset | Sequence,
-    *,
+    *separate,
     batch_size: int = 256,
     collate: Collate = default_collate,
     forward: Forward = call,
@@ -113,6 +115,8 @@ def accuracy(
         >>> accuracy(nn.Flatten(), (torch.eye(4), torch.tensor([0, 1, 2, 0])))
         0.75
     """
+
+    refuse_separate("accuracy(model, (x, y))", separate)
 
     def right(output: Any, y: Tensor) -> Tensor:
         if not isinstance(scores(output), Tensor):

@@ -6,6 +6,8 @@ import math
 
 from torch import Tensor, nn
 
+from partnets.hyper.augmentation import Augmentation
+
 AVERAGES = ("logits", "log_probabilities", "probabilities")
 
 
@@ -24,7 +26,7 @@ class Averaged(nn.Module):
         x [batch, ...] to [batch, classes, ...]; the network sees S * batch examples, the copies of x after one another.
 
     Raises:
-        ValueError: samples is below 1, or average is none of the three.
+        ValueError: samples is below 1, average is none of the three, or augmentation and network are swapped.
 
     Example:
         >>> import torch
@@ -38,6 +40,11 @@ class Averaged(nn.Module):
         self, augmentation: nn.Module, network: nn.Module, *, samples: int = 8, average: str = "logits"
     ) -> None:
         super().__init__()
+        if isinstance(network, Augmentation) and not isinstance(augmentation, Augmentation):
+            raise ValueError(
+                f"network is a {type(network).__name__} and augmentation a {type(augmentation).__name__}; pass"
+                " Averaged(augmentation, network)."
+            )
         if samples < 1:
             raise ValueError(f"samples={samples}; pass at least 1.")
         if average not in AVERAGES:

@@ -59,8 +59,15 @@ class ObservationNoise(Hyperparameter):
         return Gaussian(mean, self.std(mean).to(mean.dtype).square().expand_as(mean))
 
     def to_ordinary(self) -> nn.Module:
-        """What is deployed predicts the mean alone."""
-        return nn.Identity()
+        """What is deployed predicts the mean; its buffer `std` has the standard deviation that was learned.
+
+        Example:
+            >>> ObservationNoise(0.5).to_ordinary().std
+            tensor(0.5000)
+        """
+        ordinary = nn.Identity()
+        ordinary.register_buffer("std", self.std().detach().clone())
+        return ordinary
 
 
 def gaussian_nll(output: Gaussian, y: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from itertools import pairwise
 STEP_COLUMNS = ("step", "k", "loss", "hyper_k", "hyper_loss")
 
 
-@dataclass
+@dataclass(repr=False)
 class Records:
     """What a Trainer recorded, in plain lists; a History can also show it.
 
@@ -41,6 +41,17 @@ class Records:
     lml: dict[str, list] = field(default_factory=lambda: {"step": [], "lml": []})
     metrics: dict[str, dict[str, list]] = field(default_factory=dict)
     matrices: dict[str, list] = field(default_factory=lambda: {"step": [], "matrix": []})
+
+    def __repr__(self) -> str:
+        """The number of records; their lists are attributes.
+
+        Example:
+            >>> Records()
+            Records(0 steps)
+        """
+        counts = {"steps": self.steps, "evaluations of L_ML": self.lml, "loss matrices": self.matrices}
+        shown = [f"{len(lists['step'])} {what}" for what, lists in counts.items() if lists["step"] or what == "steps"]
+        return f"{type(self).__name__}({', '.join([*shown, *self.values, *self.metrics])})"
 
     def check(self) -> None:
         """Raises ValueError unless all lists are as the methods below make them, as of a file that may be damaged.

@@ -15,7 +15,7 @@ from partnets.data import batch as batches
 from partnets.data.chunks import Chunks
 from partnets.evaluation.auditing import leaks
 from partnets.evaluation.same_chunks import has_learned
-from partnets.hyper import penalties
+from partnets.hyper import Hyperparameter, penalties
 from partnets.nn.partitioned import partitioned_layers
 from partnets.training.state import TrainingState
 from partnets.training.step import hyper_learning
@@ -24,6 +24,7 @@ from partnets.utils.likelihood import IGNORED, is_cross_entropy
 from partnets.utils.modules import device_of, to_device
 from partnets.utils.random_state import preserved
 from partnets.utils.reached import reached
+from partnets.utils.targets import check_targets, tried
 
 # Examples of which an audit's batches have at most so many, on each rank.
 AUDITED = 16
@@ -105,12 +106,14 @@ def try_judging(
         The loss, and y.
 
     Raises:
-        ValueError: a hyperparameter reaches the loss, but not the model's output; or the loss is a sum.
+        ValueError: a hyperparameter reaches the loss, but not the model's output; the loss is a sum; or the model does
+            not take the batch, or the loss its output and targets.
     """
     before, device = Held(model), device_of(model)
     try:
         with preserved(device), hyper_learning(model, k), penalties():  # which regularise w alone
-            output, y = forward(model, to_device(draw(), device))
+            output, y = tried(model, to_device(draw(), device), forward)
+            check_targets(hyper_loss, output, y)
             loss = batches.mean(hyper_loss, output, y)
     finally:
         before.put_back()
@@ -127,6 +130,30 @@ def check_learns(model: nn.Module, loss: batches.Loss) -> None:
         raise ValueError(
             f"the loss has {', '.join(strange)}, which would never learn; put what learns into the model, as"
             " hyper.ObservationNoise for a variance."
+        )
+
+
+def warn_of_forgotten(model: nn.Module) -> None:
+    """Warns if a model has hyperparameters that could learn, and a trainer was given none.
+
+    Example:
+        >>> from partnets import hyper
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     warn_of_forgotten(nn.Sequential(hyper.InputMask(4), nn.Linear(4, 2)))
+        >>> str(caught[0].message)
+        'the model has 0 (InputMask), and hyper= was not given, so that it stays as it is; pass hyper=[...] with ...
+    """
+    found = [
+        f"{path or 'the model'} ({type(module).__name__})"
+        for path, module in model.named_modules()
+        if isinstance(module, Hyperparameter) and any(p.requires_grad for p in module.parameters())
+    ]
+    if found:
+        warnings.warn(
+            f"the model has {', '.join(found)}, and hyper= was not given, so that it stays as it is; pass hyper=[...]"
+            " with what is to learn, or hyper=[] if nothing is.",
+            stacklevel=3,
         )
 
 

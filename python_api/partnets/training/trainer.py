@@ -40,6 +40,7 @@ from partnets.training.start import (
     check_leaks,
     check_learns,
     check_start,
+    warn_of_forgotten,
     warn_of_proportions,
     warn_of_unused_losses,
 )
@@ -201,6 +202,8 @@ class Trainer(TrainingState):
             check_unseen(chunks)
         psi = list(dict.fromkeys(parameter for module in self.hyper.values() for parameter in module.parameters()))
 
+        if hyper is None and self.needs_unseen and chunks.count > 1:
+            warn_of_forgotten(model)
         check_learns(model, loss)
         warn_of_unused_losses(model, self.hyper, loss)
         check_mean(loss)
@@ -233,14 +236,25 @@ class Trainer(TrainingState):
         self._started = False
         self.history = History()
 
-    def fit(self, steps: int) -> History:
+    def fit(self, steps: int | None = None, *, epochs: float | None = None) -> History:
         """Trains for so many more steps, or until L_ML exhausts `patience`; on a terminal it shows progress.
 
         An interruption may leave a step half done; from a checkpoint of before it, training goes on with the same bits.
 
+        Args:
+            steps: how many.
+            epochs: in their place, how often as many examples are drawn as there are: len(data) / batch_size steps.
+
         Raises:
-            ValueError: steps is negative.
+            ValueError: steps or epochs is negative.
+            TypeError: both are given, or neither.
         """
+        if (steps is None) == (epochs is None):
+            raise TypeError("fit takes steps or epochs; pass one of them.")
+        if steps is None:
+            if not 0 <= epochs < math.inf:
+                raise ValueError(f"epochs={epochs}; pass a number, at least 0.")
+            steps = math.ceil(epochs * len(self.chunks.order) / self.batch_size)
         check_at_least(0, steps=steps)
         fetching = self._ahead.fetching(partial(self._plan, steps), self.generator) if self._ahead else nullcontext()
         with fetching, Progress(self.steps, steps, shown=self.shows_progress) as progress:

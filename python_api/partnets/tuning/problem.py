@@ -19,7 +19,7 @@ from partnets.hyper import Hyperparameter
 from partnets.tuning.settings import Setting
 from partnets.utils.likelihood import SQUARED, check_mean, name_of, plain
 from partnets.utils.modules import evaluating, to_device
-from partnets.utils.targets import check_targets
+from partnets.utils.targets import check_targets, tried
 
 Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -132,23 +132,8 @@ def checked_loss(network: nn.Module, batch: Any, forward: Forward, device: torch
     """
     network.to(device)
     with torch.no_grad(), evaluating(network):
-        try:
-            output, y = forward(network, to_device(batch, device))
-        except (RuntimeError, TypeError) as error:
-            raise ValueError(f"the network does not take a batch of these data: {error}{_hint(batch)}") from error
+        output, y = tried(network, to_device(batch, device), forward)
     loss = loss or usual_loss(output, y)
     check_mean(loss)
     check_targets(loss, output, y)
     return loss
-
-
-def _hint(batch: Any) -> str:
-    x = batch[0] if isinstance(batch, tuple | list) and batch else None
-    if not isinstance(x, Tensor):
-        return ""
-    hint = f" A batch of x is {list(x.shape)} of {x.dtype}."
-    if x.dim() == 3:
-        hint += " Images need a dimension for their channels: x.unsqueeze(1) for grey ones."
-    if not x.is_floating_point():
-        hint += " If these are images, pass x.float() / 255."
-    return hint

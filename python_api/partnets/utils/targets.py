@@ -2,15 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from partnets.utils.likelihood import CROSS_ENTROPIES, SQUARED, ignored, name_of
 
 # How far the sum of probabilities may be from 1.
 ROUNDING = 1e-4
+
+
+def tried(model: nn.Module, batch: Any, forward: Callable[[nn.Module, Any], tuple[Any, Any]]) -> tuple[Any, Any]:
+    """The output of a model and the targets of a batch.
+
+    Raises:
+        ValueError: the model does not take the batch; with what images and labels look like.
+
+    Example:
+        >>> tried(nn.Conv2d(1, 2, 3), (torch.rand(4, 8, 8), torch.zeros(4)), lambda model, batch: (model(batch[0]), batch[1]))
+        Traceback (most recent call last):
+        ValueError: the model does not take a batch of these data: ... channels: x.unsqueeze(1) for grey ones.
+    """  # noqa: E501, an example is one line
+    try:
+        return forward(model, batch)
+    except (RuntimeError, TypeError) as error:
+        hint = _hint(batch)
+        if not hint:
+            raise
+        raise ValueError(f"the model does not take a batch of these data: {error}.{hint}") from error
+
+
+def _hint(batch: Any) -> str:
+    x = batch[0] if isinstance(batch, tuple | list) and batch else None
+    if not isinstance(x, Tensor):
+        return ""
+    hint = ""
+    if x.dim() == 3:
+        hint += " Images need a dimension for their channels: x.unsqueeze(1) for grey ones."
+    if x.dtype == torch.uint8:
+        hint += " Of images pass x.float() / 255, or put data.ToFloat before the network."
+    return hint and f" x is {list(x.shape)} of {x.dtype}.{hint}"
 
 
 def check_targets(loss: Any, output: Any, y: Any) -> None:

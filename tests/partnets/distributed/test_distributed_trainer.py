@@ -187,7 +187,7 @@ def test_looking_ahead_of_a_sharded_model_is_refused(two_ranks):
 
 def earlier_partitions(changed, sharded):
     """What partitions 1 and 2 have learned, and what partition 3 has, if that many examples of D_3 are others."""
-    one = trainer(distributed.Trainer, hyper=None, sharded=sharded)
+    one = trainer(distributed.Trainer, hyper=[], sharded=sharded)
     x, _ = one.chunks.dataset.tensors
     x[one.chunks.indices(3)[:changed]] += 1
     one.fit(15)

@@ -286,7 +286,7 @@ OTHERS = {
     "parameters": lambda: partnets.Trainer(*parts(width=7)[:2], batch_size=16),
     "parameters of another type": lambda: partnets.Trainer((split := parts())[0].double(), split[1], hyper=split[2]),
     "partitions": lambda: partnets.Trainer(*parts(proportions=(0.9, 0.1))[:2], batch_size=16),
-    "hyper": lambda: trainer(hyper=None),
+    "hyper": lambda: trainer(hyper=[]),
     "other chunks": lambda: partnets.Trainer(
         *(split := parts())[:1], partnets.chunk(examples(), PROPORTIONS, seed=1), hyper=split[2], batch_size=16
     ),

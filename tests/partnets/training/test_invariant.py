@@ -51,7 +51,7 @@ def trainer(optimizer, network="layers", changed=None, cls=partnets.Trainer, sch
     averaged = hyper.Averaged(hyper.Affine(), NETWORKS[network](), samples=2)
     example = {"example": x[:2]} if scheme == "nested" else {}
     model = partnets.partition(averaged, PROPORTIONS, scheme=scheme, **example)
-    return cls(model, chunks, optimizer=OPTIMIZERS[optimizer](model), batch_size=8, **options)
+    return cls(model, chunks, **{"optimizer": OPTIMIZERS[optimizer](model), "batch_size": 8, "hyper": []} | options)
 
 
 def owned(trainer, partitions):

@@ -152,7 +152,7 @@ def test_a_distance_is_no_likelihood(loss, cure):
         trainer(network(), loss=loss)
     model = network()
     with warnings.catch_warnings(action="error"):  # where nothing is judged by it, it may be any
-        partnets.Trainer(model, chunks(), loss=lambda output, y: output.square().mean(), batch_size=16).fit(1)
+        partnets.Trainer(model, chunks(), hyper=[], loss=lambda output, y: output.square().mean(), batch_size=16).fit(1)
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_step():
@@ -218,8 +218,8 @@ def test_a_model_remembers_its_chunks_in_its_state_dict_too():
                 judge(one, chunks(seed=1))
             judge(one, chunks(seed=1), other_chunks=True)
         with pytest.raises(ValueError, match="has learned from other chunks"):
-            partnets.Trainer(one, chunks(seed=1))
-        partnets.Trainer(one, chunks(seed=1), other_chunks=True)
+            partnets.Trainer(one, chunks(seed=1), hyper=[])
+        partnets.Trainer(one, chunks(seed=1), hyper=[], other_chunks=True)
     with pytest.raises(ValueError, match="has learned from other chunks"):  # the same split of other data
         partnets.lml(model, partnets.chunk(examples(seed=1), PROPORTIONS))
     as_examples = partnets.chunk(list(zip(*examples(), strict=True)), PROPORTIONS)
@@ -262,7 +262,7 @@ def test_a_sweep_finds_what_predicts_unseen_data_and_compares_like_with_like():
     assert found.best == 0.0 and found.trainer.steps == 60 and [choice for choice, _ in found.tried] == [0.9, 0.0]
     assert found.tried[1][1] == partnets.lml(found.trainer.model, data, seed=0, batch_size=32) > found.tried[0][1]
     with pytest.raises(ValueError, match="has other chunks than the choice before"):
-        partnets.sweep(lambda seed: partnets.Trainer(network(), chunks(seed=seed)), [0, 1], steps=1)
+        partnets.sweep(lambda seed: partnets.Trainer(network(), chunks(seed=seed), hyper=[]), [0, 1], steps=1)
     with pytest.raises(ValueError, match="judges by another loss than the choice before"):
         partnets.sweep(
             lambda scale: trainer(network(), loss=lambda o, y: scale * F.cross_entropy(o, y)), [1, 2], steps=1
@@ -330,7 +330,9 @@ def test_a_sweep_takes_the_best_state_and_goes_on_where_a_choice_diverges():
         if lr is None:
             nn.init.constant_(model[1].bias, float("nan"))
         optimizer = partnets.optim.SGD(model, lr=lr or 1.0)
-        return partnets.Trainer(model, chunks(), optimizer=optimizer, batch_size=16, lml_every=1, keep_best=True)
+        return partnets.Trainer(
+            model, chunks(), hyper=[], optimizer=optimizer, batch_size=16, lml_every=1, keep_best=True
+        )
 
     found = partnets.sweep(make, [0.5, None, 20.0], steps=10)
     assert found.tried[1][1] == float("-inf") and found.best in (0.5, 20.0)

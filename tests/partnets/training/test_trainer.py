@@ -1,5 +1,6 @@
 """The trainer follows Appendix I.1, learns, shows what it does, and refuses what does not fit."""
 
+import copy
 import sys
 
 import pytest
@@ -104,7 +105,7 @@ def test_it_learns_which_inputs_matter():
 
 
 def test_without_hyperparameters_only_the_weights_learn():
-    one = trainer(hyper=None, lml_every=None)
+    one = trainer(hyper=[], lml_every=None)
     psi = one.model[0].logits.detach().clone()
     one.fit(3)
     assert torch.equal(one.model[0].logits, psi) and one.hyper_optimizer is None
@@ -170,7 +171,8 @@ def test_lml_is_evaluated_with_the_same_noise_each_time():
     augmentation = hyper.Affine(rotation=90.0)
     model = partnets.partition(nn.Sequential(augmentation, nn.Flatten(), nn.Linear(36, 2)), (0.5, 0.5))
     chunks = partnets.chunk((torch.rand(40, 1, 6, 6), torch.randint(2, (40,))), (0.5, 0.5))
-    one = partnets.Trainer(model, chunks, optimizer=optim.SGD(model, lr=0.0), lml_every=1, keep_best=True, patience=3)
+    options = {"hyper": [], "lml_every": 1, "keep_best": True, "patience": 3}
+    one = partnets.Trainer(model, chunks, optimizer=optim.SGD(model, lr=0.0), **options)
     history = one.fit(10)
     assert history.lml["step"] == [1, 2, 3, 4] and len(set(history.lml["lml"])) == 1
     assert one.best.step == 1 and history.lml["lml"][0] == partnets.lml(model, chunks, batch_size=128, seed=0)
@@ -224,14 +226,17 @@ def part_of_the_model():
         (lambda: trainer().fit(-1), "steps"),
         (lambda: trainer().fit(2.5), "steps=2.5; pass an int"),
         (part_of_the_model, "optimizer lacks 0.weight, 0.bias, which would never learn"),
-        (lambda: partnets.Trainer(parts()[0], partnets.chunk(examples()[:1], PROPORTIONS)).fit(1), "has 1 parts"),
+        (
+            lambda: partnets.Trainer(parts()[0], partnets.chunk(examples()[:1], PROPORTIONS), hyper=[]).fit(1),
+            "has 1 parts",
+        ),
         (lambda: trainer(hyper=nn.Linear(2, 2)), "derive it from"),
         (lambda: trainer(hyper=hyper.InputMask(6)), "not inside the model"),
         (frozen_mask, "without a trainable parameter"),
         (lambda: trainer(optimizer=torch.optim.SGD([torch.zeros(1)])), r"partnets\.optim"),
         (lambda: trainer(optimizer=optim.Adam(parts()[0])), "another model"),
         (lambda: trainer(hyper_optimizer=torch.optim.SGD([torch.zeros(1)])), "other parameters than hyper"),
-        (lambda: trainer(hyper=None, hyper_optimizer=torch.optim.SGD([torch.zeros(1)])), "other parameters than hyper"),
+        (lambda: trainer(hyper=[], hyper_optimizer=torch.optim.SGD([torch.zeros(1)])), "other parameters than hyper"),
         (lambda: partnets.Trainer(parts()[0], partnets.chunk(examples(), (0.5, 0.5))), "3 partitions .* 2 chunks"),
         (
             lambda: partnets.Trainer(partnets.Linear(6, 2), partnets.chunk(examples(), (1.0,)), lml_every=1),
@@ -337,3 +342,58 @@ def test_parts_of_a_batch_follow_what_a_callback_sets():
     chunks = partnets.chunk((torch.randn(200, 4), torch.randint(2, (200,))), (0.8, 0.1, 0.1))
     partnets.Trainer(model, chunks, batch_size=30, one_pass=True, callbacks=[change]).fit(2)
     assert parts == [{1: 24, 2: 3, 3: 3}, {1: 20, 2: 10, 3: 20}]
+
+
+def test_a_forgotten_hyper_is_warned_of():
+    model, chunks, _ = parts()
+    with pytest.warns(UserWarning, match=r"the model has 0 \(InputMask\), and hyper= was not given"):
+        partnets.Trainer(model, chunks)
+
+
+def test_epochs_are_as_many_steps_as_the_data_have_batches():
+    assert trainer(lml_every=None).fit(epochs=0.5).steps["step"][-1] == 4  # 50 of 100 examples, 16 at a time
+    with pytest.raises(TypeError, match="fit takes steps or epochs; pass one of them"):
+        trainer().fit()
+
+
+@pytest.mark.parametrize(
+    ("option", "cure"),
+    [("lr", r"optimizer=partnets\.optim\.Adam"), ("epochs", r"fit\(steps\)"), ("device", r"model\.to\(device")],
+)
+def test_options_of_other_trainers_are_refused_with_a_cure(option, cure):
+    with pytest.raises(TypeError, match=f"Trainer takes no {option}: .*{cure}"):
+        trainer(**{option: 1})
+
+
+def test_inputs_and_targets_as_two_arguments_are_refused_with_a_cure():
+    x, y = examples()
+    with pytest.raises(TypeError, match=r"are one argument: chunk\(\(x, y\), proportions\)"):
+        partnets.chunk(x, y, PROPORTIONS)
+    with pytest.raises(TypeError, match=r"are one argument: accuracy\(model, \(x, y\)\)"):
+        partnets.accuracy(parts()[0], x, y)
+    with pytest.raises(TypeError, match=r"are one argument: mean_loss\(model, \(x, y\), loss\)"):
+        partnets.mean_loss(parts()[0], x, y)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (lambda y: y[:, None], r"pass labels\.squeeze\(1\)"),
+        (lambda y: y.float(), r"pass labels\.long\(\)"),
+        (lambda y: y + 5, r"pass labels from 0 to"),
+    ],
+)
+def test_labels_that_do_not_fit_are_refused_before_the_first_step(labels, message):
+    model, _, mask = parts()
+    x, y = examples()
+    before = copy.deepcopy(model.state_dict())
+    one = partnets.Trainer(model, partnets.chunk((x, labels(y)), PROPORTIONS), hyper=mask, audit=False)
+    with pytest.raises(ValueError, match=message):
+        one.fit(1)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items() if torch.is_tensor(value))
+
+
+def test_a_history_is_shown_by_its_numbers():
+    one = trainer()
+    one.fit(5)
+    assert len(repr(one.history)) < 200 and repr(one.history).startswith("History(5 steps, 1 evaluations of L_ML, 0.0")

@@ -98,4 +98,4 @@ def test_a_training_goes_on_to_its_end_unless_that_is_clearly_worse():
     assert best_end(falling) == 10
     assert best_end([*falling[:-1], falling[-2] + 0.2]) == 10
     assert 3 <= best_end([50.0, 30.0, 20.0, 20.0, 25.0, 40.0, 60.0, 80.0, 100.0, 120.0]) <= 4
-    assert 3 < best_end([53.0, 51.0, 50.0, 50.5, 51.0, 51.5, 52.0, 52.5, 53.0, 53.5]) < 6
+    assert 5 < best_end([53.0, 51.0, 50.0, 50.5, 51.0, 51.5, 52.0, 52.5, 53.0, 53.5]) < 10
