@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from partnets import hyper
 from partnets.data import mnist
 
-# Problems that the defaults of partnets.tune were chosen on; all others only judge. "nothing" was to judge: it showed that
-# the choice was too cautious, and has chosen since.
+# Problems that the defaults of partnets.tune were chosen on; all others only judge. "nothing" was to judge as well: it
+# showed that the choice was too cautious, and has chosen since.
 CHOOSING = ("noisy-labels", "friedman", "digits-150", "clean", "nothing")
 REGULARISERS = ("dropout:one", "weight_decay", "label_smoothing")
 

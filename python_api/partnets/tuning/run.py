@@ -140,7 +140,8 @@ def tune(
         steps, batch_size, forward, device, clip,
     )  # fmt: skip
     least = NORMALISED if any(isinstance(module, _NormBase) for module in network.modules()) else 1
-    return _Search(problem, plan(settings, budget, batch_size, least), seed, list(callbacks), resume_from).run()
+    planned = plan(settings, budget, batch_size=batch_size, steps=steps, unseen=sum(chunks.sizes[1:]), least=least)
+    return _Search(problem, planned, seed, list(callbacks), resume_from).run()
 
 
 class _Search:
@@ -197,7 +198,8 @@ class _Search:
         """The nats and the cost of a training, which may have been done before an interruption."""
         self.begun += 1
         if self.begun > len(self.finished):
-            training = Training(self.problem, positions, steps=self.problem.steps, direct=self.direct, **options)
+            options |= {"steps": self.problem.steps, "direct": self.direct, "unseen": self.plan.unseen}
+            training = Training(self.problem, positions, **options)
             self._fit(training, what)
             if training.direct:
                 self.direct = training.direct_state()

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from partnets.tuning.settings import Setting
 
+# How often unseen data judge a training.
+JUDGEMENTS = 10
+# The share of a search that judgements may take; but this many unseen examples judge, if there are as many.
+JUDGED, FEWEST = 0.25, 100
 # The factor of most settings.
 MAIN = "regularisers"
-# By how many standard deviations of a judgement's noise nats are divided, at least. Of 0 to 16, and of means over at
-# least 1.5 or 2 trainings in effect, 2 was as good as any on four problems with 20 to 400 unseen examples, and the only
-# one that left a network of 8,000 examples and nothing to regularise alone.
-NOISE = 2.0
 # How far points of a design lie from its ladder at most, as a fraction of the ladder.
 JITTER = 0.25
 # A training ends early only if its end is worse than its best state by more nats than that.
@@ -34,11 +34,13 @@ class Plan:
         levels: the number of values of each factor that are tried, besides an untuned training.
         member_batch: the batch size of each training of the search.
         confirm_batch: that of the training at the chosen values.
+        unseen: how many unseen examples judge each time.
     """
 
     levels: dict[str, int]
     member_batch: int
     confirm_batch: int
+    unseen: int
 
     @property
     def members(self) -> int:
@@ -46,17 +48,20 @@ class Plan:
         return 1 + sum(self.levels.values())
 
 
-def plan(settings: Sequence[Setting], budget: float, batch_size: int, least: int = 1) -> Plan:
+def plan(
+    settings: Sequence[Setting], budget: float, *, batch_size: int, steps: int, unseen: int, least: int = 1
+) -> Plan:
     """Divide a budget, in trainings of full batches, among the trainings of a search.
 
     The final training takes 1. Half of the rest, but at most 1, is a training at the chosen values with smaller
-    batches; the other half are trainings at different values, with smaller batches still. All have as many steps as the
-    final training: with fewer steps little regularisation always looks best.
+    batches; the other half are judgements, and trainings at different values with smaller batches still. All have as
+    many steps as the final training: with fewer steps little regularisation always looks best.
 
     Args:
         settings: what is tuned.
         budget: more than 1.
-        batch_size: of the final training.
+        batch_size, steps: of the final training.
+        unseen: how many unseen examples there are.
         least: the smallest batch that the network takes.
 
     Raises:
@@ -64,8 +69,8 @@ def plan(settings: Sequence[Setting], budget: float, batch_size: int, least: int
 
     Example:
         >>> decay = Setting("weight_decay", 1e-6, 1.0, lambda training, value: None, logarithmic=True)
-        >>> plan([decay], 2.0, batch_size=64)
-        Plan(levels={'regularisers': 3}, member_batch=8, confirm_batch=32)
+        >>> plan([decay], 2.0, batch_size=64, steps=1000, unseen=50)
+        Plan(levels={'regularisers': 3}, member_batch=7, confirm_batch=32, unseen=50)
     """
     confirming = min(1.0, (budget - 1) / 2) if settings else min(1.0, budget - 1)
     searching = budget - 1 - confirming
@@ -74,16 +79,20 @@ def plan(settings: Sequence[Setting], budget: float, batch_size: int, least: int
     for fewer in (0, 1):
         levels = {factor: (3 if factor == MAIN else 2) + 2 * (searching >= 1) - fewer for factor in factors}
         members = 1 + sum(levels.values())
-        member_batch = int(searching * batch_size / members + 1e-9)
+        # A forward pass is a third of a step.
+        each = JUDGEMENTS * (members + 1) / (3 * steps * batch_size)
+        judging = min(unseen, max(FEWEST, int(JUDGED * searching / each)))
+        training = searching - min(judging * each, JUDGED * searching)
+        member_batch = int(training * batch_size / members + 1e-9)
         if member_batch >= least:
             break
     if (settings and member_batch < least) or confirm_batch < least:
-        needed = math.ceil(10 * (1 + 2 * least / batch_size * (members if settings else 0.5))) / 10
+        needed = math.ceil(10 * (1 + 2 * least / batch_size * (members / (1 - JUDGED) if settings else 0.5))) / 10
         raise ValueError(
             f"budget={budget:g} with batch_size={batch_size} leaves batches of fewer than {least} examples for"
             f" {members} trainings of the search; pass a budget of {needed:g} or more, or larger batches."
         )
-    return Plan(levels, member_batch, confirm_batch)
+    return Plan(levels, member_batch, confirm_batch, judging)
 
 
 def design(settings: Sequence[Setting], levels: Mapping[str, int], seed: int) -> tuple[Tensor, list[str]]:
@@ -149,13 +158,13 @@ def choose(points: Tensor, factors: Sequence[str], judged: Tensor) -> tuple[Tens
         >>> choose(points, ["", "regularisers"], judged)[0]
         tensor([0.5000])
     """
-    if not smoothed(judged)[:, judged.shape[1] // 2 :].isfinite().any():
+    if not _late(judged).isfinite().any():
         raise FloatingPointError("no training of the search has a finite loss; lower the learning rate, or pass clip.")
     chosen, found = points[0].clone(), torch.zeros(len(points), dtype=torch.float64)
     found[0] = 1.0
     for factor in dict.fromkeys(factors[1:]):
         rows = [0, *(i for i, each in enumerate(factors) if each == factor)]
-        if not smoothed(judged[rows])[:, judged.shape[1] // 2 :].isfinite().any():
+        if not _late(judged[rows]).isfinite().any():
             continue
         own = weights(judged[rows])
         chosen += (own[:, None] * (points[rows] - points[0])).sum(0).to(chosen.dtype)
@@ -163,13 +172,18 @@ def choose(points: Tensor, factors: Sequence[str], judged: Tensor) -> tuple[Tens
     return chosen, found
 
 
+def _late(judged: Tensor) -> Tensor:
+    """The mean nats of each training over its second half, [members]."""
+    return judged.double()[:, judged.shape[1] // 2 :].mean(1)
+
+
 def weights(judged: Tensor) -> Tensor:
     """How much each of some trainings counts, [members], with a sum of 1.
 
-    A pair of a training and one of its judgements has the weight exp(-nats / T), for T = 1 a posterior under a uniform
-    prior (L_ML is an estimate of the log marginal likelihood). T is NOISE times the standard deviation of a judgement,
-    if that is more than 1: the best of a few noisy numbers is not the best training. Judgements of the first half do
-    not count: they favour little regularisation.
+    The weight is exp(-nats / T) of the mean over the second half of a training, for T = 1 a posterior under a uniform
+    prior (L_ML is an estimate of the log marginal likelihood). T is the standard deviation of a judgement's noise, if
+    that is more than 1: the best of a few noisy numbers is not the best training. The first half does not count: it
+    favours little regularisation.
 
     Args:
         judged: nats of unseen data, [members, judgements].
@@ -182,9 +196,9 @@ def weights(judged: Tensor) -> Tensor:
     # From one judgement to the next little is learned in the second half, so that most of their difference is noise.
     changes = late.diff(dim=1)[late.isfinite().all(1)]
     noise = float(changes.std(1).median()) / math.sqrt(2) if changes.shape[1] > 1 and len(changes) else 0.0
-    nats = smoothed(judged.double())[:, judged.shape[1] // 2 :]
-    nats = nats.masked_fill(~nats.isfinite(), math.inf) / max(1.0, NOISE * noise)
-    return (nats[nats.isfinite()].min() - nats).flatten().softmax(0).view(nats.shape).sum(1)
+    nats = _late(judged)
+    nats = nats.masked_fill(~nats.isfinite(), math.inf) / max(1.0, noise)
+    return (nats[nats.isfinite()].min() - nats).softmax(0)
 
 
 def best_end(judged: Sequence[float]) -> int:

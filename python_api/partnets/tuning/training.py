@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Subset
 
 from partnets import optim
 from partnets.convert import partition
@@ -19,11 +20,10 @@ from partnets.hyper import hyperparameters
 from partnets.hyper.penalty import penalised
 from partnets.training.step import step_weights
 from partnets.tuning.problem import Problem
+from partnets.tuning.search import JUDGEMENTS
 from partnets.utils import random_state
 from partnets.utils.modules import evaluating, frozen, to_device
 
-# How often unseen data judge a training.
-JUDGEMENTS = 10
 # The learning rate of what learns by gradient descent, in units of unconstrained parameters.
 DIRECT_RATE = 0.05
 
@@ -52,6 +52,7 @@ class Training:
         everything: whether it trains on all data and nothing judges it.
         learns: whether modules that learn by gradient descent do so, from unseen data.
         direct: what they have learned before, by the names of parameters.
+        unseen: how many of the unseen examples judge it; all if None.
         judgements: how often unseen data judge it, evenly spaced; the last time at its end.
 
     Attributes:
@@ -72,12 +73,13 @@ class Training:
         everything: bool = False,
         learns: bool = False,
         direct: dict[str, Tensor] | None = None,
+        unseen: int | None = None,
         judgements: int = JUDGEMENTS,
     ) -> None:
         self.problem, self.batch_size, self.steps, self.seed = problem, batch_size, steps, seed
         self.chunks = problem.everything if everything else problem.chunks
         self.done, self.judged, self.examples = 0, [], 0.0
-        self.due = due(steps, judgements)
+        self.due, self.unseen = due(steps, judgements), unseen
         self.network, self.loss = copy.deepcopy((problem.network, problem.loss))
         self.network.to(problem.device).train()
         psi = set(hyperparameters(self.network))
@@ -188,16 +190,17 @@ class Training:
         if self.partitioned:
             self.examples += sum(chunks.sizes[1:]) / 3
             return -lml(self.network, chunks, self.judge, seed=self.seed, forward=self.problem.forward)
+        unseen = Subset(chunks[2], range(len(chunks[2]) if self.unseen is None else self.unseen))
         found, count = total_loss(
             self.network,
-            chunks[2],
+            unseen,
             self.judge,
             batch_size=256,
             collate=chunks.collate,
             forward=self.problem.forward,
             loading={},
         )
-        self.examples += len(chunks[2]) / 3  # a forward pass is a third of a step
+        self.examples += len(unseen) / 3  # a forward pass is a third of a step
         if self.problem.is_squared:
             return count / 2 * math.log(max(found / count, 1e-30))
         return found if math.isfinite(found) else math.inf

@@ -16,17 +16,19 @@ def setting(name="decay", **options):
 @pytest.mark.parametrize("budget", [1.5, 2.0, 3.0, 4.0, 6.0])
 @pytest.mark.parametrize("batch_size", [32, 64, 100])
 def test_a_plan_spends_at_most_its_budget(budget, batch_size):
-    planned = plan([setting()], budget, batch_size)
-    spent = (planned.members * planned.member_batch + planned.confirm_batch) / batch_size
+    planned = plan([setting()], budget, batch_size=batch_size, steps=500, unseen=10_000)
+    judged = 10 * (planned.members + 1) * planned.unseen / 3 / 500
+    spent = (planned.members * planned.member_batch + planned.confirm_batch + judged) / batch_size
     assert planned.members >= 4 and 0.7 * (budget - 1) <= spent <= budget - 1 + 1e-9
 
 
 def test_a_budget_that_is_too_small_is_refused_with_one_that_is_not():
-    with pytest.raises(ValueError, match=r"budget=1\.1 with batch_size=8 .* pass a budget of 1\.8 or more") as error:
-        plan([setting()], 1.1, 8)
-    assert plan([setting()], float(str(error.value).split("budget of ")[1].split()[0]), 8)
+    options = {"batch_size": 8, "steps": 10_000, "unseen": 10}
+    with pytest.raises(ValueError, match=r"budget=1\.1 with batch_size=8 .* pass a budget of 2 or more") as error:
+        plan([setting()], 1.1, **options)
+    assert plan([setting()], float(str(error.value).split("budget of ")[1].split()[0]), **options)
     with pytest.raises(ValueError, match="batches of fewer than 4 examples"):
-        plan([setting()], 2.0, 16, least=4)
+        plan([setting()], 2.0, batch_size=16, steps=100, unseen=10, least=4)
 
 
 def test_the_first_row_of_a_design_is_untuned_and_the_others_grow_heavier():
