@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Generator, Tensor, nn
@@ -15,7 +15,7 @@ from partnets.data import batch as batches
 from partnets.data.chunks import Chunks
 from partnets.evaluation.auditing import leaks
 from partnets.evaluation.same_chunks import has_learned
-from partnets.hyper import Hyperparameter, penalties
+from partnets.hyper import ConcreteDropout, Hyperparameter, penalties
 from partnets.nn.partitioned import partitioned_layers
 from partnets.training.state import TrainingState
 from partnets.training.step import hyper_learning
@@ -130,6 +130,27 @@ def check_learns(model: nn.Module, loss: batches.Loss) -> None:
         raise ValueError(
             f"the loss has {', '.join(strange)}, which would never learn; put what learns into the model, as"
             " hyper.ObservationNoise for a variance."
+        )
+
+
+def warn_of_direct_dropout(hyper: Mapping[str, nn.Module], by: Mapping[str, Any]) -> None:
+    """Warns if a dropout rate learns directly: it goes to 0 whatever the data are.
+
+    Example:
+        >>> from partnets import hyper
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     warn_of_direct_dropout({"2": hyper.ConcreteDropout(0.5)}, {"2": None})
+        >>> str(caught[0].message)
+        "2 (ConcreteDropout) learns directly: with given weights less noise always predicts better, so that its ...
+    """
+    found = [path for path, module in hyper.items() if isinstance(module, ConcreteDropout) and by[path] is None]
+    if found:
+        warnings.warn(
+            f"{', '.join(found)} (ConcreteDropout) learns directly: with given weights less noise always predicts"
+            " better, so that its rate goes to 0. Tune it by partnets.tune(network, data, ['dropout'], steps=...), or"
+            " pass hyper_gradient={module: 'lookahead'}.",
+            stacklevel=3,
         )
 
 

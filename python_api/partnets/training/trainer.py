@@ -40,6 +40,7 @@ from partnets.training.start import (
     check_leaks,
     check_learns,
     check_start,
+    warn_of_direct_dropout,
     warn_of_forgotten,
     warn_of_proportions,
     warn_of_unused_losses,
@@ -198,6 +199,8 @@ class Trainer(TrainingState):
             _check_no_responses(model)
         chosen = techniques(self.hyper.values(), hyper_gradient)
         self.hyper_gradient = {path: chosen[module] for path, module in self.hyper.items()}
+        if self.needs_unseen and not self.trains_responses:
+            warn_of_direct_dropout(self.hyper, self.hyper_gradient)
         if (self.hyper and self.needs_unseen) or lml_every:
             check_unseen(chunks)
         psi = list(dict.fromkeys(parameter for module in self.hyper.values() for parameter in module.parameters()))

@@ -16,12 +16,18 @@ from partnets import hyper
 PROPORTIONS = (0.5, 0.3, 0.2)
 
 
+class Rate(hyper.Hyperparameter):
+    def __init__(self, rate):
+        super().__init__()
+        self.rate = hyper.Learned(rate, hyper.probability)
+
+
 class Smoothed(nn.Module):
     """With a hyperparameter that only the loss has a use for."""
 
     def __init__(self):
         super().__init__()
-        self.mask, self.network, self.smoothing = hyper.InputMask(6), nn.Linear(6, 3), hyper.ConcreteDropout(0.2)
+        self.mask, self.network, self.smoothing = hyper.InputMask(6), nn.Linear(6, 3), Rate(0.2)
 
     def forward(self, x):
         return self.network(self.mask(x))
@@ -193,7 +199,8 @@ def test_fresh_weights_and_such_as_go_on_are_not():
     with warnings.catch_warnings(action="error"):
         trainer(trained_before(defaults="seed")).fit(1)
         model = network()
-        partnets.Trainer(model, chunks(), optimizer=partnets.optim.Adam(model, lr=0.1), batch_size=32).fit(150)
+        optimizer = partnets.optim.Adam(model, lr=0.1)
+        partnets.Trainer(model, chunks(), hyper=[], optimizer=optimizer, batch_size=32).fit(150)
         assert partnets.lml(model, chunks()) > -0.5 * 100  # far better than guessing
         trainer(model).fit(1)
 
@@ -392,3 +399,12 @@ def test_a_state_dict_tells_nothing_learned_from_learned_from_unknown_chunks():
     partnets.lml(loaded, first)
     with pytest.raises(ValueError, match="other chunks"):
         partnets.lml(loaded, second)
+
+
+def test_a_dropout_rate_that_learns_directly_is_warned_of():
+    """It goes to 0 whatever the data are; by looking ahead it need not."""
+    dropout = hyper.ConcreteDropout(0.5)
+    model = partnets.partition(nn.Sequential(nn.Linear(6, 8), dropout, nn.Linear(8, 3)), PROPORTIONS)
+    with pytest.warns(UserWarning, match=r"1 \(ConcreteDropout\) learns directly: .* partnets\.tune\("):
+        partnets.Trainer(model, chunks(), hyper=dropout)
+    partnets.Trainer(model, chunks(), hyper=dropout, hyper_gradient="lookahead")
