@@ -20,14 +20,14 @@ class Trial:
     Attributes:
         values: of each setting.
         nats: the loss of unseen data at each tenth of the training, in nats.
-        batch_size: of the training.
+        batch_size: of the training, in the mean.
         weight: how much the choice owes to it, in [0, 1]; all of a search have a sum of 1.
         cost: in trainings of `steps` full batches.
     """
 
     values: dict[str, float]
     nats: list[float]
-    batch_size: int
+    batch_size: float
     weight: float
     cost: float
 

@@ -241,7 +241,7 @@ class _Search:
         named = zip(self.problem.settings, positions, strict=True)
         return {setting.name: setting.value(float(position)) for setting, position in named}
 
-    def _trial(self, point: Tensor, found: tuple[list[float], float], batch_size: int, weight: float) -> Trial:
+    def _trial(self, point: Tensor, found: tuple[list[float], float], batch_size: float, weight: float) -> Trial:
         return Trial(self._values(point.tolist()), found[0], batch_size, weight, found[1])
 
     def _deployed(self, network: nn.Module) -> nn.Module:

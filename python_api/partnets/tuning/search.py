@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -32,14 +33,14 @@ class Plan:
 
     Attributes:
         levels: the number of values of each factor that are tried, besides an untuned training.
-        member_batch: the batch size of each training of the search.
+        member_batch: the batch size of each training of the search, in the mean.
         confirm_batch: that of the training at the chosen values.
         unseen: how many unseen examples judge each time.
     """
 
     levels: dict[str, int]
-    member_batch: int
-    confirm_batch: int
+    member_batch: float
+    confirm_batch: float
     unseen: int
 
     @property
@@ -70,20 +71,24 @@ def plan(
     Example:
         >>> decay = Setting("weight_decay", 1e-6, 1.0, lambda training, value: None, logarithmic=True)
         >>> plan([decay], 2.0, batch_size=64, steps=1000, unseen=50)
-        Plan(levels={'regularisers': 3}, member_batch=7, confirm_batch=32, unseen=50)
+        Plan(levels={'regularisers': 3}, member_batch=7.79..., confirm_batch=32.0, unseen=50)
     """
     confirming = min(1.0, (budget - 1) / 2) if settings else min(1.0, budget - 1)
     searching = budget - 1 - confirming
-    confirm_batch = int(confirming * batch_size + 1e-9)
-    factors = dict.fromkeys(setting.factor for setting in settings)
+    confirm_batch = confirming * batch_size
+    numbers = Counter(setting.factor for setting in settings)
     for fewer in (0, 1):
-        levels = {factor: (3 if factor == MAIN else 2) + 2 * (searching >= 1) - fewer for factor in factors}
+        # Of several numbers, such as those of a deformation, a single level in between.
+        levels = {
+            factor: max(1, (3 if factor == MAIN else 2 - (count > 1)) + 2 * (searching >= 1) - fewer)
+            for factor, count in numbers.items()
+        }
         members = 1 + sum(levels.values())
         # A forward pass is a third of a step.
         each = JUDGEMENTS * (members + 1) / (3 * steps * batch_size)
         judging = min(unseen, max(FEWEST, int(JUDGED * searching / each)))
         training = searching - min(judging * each, JUDGED * searching)
-        member_batch = int(training * batch_size / members + 1e-9)
+        member_batch = training * batch_size / members
         if member_batch >= least:
             break
     if (settings and member_batch < least) or confirm_batch < least:
@@ -123,7 +128,8 @@ def design(settings: Sequence[Setting], levels: Mapping[str, int], seed: int) ->
                 first = firsts.setdefault(setting.group or setting.name, i)
                 moved = float(noise[first]) + (float(noise[i]) / 2 if first != i else 0.0)
                 light, heavy = setting.usual
-                row[i] = light + (heavy - light) * j / max(1, count - 1) + 2 * JITTER * (heavy - light) * moved
+                level = j / (count - 1) if count > 1 else 0.5
+                row[i] = light + (heavy - light) * level + 2 * JITTER * (heavy - light) * moved
             rows.append(row.clamp(0.0, 1.0))
             factors.append(factor)
     return torch.stack(rows), factors

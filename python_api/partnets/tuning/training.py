@@ -47,7 +47,7 @@ class Training:
     Args:
         problem: what is tuned.
         positions: of each setting in its range, in [0, 1].
-        batch_size, steps: of this training.
+        batch_size, steps: of this training; a batch has batch_size examples in the mean, and 1 at least.
         seed: of batches and noise.
         everything: whether it trains on all data and nothing judges it.
         learns: whether modules that learn by gradient descent do so, from unseen data.
@@ -67,7 +67,7 @@ class Training:
         problem: Problem,
         positions: list[float],
         *,
-        batch_size: int,
+        batch_size: float,
         steps: int,
         seed: int,
         everything: bool = False,
@@ -138,13 +138,14 @@ class Training:
         if self.partitioned:
             # L_ML reads no partition C, which is therefore not trained.
             k = draw_k([*self.chunks.proportions[:-1], 0.0], self.generator)
-        batch = to_device(self.chunks.sample_upto(k, self.batch_size, self.generator), self.problem.device)
+        size = max(1, math.floor((self.done + 1) * self.batch_size) - math.floor(self.done * self.batch_size))
+        batch = to_device(self.chunks.sample_upto(k, size, self.generator), self.problem.device)
         if self.partitioned:
             loss = step_weights(self.network, self.optimizer, k, batch, self._loss, clip=self.problem.clip)
         else:
             loss = self._step_weights(batch)
         self.done += 1
-        self.examples += self.batch_size
+        self.examples += size
         if not math.isfinite(loss):
             if not self.is_judged:
                 raise FloatingPointError(
@@ -175,14 +176,15 @@ class Training:
 
     def _step_direct(self) -> None:
         """A step of what learns by gradient descent, on unseen data and with fixed weights."""
-        batch = to_device(self.chunks.sample(2, self.batch_size, self.generator), self.problem.device)
+        size = max(1, round(self.batch_size))
+        batch = to_device(self.chunks.sample(2, size, self.generator), self.problem.device)
         weights = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.direct_optimizer.zero_grad()
         norms = [m for m in self.network.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
         with frozen(weights), evaluating(*norms):
             mean(self.judge, *self.problem.forward(self.network, batch)).backward()
         self.direct_optimizer.step()
-        self.examples += self.batch_size
+        self.examples += size
 
     def _nats(self) -> float:
         """The loss of all unseen data in nats, or what a squared error is worth in them: n / 2 log(error)."""

@@ -16,8 +16,8 @@ def setting(name="decay", **options):
 @pytest.mark.parametrize("budget", [1.5, 2.0, 3.0, 4.0, 6.0])
 @pytest.mark.parametrize("batch_size", [32, 64, 100])
 def test_a_plan_spends_at_most_its_budget(budget, batch_size):
-    planned = plan([setting()], budget, batch_size=batch_size, steps=500, unseen=10_000)
-    judged = 10 * (planned.members + 1) * planned.unseen / 3 / 500
+    planned = plan([setting()], budget, batch_size=batch_size, steps=2000, unseen=10_000)
+    judged = 10 * (planned.members + 1) * planned.unseen / 3 / 2000
     spent = (planned.members * planned.member_batch + planned.confirm_batch + judged) / batch_size
     assert planned.members >= 4 and 0.7 * (budget - 1) <= spent <= budget - 1 + 1e-9
 
