@@ -165,7 +165,9 @@ def choose(points: Tensor, factors: Sequence[str], judged: Tensor) -> tuple[Tens
         tensor([0.5000])
     """
     if not _late(judged).isfinite().any():
-        raise FloatingPointError("no training of the search has a finite loss; lower the learning rate, or pass clip.")
+        raise FloatingPointError(
+            "no training of the search has a finite loss; lower the learning rate, or pass clip=1.0 or a larger budget."
+        )
     chosen, found = points[0].clone(), torch.zeros(len(points), dtype=torch.float64)
     found[0] = 1.0
     for factor in dict.fromkeys(factors[1:]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,9 +16,10 @@ from partnets.convert import partition
 from partnets.data.batch import mean
 from partnets.data.chunks import draw_k
 from partnets.evaluation.metrics import total_loss
-from partnets.evaluation.out_of_chunk import lml
+from partnets.evaluation.running_statistics import fresh_statistics
 from partnets.hyper import hyperparameters
 from partnets.hyper.penalty import penalised
+from partnets.nn.live import subnetwork
 from partnets.training.step import step_weights
 from partnets.tuning.problem import Problem
 from partnets.tuning.search import JUDGEMENTS
@@ -187,25 +189,27 @@ class Training:
         self.examples += size
 
     def _nats(self) -> float:
-        """The loss of all unseen data in nats, or what a squared error is worth in them: n / 2 log(error)."""
-        chunks = self.chunks
-        if self.partitioned:
-            self.examples += sum(chunks.sizes[1:]) / 3
-            return -lml(self.network, chunks, self.judge, seed=self.seed, forward=self.problem.forward)
-        unseen = Subset(chunks[2], range(len(chunks[2]) if self.unseen is None else self.unseen))
-        found, count = total_loss(
-            self.network,
-            unseen,
-            self.judge,
-            batch_size=256,
-            collate=chunks.collate,
-            forward=self.problem.forward,
-            loading={},
-        )
-        self.examples += len(unseen) / 3  # a forward pass is a third of a step
-        if self.problem.is_squared:
-            return count / 2 * math.log(max(found / count, 1e-30))
-        return found if math.isfinite(found) else math.inf
+        """The loss of unseen data in nats, or what a squared error is worth in them: n / 2 log(error).
+
+        Of a partitioned network the loss of each chunk k by subnetwork k - 1 (Eq. 2).
+        """
+        chunks, share = self.chunks, 1.0
+        if self.unseen is not None:
+            share = self.unseen / sum(chunks.sizes[1:])
+        how = {"batch_size": 256, "forward": self.problem.forward}
+        found, count = 0.0, 0
+        with fresh_statistics(self.network, chunks, **how) if self.partitioned else nullcontext():
+            for k in range(2, chunks.count + 1):
+                unseen = Subset(chunks[k], range(max(1, round(share * len(chunks[k])))))
+                with subnetwork(self.network, active=k - 1) if self.partitioned else nullcontext():
+                    loss, counted = total_loss(
+                        self.network, unseen, self.judge, collate=chunks.collate, loading={}, **how
+                    )
+                found, count = found + loss, count + counted
+                self.examples += len(unseen) / 3  # a forward pass is a third of a step
+        if not math.isfinite(found):
+            return math.inf
+        return count / 2 * math.log(max(found / count, 1e-30)) if self.problem.is_squared else found
 
     def _direct_parameters(self) -> list[nn.Parameter]:
         paths = {module: path for path, module in self.problem.network.named_modules()}

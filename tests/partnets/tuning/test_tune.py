@@ -128,6 +128,13 @@ def test_more_chunks_partition_the_network(proportions):
     assert any(partitioned) and type(result.model[0]) is nn.Linear
 
 
+def test_a_squared_error_counts_by_its_logarithm_whatever_the_chunks():
+    x, _ = labelled()
+    for proportions in ((0.8, 0.2), (0.8, 0.1, 0.1)):
+        large = tuned(classifier(1), (x, 100 * x[:, :1]), ["weight_decay"], proportions=proportions)
+        assert -12 / 2 * math.log(2e4) < large.lml < -12 / 2 * math.log(1e3)
+
+
 def test_kinds_of_targets_choose_the_loss():
     x, y = labelled()
     several = (x > 0).float()[:, :3]
