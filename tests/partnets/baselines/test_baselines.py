@@ -127,7 +127,7 @@ def run(build, sampling=None, changed=None):
         x[chunks.indices(changed)] *= -3
         y[chunks.indices(changed)] = 1 - y[chunks.indices(changed)]
     torch.manual_seed(1)
-    one = partnets.Trainer(model, chunks, sampling=sampling, batch_size=8, lml_every=5)
+    one = partnets.Trainer(model, chunks, hyper=[], sampling=sampling, batch_size=8, lml_every=5)
     one.fit(20)
     moments = [value for state in one.optimizer.state.values() for value in state.values()]
     return [copies(weights(network)) for network in model.networks], copies(moments), one.history.lml["lml"]

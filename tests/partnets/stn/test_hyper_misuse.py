@@ -47,7 +47,7 @@ def test_a_network_in_evaluation_mode_trains():
     made.fit(3)
     assert zeros and all(zeros)
     model, chunks = baselines.held_out(
-        nn.Sequential(hyper.ConcreteDropout(0.5), nn.Linear(4, 2)).eval(), (X, Y), validation=0.25
+        nn.Sequential(hyper.InputMask(4), nn.Linear(4, 2)).eval(), (X, Y), validation=0.25
     )
     partnets.Trainer(model, chunks, hyper=model.networks[0][0], sampling=(1, 0), batch_size=8).fit(1)
     assert all(module.training for module in model.modules())

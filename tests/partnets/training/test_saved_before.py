@@ -14,6 +14,9 @@ import partkernels
 import partnets
 from partnets import distributed
 
+# The saved trainer learns a dropout rate directly.
+pytestmark = pytest.mark.filterwarnings("ignore:4 .ConcreteDropout. learns directly:UserWarning")
+
 
 @pytest.fixture(scope="module")
 def expected():
