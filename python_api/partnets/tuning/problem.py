@@ -86,8 +86,12 @@ def _as_tensor(part: Any) -> Tensor:
     return tensor.to(torch.get_default_dtype()) if tensor.dtype == torch.float64 else tensor
 
 
-def usual_loss(output: Any, y: Any) -> Loss:
+def usual_loss(output: Any, y: Any, targets: Any = None) -> Loss:
     """The loss that fits outputs and targets: cross-entropy, of several labels or a squared error.
+
+    Args:
+        output, y: of a batch.
+        targets: all targets, where they are a tensor: those of one batch may be zeros and ones by chance.
 
     Raises:
         ValueError: neither is known to fit; pass loss=.
@@ -107,7 +111,8 @@ def usual_loss(output: Any, y: Any) -> Loss:
             " function of both that returns the mean negative log-likelihood."
         )
     if y.is_floating_point():
-        is_binary = bool(((y == 0) | (y == 1)).all())
+        every = targets if isinstance(targets, Tensor) else y
+        is_binary = bool(((every == 0) | (every == 1)).all())
         return F.binary_cross_entropy_with_logits if is_binary and output.shape == y.shape else F.mse_loss
     if output.dim() == y.dim() + 1 and output.dim() > 2 and output.shape[:-1] == y.shape != output[:, 0].shape:
         return token_cross_entropy
@@ -124,7 +129,9 @@ def token_cross_entropy(logits: Tensor, labels: Tensor, *, label_smoothing: floa
     return F.cross_entropy(scores(logits).flatten(0, -2), labels.flatten(), label_smoothing=label_smoothing)
 
 
-def checked_loss(network: nn.Module, batch: Any, forward: Forward, device: torch.device, loss: Loss | None) -> Loss:
+def checked_loss(
+    network: nn.Module, batch: Any, forward: Forward, device: torch.device, loss: Loss | None, targets: Any = None
+) -> Loss:
     """The loss, or the usual one, after a batch has been tried.
 
     Raises:
@@ -133,7 +140,7 @@ def checked_loss(network: nn.Module, batch: Any, forward: Forward, device: torch
     network.to(device)
     with torch.no_grad(), evaluating(network):
         output, y = tried(network, to_device(batch, device), forward)
-    loss = loss or usual_loss(output, y)
+    loss = loss or usual_loss(output, y, targets)
     check_mean(loss)
     check_targets(loss, output, y)
     return loss

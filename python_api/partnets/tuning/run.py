@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 from tqdm.auto import tqdm
 
 from partkernels.arguments import check_seed
@@ -131,7 +131,8 @@ def tune(
     tried = copy.deepcopy(network)
     batch = chunks.sample(1, min(batch_size, 32), torch.Generator().manual_seed(0))
     with random_state.preserved(device):
-        loss = checked_loss(tried, batch, forward, device, loss)
+        targets = dataset.tensors[-1] if isinstance(dataset, TensorDataset) else None
+        loss = checked_loss(tried, batch, forward, device, loss, targets)
         made = optimizer([parameter for parameter in tried.parameters() if parameter.requires_grad])
     wrapped, settings, direct = find_settings(network, hyper, loss, made, steps)
     check_names(settings)

@@ -146,6 +146,15 @@ def test_kinds_of_targets_choose_the_loss():
     assert math.isfinite(tuned(language, (tokens, tokens)).lml)
 
 
+def test_counts_of_which_a_batch_has_zeros_alone_are_a_regression():
+    x, _ = labelled()
+    y = torch.zeros(60, 1)
+    y[::20] = 7.0
+    losses = []
+    tuned(classifier(1), (x, y), ["weight_decay"], callbacks=[lambda training: losses.append(training.loss)])
+    assert set(losses) == {nn.functional.mse_loss}
+
+
 def test_arrays_and_datasets_are_data():
     x, y = labelled()
     expected = weights(tuned().model)
