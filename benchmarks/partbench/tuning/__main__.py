@@ -18,12 +18,10 @@ import torch
 
 from partbench.tuning.peers import SEARCHES, Judge, untuned
 from partbench.tuning.problems import CHOOSING, PROBLEMS, Case
-from partnets.data.batch import call, scores
-from partnets.data.chunks import chunk
+from partnets.data.batch import scores
 from partnets.evaluation import mean_loss
 from partnets.tuning import tune
-from partnets.tuning.problem import Problem, checked_loss
-from partnets.tuning.settings import find_settings
+from partnets.tuning.problem import Problem, make_problem
 from partnets.tuning.training import Training
 from partnets.utils.likelihood import plain
 from partnets.utils.seeds import derived
@@ -31,20 +29,17 @@ from partnets.utils.seeds import derived
 # Points of the oracle's grid, besides an untuned training and a guess.
 GRID = 24
 LEAST_GAIN = 0.05
+# The options of each method of ours.
+CHUNKS = {
+    "tune": {},
+    "tune-c3": {"proportions": (0.8, 0.1, 0.1)},
+    "tune-c5": {"proportions": (0.6, 0.1, 0.1, 0.1, 0.1)},
+}
 
 
-def problem_of(case: Case, proportions=(0.8, 0.2), seed: int = 0) -> Problem:
+def problem_of(case: Case, seed: int) -> Problem:
     """What tune makes of a case, for the searches."""
-    device = torch.device("cpu")
-    chunks = chunk(case.train, proportions, seed=seed)
-    loss = checked_loss(case.network, chunks.sample(1, 32), call, device, case.loss)
-    optimizer = case.optimizer(list(case.network.parameters()))
-    wrapped, settings, direct = find_settings(case.network, case.tuned, loss, optimizer, case.steps)
-    everything = chunk(case.train, (1.0,), seed=seed)
-    return Problem(
-        wrapped, settings, direct, loss, case.optimizer, chunks, everything, case.steps, case.batch_size, call, device,
-        case.clip,
-    )  # fmt: skip
+    return make_problem(case.network, case.train, case.tuned, seed=seed, **case.options)
 
 
 def tested(problem: Problem, network, case: Case) -> tuple[float, float]:
@@ -91,15 +86,8 @@ def measured(name: str, seed: int, folder: Path | None, methods: list[str], budg
     for method in (method for method in methods if method.startswith("tune")):
         for budget in budgets:
             start = time.perf_counter()
-            options = {
-                "tune": {},
-                "tune-c3": {"proportions": (0.8, 0.1, 0.1)},
-                "tune-c5": {"proportions": (0.6, *[0.1] * 4)},
-            }
-            result = tune(
-                case.network, case.train, case.tuned, steps=case.steps, batch_size=case.batch_size, budget=budget,
-                optimizer=case.optimizer, loss=case.loss, clip=case.clip, seed=seed, **options[method],
-            )  # fmt: skip
+            options = CHUNKS[method] | case.options
+            result = tune(case.network, case.train, case.tuned, budget=budget, seed=seed, **options)
             found = tested(problem, result.model, case)
             values = dict(result.values) | {"steps": result.steps}
             add(f"{method}-{budget:g}", found, result.cost, time.perf_counter() - start, values)

@@ -26,9 +26,9 @@ class Judge:
     seed: int
     examples: float = 0.0
 
-    def __call__(self, positions: Tensor, share: float) -> float:
-        """The loss after a share of the steps."""
-        steps = max(1, math.ceil(self.problem.steps * share))
+    def __call__(self, positions: Tensor) -> float:
+        """The loss after one of TRIALS parts of the steps."""
+        steps = math.ceil(self.problem.steps / TRIALS)
         options = {"batch_size": self.problem.batch_size, "steps": steps, "seed": self.seed, "judgements": 1}
         training = Training(self.problem, positions.tolist(), **options)
         training.run(steps)
@@ -49,28 +49,28 @@ def guess(problem: Problem, judge: Judge) -> Tensor:
     return torch.tensor(found)
 
 
-def sobol(problem: Problem, judge: Judge, trials: int = TRIALS, share: float = 1 / TRIALS) -> Tensor:
+def sobol(problem: Problem, judge: Judge) -> Tensor:
     """The best of an untuned training and Sobol points."""
     engine = torch.quasirandom.SobolEngine(len(problem.settings), scramble=True, seed=judge.seed % 2**31)
-    points = torch.cat([untuned(problem, judge)[None], engine.draw(trials - 1)])
-    return points[int(torch.tensor([judge(point, share) for point in points]).argmin())]
+    points = torch.cat([untuned(problem, judge)[None], engine.draw(TRIALS - 1)])
+    return points[int(torch.tensor([judge(point) for point in points]).argmin())]
 
 
 def _optuna(sampler: Callable) -> Callable:
-    def search(problem: Problem, judge: Judge, trials: int = TRIALS, share: float = 1 / TRIALS) -> Tensor:
+    def search(problem: Problem, judge: Judge) -> Tensor:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         names = [setting.name for setting in problem.settings]
 
         def objective(trial) -> float:
-            nats = judge(torch.tensor([trial.suggest_float(name, 0.0, 1.0) for name in names]), share)
+            nats = judge(torch.tensor([trial.suggest_float(name, 0.0, 1.0) for name in names]))
             return nats if math.isfinite(nats) else 1e9
 
         study = optuna.create_study(sampler=sampler(optuna)(seed=judge.seed % 2**31))
         positions = dict(zip(names, untuned(problem, judge).tolist(), strict=True))
         study.enqueue_trial(positions)
-        study.optimize(objective, n_trials=trials)
+        study.optimize(objective, n_trials=TRIALS)
         return torch.tensor([study.best_params[name] for name in names])
 
     return search

@@ -50,6 +50,12 @@ class Case:
     clip: float | None = None
     known: tuple[dict[str, float], ...] = ()
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """What partnets.tune takes besides network, data and what to tune."""
+        names = ("steps", "batch_size", "optimizer", "loss", "clip")
+        return {name: getattr(self, name) for name in names}
+
 
 PROBLEMS: dict[str, Callable[[int, Path | None], Case]] = {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,17 +10,19 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
-from partnets.data.batch import Forward, Loss, scores
-from partnets.data.chunks import Chunks
+from partnets.data.batch import Forward, Loss, call, scores
+from partnets.data.chunks import Chunks, chunk
 from partnets.data.dataset import Data
-from partnets.data.examples import as_dataset
+from partnets.data.examples import Collate, as_dataset
 from partnets.hyper import Hyperparameter
-from partnets.tuning.settings import Setting
+from partnets.tuning.settings import Setting, check_names, find_settings
+from partnets.utils.checks import check_at_least
 from partnets.utils.likelihood import SQUARED, check_mean, name_of, plain
-from partnets.utils.modules import evaluating, to_device
-from partnets.utils.targets import check_targets, tried
+from partnets.utils.modules import device_of, evaluating, to_device
+from partnets.utils.random_state import preserved
+from partnets.utils.targets import check_targets, token_cross_entropy, tried
 
 Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -64,6 +67,52 @@ class Problem:
     def is_squared(self) -> bool:
         """Whether the loss is a squared error, of which only the logarithm is in nats."""
         return name_of(self.loss) in SQUARED
+
+
+def make_problem(
+    network: nn.Module,
+    data: Any,
+    hyper: str | Hyperparameter | Sequence[str | Hyperparameter],
+    *,
+    steps: int,
+    batch_size: int,
+    optimizer: Optimizer,
+    loss: Loss | None = None,
+    proportions: Sequence[float] = (0.8, 0.2),
+    clip: float | None = None,
+    device: torch.device | str | None = None,
+    seed: int = 0,
+    collate: Collate | None = None,
+    forward: Forward = call,
+) -> Problem:
+    """Check what partnets.tune was given, try a batch, and find the settings; see there for the arguments and errors.
+
+    Example:
+        >>> data = torch.randn(20, 4), torch.zeros(20, dtype=torch.int64)
+        >>> options = {"steps": 5, "batch_size": 8, "optimizer": torch.optim.Adam}
+        >>> [setting.name for setting in make_problem(nn.Linear(4, 2), data, "weight_decay", **options).settings]
+        ['weight_decay']
+    """
+    check_at_least(1, steps=steps, batch_size=batch_size)
+    if not isinstance(network, nn.Module):
+        raise TypeError(f"network is a {type(network).__name__}; pass a torch module.")
+    dataset, options = as_data(data), {} if collate is None else {"collate": collate}
+    chunks = chunk(dataset, proportions, seed=seed, **options)
+    if chunks.count < 2:
+        raise ValueError(f"proportions={tuple(proportions)}; pass two or more: data that are not seen judge the rest.")
+    device = device_of(network) if device is None else torch.device(device)
+    batch = chunks.sample(1, min(batch_size, 32), torch.Generator().manual_seed(0))
+    copied = copy.deepcopy(network)
+    with preserved(device):
+        targets = dataset.tensors[-1] if isinstance(dataset, TensorDataset) else None
+        loss = checked_loss(copied, batch, forward, device, loss, targets)
+        made = optimizer([parameter for parameter in copied.parameters() if parameter.requires_grad])
+    wrapped, settings, direct = find_settings(network, hyper, loss, made, steps)
+    check_names(settings)
+    everything = chunk(dataset, (1.0,), seed=seed, **options)
+    return Problem(
+        wrapped, settings, direct, loss, optimizer, chunks, everything, steps, batch_size, forward, device, clip
+    )
 
 
 def as_data(data: Any) -> Dataset | Sequence:
@@ -117,16 +166,6 @@ def usual_loss(output: Any, y: Any, targets: Any = None) -> Loss:
     if output.dim() == y.dim() + 1 and output.dim() > 2 and output.shape[:-1] == y.shape != output[:, 0].shape:
         return token_cross_entropy
     return F.cross_entropy
-
-
-def token_cross_entropy(logits: Tensor, labels: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-    """The cross-entropy of each token that counts, of logits [batch, length, classes] and labels [batch, length].
-
-    Example:
-        >>> token_cross_entropy(torch.zeros(2, 5, 3), torch.ones(2, 5, dtype=torch.int64))
-        tensor(1.0986)
-    """
-    return F.cross_entropy(scores(logits).flatten(0, -2), labels.flatten(), label_smoothing=label_smoothing)
 
 
 def checked_loss(

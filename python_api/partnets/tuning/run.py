@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import logging
 import math
@@ -14,25 +13,21 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 
 from partkernels.arguments import check_seed
 from partnets.convert.deploying import deployed
 from partnets.data.batch import Forward, Loss, call
-from partnets.data.chunks import chunk
 from partnets.data.dataset import Data
 from partnets.data.examples import Collate
 from partnets.hyper import Hyperparameter
-from partnets.tuning.problem import Optimizer, Problem, as_data, checked_loss
+from partnets.tuning.problem import Optimizer, Problem, make_problem
 from partnets.tuning.result import Trial, Tuned
 from partnets.tuning.search import Plan, best_end, choose, design, plan
-from partnets.tuning.settings import check_names, find_settings
 from partnets.tuning.training import Training, due
 from partnets.utils import random_state
-from partnets.utils.checks import check_at_least
 from partnets.utils.files import replacing
-from partnets.utils.modules import device_of
 from partnets.utils.seeds import derived
 
 LOG = logging.getLogger("partnets")
@@ -117,31 +112,27 @@ def tune(
         >>> sorted(result.values), type(result.model[3])
         (['dropout', 'weight_decay'], <class 'torch.nn.modules.linear.Linear'>)
     """
-    check_at_least(1, steps=steps, batch_size=batch_size)
     check_seed("seed", seed)
     if not (budget > 1 and math.isfinite(budget)):
         raise ValueError(f"budget={budget}; pass a number above 1: the final training takes 1.")
-    if not isinstance(network, nn.Module):
-        raise TypeError(f"network is a {type(network).__name__}; pass a torch module.")
-    dataset, options = as_data(data), {} if collate is None else {"collate": collate}
-    chunks = chunk(dataset, proportions, seed=seed, **options)
-    if chunks.count < 2:
-        raise ValueError(f"proportions={tuple(proportions)}; pass two or more: data that are not seen judge the rest.")
-    device = device_of(network) if device is None else torch.device(device)
-    tried = copy.deepcopy(network)
-    batch = chunks.sample(1, min(batch_size, 32), torch.Generator().manual_seed(0))
-    with random_state.preserved(device):
-        targets = dataset.tensors[-1] if isinstance(dataset, TensorDataset) else None
-        loss = checked_loss(tried, batch, forward, device, loss, targets)
-        made = optimizer([parameter for parameter in tried.parameters() if parameter.requires_grad])
-    wrapped, settings, direct = find_settings(network, hyper, loss, made, steps)
-    check_names(settings)
-    problem = Problem(
-        wrapped, settings, direct, loss, optimizer, chunks, chunk(dataset, (1.0,), seed=seed, **options),
-        steps, batch_size, forward, device, clip,
-    )  # fmt: skip
+    problem = make_problem(
+        network,
+        data,
+        hyper,
+        steps=steps,
+        batch_size=batch_size,
+        loss=loss,
+        optimizer=optimizer,
+        proportions=proportions,
+        clip=clip,
+        device=device,
+        seed=seed,
+        collate=collate,
+        forward=forward,
+    )
     least = NORMALISED if any(isinstance(module, _NormBase) for module in network.modules()) else 1
-    planned = plan(settings, budget, batch_size=batch_size, steps=steps, unseen=sum(chunks.sizes[1:]), least=least)
+    unseen = sum(problem.chunks.sizes[1:])
+    planned = plan(problem.settings, budget, batch_size=batch_size, steps=steps, unseen=unseen, least=least)
     return _Search(problem, planned, seed, list(callbacks), resume_from).run()
 
 
@@ -247,10 +238,10 @@ class _Search:
 
     def _deployed(self, network: nn.Module) -> nn.Module:
         """The network without modules of partnets.hyper; the user's own if only such modules were before it."""
-        before = self.problem.network is not None and _is_wrapped(self.problem.network)
+        wrapped = type(self.problem.network) is nn.Sequential and isinstance(self.problem.network[0], Hyperparameter)
         if any(isinstance(module, Hyperparameter) for module in network.modules()):
             network = deployed(network, draws=0, seed=0)
-        while before and isinstance(network, nn.Sequential) and isinstance(network[0], nn.Identity):
+        while wrapped and isinstance(network, nn.Sequential) and isinstance(network[0], nn.Identity):
             network = network[1] if len(network) == 2 else network[1:]
         return network.eval()
 
@@ -288,10 +279,6 @@ class _Search:
             )
         self.finished = [(list(nats), cost) for nats, cost in kept["finished"]]
         self.present, self.direct = kept["present"], kept["direct"]
-
-
-def _is_wrapped(network: nn.Module) -> bool:
-    return type(network) is nn.Sequential and isinstance(network[0], Hyperparameter)
 
 
 def _notes(problem: Problem, history: list[Trial], confirmed: Trial, chosen: Tensor, end: int) -> list[str]:

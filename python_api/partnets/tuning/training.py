@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from contextlib import nullcontext
 from typing import Any
@@ -19,8 +20,10 @@ from partnets.evaluation.metrics import total_loss
 from partnets.evaluation.running_statistics import fresh_statistics
 from partnets.hyper import hyperparameters
 from partnets.hyper.penalty import penalised
+from partnets.nn.batch_norm import heedless_norms
 from partnets.nn.live import subnetwork
-from partnets.training.step import step_weights
+from partnets.optim.entrywise import arguments
+from partnets.training.step import clip_gradient, parameters_of, step_weights
 from partnets.tuning.problem import Problem
 from partnets.tuning.search import JUDGEMENTS
 from partnets.utils import random_state
@@ -108,11 +111,6 @@ class Training:
         """Whether there are data that judge it."""
         return self.chunks.count > 1
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether all steps are done, or the loss was not finite."""
-        return self.done >= self.steps
-
     def run(self, until: int) -> None:
         """Trains up to a step, with random states of its own; those of the caller are afterwards as before.
 
@@ -170,9 +168,7 @@ class Training:
         value, total = penalised(self._loss, batch)
         if value.isfinite():
             total.backward()
-            if self.problem.clip is not None:
-                parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-                nn.utils.clip_grad_norm_(parameters, self.problem.clip)
+            clip_gradient(self.optimizer, self.problem.clip)
             self.optimizer.step()
         return value.detach()
 
@@ -180,10 +176,8 @@ class Training:
         """A step of what learns by gradient descent, on unseen data and with fixed weights."""
         size = max(1, round(self.batch_size))
         batch = to_device(self.chunks.sample(2, size, self.generator), self.problem.device)
-        weights = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.direct_optimizer.zero_grad()
-        norms = [m for m in self.network.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
-        with frozen(weights), evaluating(*norms):
+        with frozen(parameters_of(self.optimizer)), evaluating(*heedless_norms(self.network)):
             mean(self.judge, *self.problem.forward(self.network, batch)).backward()
         self.direct_optimizer.step()
         self.examples += size
@@ -254,18 +248,11 @@ class Training:
 def _partitioned(factory: Any, network: nn.Module) -> torch.optim.Optimizer:
     """The optimizer of partnets.optim that steps as a factory's does."""
     made = factory([nn.Parameter(torch.zeros(1))])
-    options = {name: value for name, value in made.param_groups[0].items() if name in made.defaults}
     if len(made.param_groups) > 1:
         raise ValueError("optimizer makes several groups of parameters; more than two chunks take one group.")
-    usual = {torch.optim.Adam: optim.Adam, torch.optim.AdamW: optim.AdamW, torch.optim.SGD: optim.SGD}
-    own = usual.get(type(made))
-    if own is not None:
-        names = {"lr", "betas", "eps", "weight_decay", "momentum", "nesterov", "dampening"}
-        return own(network, **{name: value for name, value in options.items() if name in names and _taken(own, name)})
-    return optim.PerPartition(type(made), network, **options)
-
-
-def _taken(optimizer: type, name: str) -> bool:
-    import inspect
-
-    return name in inspect.signature(optimizer).parameters
+    options = made.param_groups[0]
+    own = {torch.optim.Adam: optim.Adam, torch.optim.AdamW: optim.AdamW, torch.optim.SGD: optim.SGD}.get(type(made))
+    if own is None or any(options[name] for name in own.unserved):
+        own = functools.partial(optim.PerPartition, type(made))
+        return own(network, **{name: options[name] for name in options.keys() & arguments(type(made)) - {"params"}})
+    return own(network, **{name: options[name] for name in options.keys() & arguments(own)})

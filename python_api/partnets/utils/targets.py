@@ -6,12 +6,25 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from partnets.utils.likelihood import CROSS_ENTROPIES, SQUARED, ignored, name_of
+from partnets.utils.likelihood import SQUARED, ignored, is_cross_entropy, name_of
 
 # How far the sum of probabilities may be from 1.
 ROUNDING = 1e-4
+
+
+def token_cross_entropy(logits: Tensor, labels: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+    """The cross-entropy of each token that counts, of logits [batch, length, classes] and labels [batch, length].
+
+    Example:
+        >>> token_cross_entropy(torch.zeros(2, 5, 3), torch.ones(2, 5, dtype=torch.int64))
+        tensor(1.0986)
+    """
+    return F.cross_entropy(
+        getattr(logits, "logits", logits).flatten(0, -2), labels.flatten(), label_smoothing=label_smoothing
+    )
 
 
 def tried(model: nn.Module, batch: Any, forward: Callable[[nn.Module, Any], tuple[Any, Any]]) -> tuple[Any, Any]:
@@ -73,13 +86,13 @@ def check_targets(loss: Any, output: Any, y: Any) -> None:
             f"the targets are {list(y.shape)} and the outputs {list(output.shape)}, which a squared error broadcasts;"
             f" pass {cure}."
         )
-    if name_of(loss) in CROSS_ENTROPIES or getattr(loss, "__name__", "") == "token_cross_entropy":
+    if loss is token_cross_entropy or is_cross_entropy(loss):
         _check_labels(loss, output, y)
 
 
 def _check_labels(loss: Any, output: Tensor, y: Tensor) -> None:
     shapes = f"{list(y.shape)}, of logits {list(output.shape)}"
-    classes = output.shape[-1] if getattr(loss, "__name__", "") == "token_cross_entropy" else output.shape[1]
+    classes = output.shape[-1 if loss is token_cross_entropy else 1]
     if y.is_floating_point() and y.shape == output.shape:  # a probability for each class
         return
     if y.is_floating_point() or y.dtype == torch.bool:
@@ -92,7 +105,7 @@ def _check_labels(loss: Any, output: Tensor, y: Tensor) -> None:
             f"the labels are {int(counted.min())} to {int(counted.max())}, and the network has {classes} outputs; pass"
             f" labels from 0 to {classes - 1}."
         )
-    rows = output.detach().float() if classes == output.shape[1] else output.detach().float().movedim(-1, 1)
+    rows = output.detach().float().movedim(-1 if loss is token_cross_entropy else 1, 1)
     sums = rows.sum(1)
     if classes > 1 and bool((rows >= 0).all()) and bool(((sums - 1).abs() < ROUNDING).all()):
         raise ValueError(
