@@ -45,6 +45,7 @@ class ConcreteDropout(Hyperparameter):
     """
 
     per_example = True
+    only_in_training = True
 
     def __init__(self, rate: float = 0.1, *, temperature: float = 0.1, range: Range = probability) -> None:
         super().__init__()

@@ -39,6 +39,7 @@ class Cutout(Hyperparameter):
     """
 
     per_example = True
+    only_in_training = True
 
     def __init__(
         self, holes: float = 1.5, length: float = 4.5, *, most_holes: float = 4.0, most_length: float = 24.0

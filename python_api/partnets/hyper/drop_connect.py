@@ -39,6 +39,8 @@ class DropConnect(Hyperparameter):
         torch.Size([5, 2, 8])
     """
 
+    only_in_training = True
+
     def __init__(self, rate: float = 0.5, *, range: Range = RATES) -> None:
         super().__init__()
         check_rates(range)

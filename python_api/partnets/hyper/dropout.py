@@ -60,6 +60,7 @@ class Dropout(Hyperparameter):
     """
 
     per_example = True
+    only_in_training = True
 
     def __init__(self, rate: float = 0.1, *, same_along: tuple[int, ...] = (), range: Range = RATES) -> None:
         super().__init__()

@@ -37,6 +37,8 @@ class EmbeddingDropout(Hyperparameter):
         torch.Size([1, 3, 8])
     """
 
+    only_in_training = True
+
     def __init__(self, rate: float = 0.1, *, range: Range = RATES) -> None:
         super().__init__()
         check_rates(range)

@@ -37,6 +37,8 @@ class Hyperparameter(nn.Module):
     # How partnets.Trainer learns it: 'direct', through the forward pass of unseen data; or by 'lookahead', through the
     # weights, for what acts on training alone and is off in evaluation mode. See partnets.Lookahead.
     hyper_gradient = "direct"
+    # Whether it does nothing in evaluation mode and has no gradient worth following: partnets.tune tries values of it.
+    only_in_training = False
     # Whether it detaches something that depends on weights, which finite differences would take for a part of a slope.
     detaches = False
 

@@ -34,6 +34,7 @@ class InputNoise(Hyperparameter):
     """
 
     per_example = True
+    only_in_training = True
 
     def __init__(self, std: float = 0.1, *, range: Range = positive) -> None:
         super().__init__()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +19,8 @@ from partnets.data.chunks import Chunks, chunk
 from partnets.data.dataset import Data
 from partnets.data.examples import Collate, as_dataset
 from partnets.hyper import Hyperparameter
+from partnets.training.start import warn_of_unused_losses
+from partnets.training.step import check_clip, parameters_of
 from partnets.tuning.settings import Setting, check_names, find_settings
 from partnets.utils.checks import check_at_least
 from partnets.utils.likelihood import SQUARED, check_mean, name_of, plain
@@ -43,6 +47,8 @@ class Problem:
         forward: of partnets.data.batch.call.
         device: of the trainings.
         clip: the largest norm of a gradient, or None.
+        still: the paths of modules that were in evaluation mode, as a frozen backbone, while the network was not.
+        identity: tells this problem from others.
     """
 
     network: nn.Module
@@ -57,6 +63,8 @@ class Problem:
     forward: Forward
     device: torch.device
     clip: float | None
+    still: list[str]
+    identity: str
 
     @property
     def judge(self) -> Loss:
@@ -94,9 +102,16 @@ def make_problem(
         ['weight_decay']
     """
     check_at_least(1, steps=steps, batch_size=batch_size)
+    check_clip(clip)
     if not isinstance(network, nn.Module):
         raise TypeError(f"network is a {type(network).__name__}; pass a torch module.")
-    dataset, options = as_data(data), {} if collate is None else {"collate": collate}
+    if not callable(optimizer):
+        raise TypeError(
+            f"optimizer is an {type(optimizer).__name__}; pass a function of a list of parameters, such as"
+            " functools.partial(torch.optim.Adam, lr=1e-3)."
+        )
+    dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.get_default_dtype())
+    dataset, options = as_data(data, dtype), {} if collate is None else {"collate": collate}
     chunks = chunk(dataset, proportions, seed=seed, **options)
     if chunks.count < 2:
         raise ValueError(f"proportions={tuple(proportions)}; pass two or more: data that are not seen judge the rest.")
@@ -106,17 +121,55 @@ def make_problem(
     with preserved(device):
         targets = dataset.tensors[-1] if isinstance(dataset, TensorDataset) else None
         loss = checked_loss(copied, batch, forward, device, loss, targets)
-        made = optimizer([parameter for parameter in copied.parameters() if parameter.requires_grad])
+        given = [parameter for parameter in copied.parameters() if parameter.requires_grad]
+        made = optimizer(given)
+    if strange := len(set(parameters_of(made)) - set(given)):
+        raise ValueError(
+            f"optimizer steps {strange} parameters that it was not given, and would train nothing: each training has a"
+            " copy of the network. Make it of the list of parameters that it is called with."
+        )
     wrapped, settings, direct = find_settings(network, hyper, loss, made, steps)
-    check_names(settings)
+    check_names(settings, direct)
+    warn_of_unused_losses(wrapped, {}, loss)
+    still = [path for path, module in wrapped.named_modules() if network.training and not module.training]
     everything = chunk(dataset, (1.0,), seed=seed, **options)
+    groups = [{name: value for name, value in group.items() if name != "params"} for group in made.param_groups]
+    parts = [
+        *(chunks.fingerprint, steps, batch_size, clip, proportions, len(direct), type(made).__name__, groups),
+        *([(one.name, one.low, one.high, one.untuned) for one in settings], repr(wrapped)),
+        *(_told(loss), _told(forward)),
+    ]
+    identity = _digest(parts, wrapped, loss)
     return Problem(
-        wrapped, settings, direct, loss, optimizer, chunks, everything, steps, batch_size, forward, device, clip
+        *(wrapped, settings, direct, loss, optimizer, chunks, everything, steps, batch_size, forward, device, clip),
+        *(still, identity),
     )
 
 
-def as_data(data: Any) -> Dataset | Sequence:
-    """The training data of a Data, and tensors of NumPy's arrays; floating point in torch's default dtype.
+def _told(function: Any) -> str:
+    """What tells a function from others, without addresses in memory."""
+    if isinstance(function, functools.partial):
+        return f"{_told(function.func)}, {function.args}, {function.keywords}"
+    if isinstance(function, nn.Module):
+        return repr(function)
+    code = getattr(function, "__code__", None)
+    plain = [each for each in code.co_consts if not hasattr(each, "co_code")] if code else []
+    return f"{getattr(function, '__qualname__', type(function).__name__)} {code and code.co_code.hex()} {plain}"
+
+
+def _digest(parts: list, *holders: Any) -> str:
+    """Hexadecimal digits of values and of the tensors of modules."""
+    found = hashlib.blake2b(repr(parts).encode(), digest_size=16)
+    for module in holders:
+        for name, value in module.state_dict().items() if isinstance(module, nn.Module) else ():
+            found.update(name.encode())
+            if isinstance(value, Tensor):
+                found.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return found.hexdigest()
+
+
+def as_data(data: Any, dtype: torch.dtype = torch.float32) -> Dataset | Sequence:
+    """The training data of a Data, and tensors of NumPy's arrays; float64 in the network's dtype, labels in int64.
 
     Example:
         >>> import numpy
@@ -126,13 +179,14 @@ def as_data(data: Any) -> Dataset | Sequence:
     if isinstance(data, Data):
         data = data.train
     if isinstance(data, tuple | list) and data and all(hasattr(part, "__array__") for part in data):
-        data = tuple(_as_tensor(part) for part in data)
+        *inputs, y = (_as_tensor(part, dtype) for part in data)
+        data = *inputs, y.long() if y.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32) else y
     return as_dataset(data)
 
 
-def _as_tensor(part: Any) -> Tensor:
+def _as_tensor(part: Any, dtype: torch.dtype) -> Tensor:
     tensor = torch.as_tensor(part.to_numpy() if hasattr(part, "iloc") else part)
-    return tensor.to(torch.get_default_dtype()) if tensor.dtype == torch.float64 else tensor
+    return tensor.to(dtype) if tensor.dtype == torch.float64 else tensor
 
 
 def usual_loss(output: Any, y: Any, targets: Any = None) -> Loss:

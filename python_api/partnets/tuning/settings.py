@@ -12,9 +12,10 @@ import torch
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from partnets.hyper import ConcreteDropout, Hyperparameter, InTraining, Learned
+from partnets.hyper import Averaged, Hyperparameter, InTraining, Learned
 from partnets.hyper.augmentation import Augmentation
 from partnets.utils.likelihood import is_cross_entropy
+from partnets.utils.targets import token_cross_entropy
 
 NAMES = ("dropout", "dropout:one", "weight_decay", "label_smoothing", "learning_rate")
 # The largest value of a number without an upper bound, over its value at the start.
@@ -143,15 +144,23 @@ def _in_training(module: Hyperparameter) -> Hyperparameter:
 
 def _is_direct(module: Hyperparameter, path: str, network: nn.Module) -> bool:
     """Whether given weights predict otherwise with other numbers of this module, in evaluation mode too."""
-    if isinstance(module, ConcreteDropout) or module.hyper_gradient != "direct":
+    if module.only_in_training or module.hyper_gradient != "direct":
         return False
     around = [network.get_submodule(path[:i]) for i, letter in enumerate(path) if letter == "."]
-    return not any(isinstance(parent, InTraining) for parent in around)
+    if any(isinstance(parent, InTraining) for parent in around):
+        return False
+    if isinstance(module, Augmentation) and not any(isinstance(parent, Averaged) for parent in around):
+        kind = type(module).__name__
+        raise ValueError(
+            f"{path or 'the network'} ({kind}) acts in prediction too; leave it out of the network, before which it is"
+            f" put, put hyper.InTraining({kind}(...)) there, or average the network by hyper.Averaged."
+        )
+    return True
 
 
 def _named(name: str, network: nn.Module, loss: Any, optimizer: torch.optim.Optimizer, steps: int) -> list[Setting]:
     if name == "label_smoothing":
-        if not is_cross_entropy(loss):
+        if not (is_cross_entropy(loss) or loss is token_cross_entropy):
             raise ValueError("hyper has 'label_smoothing', which needs torch's cross-entropy as the loss.")
         return [Setting(name, 0.0, 0.9, _put_smoothing, usual=(0.1, 0.5))]
     if name == "weight_decay":
@@ -278,8 +287,8 @@ def _of_learned(module: Hyperparameter, one: Learned, path: str, name: str, inde
     return Setting(name, low, high, put, logarithmic=logarithmic, untuned=low, **options)
 
 
-def check_names(settings: list[Setting]) -> None:
-    """Raises ValueError if two settings have the same name."""
-    names = [setting.name for setting in settings]
+def check_names(settings: list[Setting], direct: list[Hyperparameter]) -> None:
+    """Raise ValueError if two numbers have the same name in Tuned.values."""
+    names = [setting.name for setting in settings] + [name for module in direct for name in module.values()]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"hyper has several numbers called {', '.join(twice)}; tune one of these modules at a time.")

@@ -87,6 +87,8 @@ class Training:
         self.due, self.unseen = due(steps, judgements), unseen
         self.network, self.loss = copy.deepcopy((problem.network, problem.loss))
         self.network.to(problem.device).train()
+        for path in problem.still:
+            self.network.get_submodule(path).eval()
         psi = set(hyperparameters(self.network))
         for parameter in psi:
             parameter.requires_grad_(False)

@@ -1,6 +1,7 @@
 """tune: the whole call, its result, what it leaves alone, and that it resumes to the same bits."""
 
 import copy
+import functools
 import math
 
 import numpy
@@ -251,3 +252,89 @@ def test_report_and_repr_are_short_and_have_the_values(tmp_path):
     pytest.importorskip("matplotlib")
     result.plot(tmp_path / "search.png")
     assert (tmp_path / "search.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"optimizer": functools.partial(torch.optim.SGD, lr=0.5)},
+        {"optimizer": functools.partial(torch.optim.Adam, lr=0.5)},
+        {"loss": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 9.0, 1.0]))},
+        {"loss": lambda output, y: 2 * nn.functional.cross_entropy(output, y)},
+        {"forward": lambda network, batch: (2 * network(batch[0]), batch[1])},
+        {"network": nn.Sequential(*classifier()[:1], nn.Tanh(), *classifier()[2:])},
+    ],
+)
+def test_a_file_of_another_optimizer_loss_forward_or_architecture_is_refused(tmp_path, other):
+    path = tmp_path / "search.pt"
+    tuned(resume_from=path, names=["dropout"])
+    with pytest.raises(ValueError, match="is of another search"):
+        tuned(resume_from=path, names=["dropout"], **other)
+
+
+def test_an_optimizer_of_other_parameters_is_refused():
+    network = classifier()
+    with pytest.raises(ValueError, match="steps 4 parameters that it was not given"):
+        tuned(network, optimizer=lambda _: torch.optim.Adam(network.parameters()))
+    with pytest.raises(TypeError, match=r"optimizer is an Adam; pass a function of a list of parameters"):
+        tuned(network, optimizer=torch.optim.Adam(network.parameters()))
+
+
+@pytest.mark.parametrize("make", [hyper.InputNoise, hyper.Cutout, hyper.ColourJitter])
+def test_modules_that_act_in_training_are_searched(make):
+    images, labels = torch.rand(40, 3, 6, 6), torch.randint(2, (40,))
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(64, 2))
+    result = tuned(network, (images, labels), [make()])
+    assert len(result.history) > 2 and set(result.history[0].values) == set(result.values)
+    assert type(result.model[0]) is nn.Conv2d
+
+
+def test_an_augmentation_inside_the_network_is_refused_unless_it_acts_in_training_only():
+    images, labels = torch.rand(40, 1, 6, 6), torch.randint(2, (40,))
+    affine, rest = hyper.Affine(), [nn.Flatten(), nn.Linear(36, 2)]
+    with pytest.raises(
+        ValueError, match=r"0 \(Affine\) acts in prediction too; .* hyper\.InTraining\(Affine\(\.\.\.\)\)"
+    ):
+        tuned(nn.Sequential(affine, *rest), (images, labels), [affine])
+    inside = hyper.InTraining(affine)
+    assert tuned(nn.Sequential(inside, *rest), (images, labels), [inside]).history
+
+
+def test_mixup_without_its_loss_is_warned_of():
+    mixup = hyper.Mixup()
+    with pytest.warns(UserWarning, match="acts in the training loss alone, and the loss is another one"):
+        tuned(names=[mixup])
+    assert tuned(names=[mixup], loss=mixup.loss).history
+
+
+def test_a_frozen_backbone_in_evaluation_mode_stays_as_it_is():
+    backbone = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)).requires_grad_(False).eval()
+    network = nn.Sequential(backbone, nn.Dropout(0.1), nn.Linear(8, 3))
+    x, y = labelled()
+    result = tuned(network, (3 * x + 5, y), ["dropout"], batch_size=32)
+    found, before = result.model[0].state_dict(), backbone.state_dict()
+    assert all(torch.equal(found[name], before[name]) for name in before)
+
+
+def test_numbers_of_the_same_name_are_refused():
+    masks = [hyper.InputMask(4), hyper.InputMask(4)]
+    with pytest.raises(ValueError, match="several numbers called 0, 1, 2, 3"):
+        tuned(nn.Sequential(*masks, classifier()), names=masks)
+
+
+def test_arrays_take_the_networks_dtype_and_labels_become_int64():
+    x, y = labelled()
+    assert tuned(classifier().double(), (x.double(), y)).model[0].weight.dtype == torch.float64
+    expected = weights(tuned().model)
+    assert torch.equal(weights(tuned(data=(x, y.to(torch.int32))).model), expected)
+
+
+def test_tokens_take_label_smoothing():
+    tokens = torch.randint(5, (40, 7))
+    language = nn.Sequential(nn.Embedding(5, 8), nn.Linear(8, 5))
+    assert 0 <= tuned(language, (tokens, tokens), ["label_smoothing"]).values["label_smoothing"] < 0.9
+
+
+def test_a_norm_to_clip_to_is_checked():
+    with pytest.raises(ValueError, match=r"clip=-1\.0"):
+        tuned(clip=-1.0)
