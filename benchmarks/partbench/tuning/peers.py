@@ -41,11 +41,11 @@ def untuned(problem: Problem, judge: Judge) -> Tensor:
 
 
 def guess(problem: Problem, judge: Judge) -> Tensor:
-    """A fixed guess that costs nothing."""
+    """A fixed guess that costs nothing; the learning rate stays as it is."""
     found = []
     for setting in problem.settings:
         name = setting.group or setting.name
-        found.append(setting.position if setting.usual is None else GUESS.get(name, GUESS_OTHERS))
+        found.append(setting.position if name == "learning_rate" else GUESS.get(name, GUESS_OTHERS))
     return torch.tensor(found)
 
 
