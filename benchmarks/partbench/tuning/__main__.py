@@ -38,7 +38,7 @@ CHUNKS = {
 
 
 def problem_of(case: Case, seed: int) -> Problem:
-    """What tune makes of a case, for the searches."""
+    """Return the problem that tune makes of a case, for the searches."""
     return make_problem(case.network, case.train, case.tuned, seed=seed, **case.options)
 
 

@@ -1,4 +1,4 @@
-"""What partnets.tune is compared with: searches with a validation set and a refit, at a budget of examples."""
+"""The peers of partnets.tune: searches with a validation set and a refit, at a budget of examples."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Case:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What partnets.tune takes besides network, data and what to tune."""
+        """The options of partnets.tune besides network, data and hyper."""
         names = ("steps", "batch_size", "optimizer", "loss", "clip")
         return {name: getattr(self, name) for name in names}
 
@@ -143,32 +143,20 @@ def _scikit(name: str, seed: int, examples: int) -> tuple[tuple[Tensor, Tensor],
     return (x[:examples], y[:examples]), (x[examples:], y[examples:])
 
 
-@problem("digits-150")
-def digits(seed: int, _: Path | None) -> Case:
+def _tabular(source: str, examples: int, sizes: tuple[int, ...], steps: int, batch: int, seed: int, _) -> Case:
     torch.manual_seed(seed)
-    return Case(mlp(64, 128, 128, 10), *_scikit("digits", seed, 150), list(REGULARISERS), 400, 32, adam(1e-3))
+    # Of a regression, labels cannot be smoothed.
+    tuned = list(REGULARISERS if sizes[-1] > 1 else REGULARISERS[:2])
+    return Case(mlp(*sizes), *_scikit(source, seed, examples), tuned, steps, batch, adam(1e-3))
 
 
-# ---- problems that judge
-
-
-@problem("diabetes")
-def diabetes(seed: int, _: Path | None) -> Case:
-    torch.manual_seed(seed)
-    tuned = ["dropout:one", "weight_decay"]
-    return Case(mlp(10, 64, 64, 1), *_scikit("diabetes", seed, 200), tuned, 800, 32, adam(1e-3))
-
-
-@problem("breast-cancer")
-def breast_cancer(seed: int, _: Path | None) -> Case:
-    torch.manual_seed(seed)
-    return Case(mlp(30, 64, 64, 2), *_scikit("breast_cancer", seed, 100), list(REGULARISERS), 600, 32, adam(1e-3))
-
-
-@problem("wine")
-def wine(seed: int, _: Path | None) -> Case:
-    torch.manual_seed(seed)
-    return Case(mlp(13, 64, 64, 3), *_scikit("wine", seed, 60), list(REGULARISERS), 600, 16, adam(1e-3))
+for _name, *_given in (
+    ("digits-150", "digits", 150, (64, 128, 128, 10), 400, 32),
+    ("diabetes", "diabetes", 200, (10, 64, 64, 1), 800, 32),
+    ("breast-cancer", "breast_cancer", 100, (30, 64, 64, 2), 600, 32),
+    ("wine", "wine", 60, (13, 64, 64, 3), 600, 16),
+):
+    problem(_name)(functools.partial(_tabular, *_given))
 
 
 @problem("imbalanced")
@@ -279,7 +267,7 @@ def _turned(images: Tensor, most: float, generator: torch.Generator) -> Tensor:
     return torch.nn.functional.grid_sample(images, grid, align_corners=False)
 
 
-def _mnist(seed: int, folder: Path | None, examples: int, rotated: bool) -> Case:
+def _mnist(examples: int, rotated: bool, seed: int, folder: Path | None) -> Case:
     generator = _generator(seed)
     x, y, test_x, test_y = load_mnist(_needed(folder))
     order = torch.randperm(len(x), generator=generator)[:examples]
@@ -307,19 +295,12 @@ def load_mnist(folder: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return x.float() / 255, y.long(), test_x.float() / 255, test_y.long()
 
 
-@problem("mnist-1000")
-def mnist_1000(seed: int, folder: Path | None) -> Case:
-    return _mnist(seed, folder, 1000, rotated=False)
-
-
-@problem("mnist-rotated-1000")
-def mnist_rotated_1000(seed: int, folder: Path | None) -> Case:
-    return _mnist(seed, folder, 1000, rotated=True)
-
-
-@problem("mnist-rotated-2500")
-def mnist_rotated_2500(seed: int, folder: Path | None) -> Case:
-    return _mnist(seed, folder, 2500, rotated=True)
+for _name, *_given in (
+    ("mnist-1000", 1000, False),
+    ("mnist-rotated-1000", 1000, True),
+    ("mnist-rotated-2500", 2500, True),
+):
+    problem(_name)(functools.partial(_mnist, *_given))
 
 
 @problem("cifar10-2000")

@@ -104,7 +104,7 @@ def as_dataset(data: Dataset | Sequence) -> Dataset:
 
 
 def refuse_separate(call: str, separate: tuple) -> None:
-    """Raises TypeError if inputs and targets came as two arguments.
+    """Raise TypeError if inputs and targets came as two arguments.
 
     Example:
         >>> refuse_separate("chunk((x, y), proportions)", (0.8, 0.2))

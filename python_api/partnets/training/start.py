@@ -134,7 +134,7 @@ def check_learns(model: nn.Module, loss: batches.Loss) -> None:
 
 
 def warn_of_direct_dropout(hyper: Mapping[str, nn.Module], by: Mapping[str, Any]) -> None:
-    """Warns if a dropout rate learns directly: it goes to 0 whatever the data are.
+    """Warn if a dropout rate learns directly: it goes to 0 whatever the data are.
 
     Example:
         >>> from partnets import hyper
@@ -155,7 +155,7 @@ def warn_of_direct_dropout(hyper: Mapping[str, nn.Module], by: Mapping[str, Any]
 
 
 def warn_of_forgotten(model: nn.Module) -> None:
-    """Warns if a model has hyperparameters that could learn, and a trainer was given none.
+    """Warn if a model has hyperparameters that could learn, and a trainer was given none.
 
     Example:
         >>> from partnets import hyper

@@ -33,7 +33,7 @@ Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 @dataclass(frozen=True)
 class Problem:
-    """All that the trainings of one partnets.tune have in common.
+    """The parts that all trainings of one call of partnets.tune share.
 
     Attributes:
         network: with modules of partnets.hyper; trainings copy it.
@@ -147,7 +147,7 @@ def make_problem(
 
 
 def _told(function: Any) -> str:
-    """What tells a function from others, without addresses in memory."""
+    """Return a text that differs between functions, without addresses in memory."""
     if isinstance(function, functools.partial):
         return f"{_told(function.func)}, {function.args}, {function.keywords}"
     if isinstance(function, nn.Module):
@@ -158,7 +158,7 @@ def _told(function: Any) -> str:
 
 
 def _digest(parts: list, *holders: Any) -> str:
-    """Hexadecimal digits of values and of the tensors of modules."""
+    """Return hexadecimal digits of values and of the tensors of modules."""
     found = hashlib.blake2b(repr(parts).encode(), digest_size=16)
     for module in holders:
         for name, value in module.state_dict().items() if isinstance(module, nn.Module) else ():
@@ -169,7 +169,7 @@ def _digest(parts: list, *holders: Any) -> str:
 
 
 def as_data(data: Any, dtype: torch.dtype = torch.float32) -> Dataset | Sequence:
-    """The training data of a Data, and tensors of NumPy's arrays; float64 in the network's dtype, labels in int64.
+    """Return a dataset: of a Data its training set, of NumPy's arrays tensors; float64 in `dtype`, labels in int64.
 
     Example:
         >>> import numpy
@@ -190,7 +190,7 @@ def _as_tensor(part: Any, dtype: torch.dtype) -> Tensor:
 
 
 def usual_loss(output: Any, y: Any, targets: Any = None) -> Loss:
-    """The loss that fits outputs and targets: cross-entropy, of several labels or a squared error.
+    """Return the loss that fits outputs and targets: a cross-entropy, one of several labels, or a squared error.
 
     Args:
         output, y: of a batch.
@@ -225,7 +225,7 @@ def usual_loss(output: Any, y: Any, targets: Any = None) -> Loss:
 def checked_loss(
     network: nn.Module, batch: Any, forward: Forward, device: torch.device, loss: Loss | None, targets: Any = None
 ) -> Loss:
-    """The loss, or the usual one, after a batch has been tried.
+    """Try a batch, and return the loss, or the usual one if it is None.
 
     Raises:
         ValueError: the network does not take the batch, or the loss its outputs and targets, and what to do.

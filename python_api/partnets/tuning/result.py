@@ -34,7 +34,7 @@ class Trial:
 
 @dataclass(frozen=True, repr=False)
 class Tuned:
-    """What partnets.tune found.
+    """The result of partnets.tune.
 
     Attributes:
         values: the chosen value of each setting, by its name.
@@ -44,7 +44,7 @@ class Tuned:
         history: the trainings of the search; the first one is untuned.
         confirmed: the training at the chosen values.
         cost: of all trainings and judgements, in trainings of `steps` full batches.
-        notes: what a user should know of the result.
+        notes: sentences about what limits the result, such as few unseen examples.
 
     Example:
         >>> trial = Trial({"dropout": 0.5}, [3.0, 2.0], 8, 1.0, 0.25)
@@ -70,7 +70,7 @@ class Tuned:
         return f"Tuned({values}; L_ML {self.lml:.1f} nats, {self.steps} steps, cost {self.cost:.2f})"
 
     def report(self) -> str:
-        """The chosen values, what was tried, and what to know of it, as text."""
+        """Return the chosen values, the trainings of the search and the notes as text."""
         lines = [f"{name} {value:.4g}" for name, value in self.values.items()]
         lines.append(
             f"L_ML {self.lml:.1f} nats, {self.steps} steps in the final training, cost of {self.cost:.2f} trainings"
@@ -85,7 +85,7 @@ class Tuned:
         return "\n".join([*lines, *self.notes])
 
     def plot(self, path: str | os.PathLike | None = None) -> Figure:
-        """L_ML over the steps of each training of the search, and of the one at the chosen values.
+        """Draw L_ML over the steps of each training of the search, and of the one at the chosen values.
 
         Args:
             path: a file to write the figure to; its ending says in which format.

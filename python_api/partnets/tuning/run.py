@@ -63,8 +63,8 @@ def tune(
     values are the mean of those of the trainings, weighted by exp(L_ML). One more training, at the chosen values, says
     how many steps the final training takes. The final training starts from the given weights and takes all data.
 
-    What has a gradient on unseen data (hyper.InputMask, Temperature, ObservationNoise, Submodule) learns by gradient
-    descent in the training at the chosen values.
+    Modules whose numbers change predictions (hyper.InputMask, Temperature, ObservationNoise, Submodule) learn by
+    gradient descent in the training at the chosen values.
 
     Args:
         network: any torch module; it is left unchanged. Pretrained weights are the start of each training.
@@ -151,7 +151,7 @@ class _Search:
         self.begun = 0
 
     def run(self) -> Tuned:
-        """Trains all that is left of the search, the training at the chosen values and the final one."""
+        """Run the trainings that are left: of the search, at the chosen values, and the final one."""
         problem, settings, planned = self.problem, self.problem.settings, self.plan
         points, factors = torch.zeros(0, 0), []
         if settings:
@@ -185,7 +185,7 @@ class _Search:
         return Tuned(values, model, -confirmed[0][end - 1], steps, history, checked, cost, notes)
 
     def _train(self, what: str, positions: list[float], **options) -> tuple[list[float], float]:
-        """The nats and the cost of a training, which may have been done before an interruption."""
+        """Return the nats and the cost of a training, which may have been done before an interruption."""
         self.begun += 1
         if self.begun > len(self.finished):
             options |= {"steps": self.problem.steps, "direct": self.direct, "unseen": self.plan.unseen}
@@ -235,7 +235,7 @@ class _Search:
         return Trial(self._values(point.tolist()), found[0], batch_size, weight, found[1])
 
     def _deployed(self, network: nn.Module) -> nn.Module:
-        """The network without modules of partnets.hyper; the user's own if only such modules were before it."""
+        """Return the network without modules of partnets.hyper, and without a Sequential that was put around it."""
         wrapped = type(self.problem.network) is nn.Sequential and isinstance(self.problem.network[0], Hyperparameter)
         if any(isinstance(module, Hyperparameter) for module in network.modules()):
             network = deployed(network, draws=0, seed=0)
@@ -271,7 +271,7 @@ class _Search:
 
 
 def _notes(problem: Problem, history: list[Trial], confirmed: Trial, chosen: Tensor, end: int) -> list[str]:
-    """What a user should know of a result."""
+    """Return sentences about what limits a result."""
     notes, unseen = [], sum(problem.chunks.sizes[1:])
     if unseen < FEW:
         notes.append(f"{unseen} unseen examples judged the trainings; with so few, the choice is close to a guess.")

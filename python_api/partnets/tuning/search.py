@@ -29,7 +29,7 @@ WHOLE = 0.7
 
 @dataclass(frozen=True)
 class Plan:
-    """How a budget is spent.
+    """The division of a budget among trainings.
 
     Attributes:
         levels: the number of values of each factor that are tried, besides an untuned training.
@@ -101,7 +101,7 @@ def plan(
 
 
 def design(settings: Sequence[Setting], levels: Mapping[str, int], seed: int) -> tuple[Tensor, list[str]]:
-    """The values that are tried: an untuned training, and for each factor a ladder from light to heavy ones.
+    """Return the values to try: an untuned training, and for each factor a ladder from light to heavy ones.
 
     Most settings regularise, so that the first question is how strongly. Each point of a ladder is moved by up to
     JITTER of its length, by a scrambled Sobol sequence; settings of other factors are untuned there.
@@ -136,13 +136,13 @@ def design(settings: Sequence[Setting], levels: Mapping[str, int], seed: int) ->
 
 
 def smoothed(judged: Tensor) -> Tensor:
-    """Means of each judgement and its neighbours, [..., judgements]."""
+    """Return the mean of each judgement and its neighbours, [..., judgements]."""
     padded = torch.cat([judged[..., :1], judged, judged[..., -1:]], -1)
     return (padded[..., :-2] + padded[..., 1:-1] + padded[..., 2:]) / 3
 
 
 def choose(points: Tensor, factors: Sequence[str], judged: Tensor) -> tuple[Tensor, Tensor]:
-    """The values that follow from trainings at different values.
+    """Choose values from how unseen data judged trainings at different values.
 
     For each factor they are the mean of its trainings and the untuned one, weighted by how likely these make unseen
     data: see weights.
@@ -181,12 +181,12 @@ def choose(points: Tensor, factors: Sequence[str], judged: Tensor) -> tuple[Tens
 
 
 def _late(judged: Tensor) -> Tensor:
-    """The mean nats of each training over its second half, [members]."""
+    """Return the mean nats of each training over its second half, [members]."""
     return judged.double()[:, judged.shape[1] // 2 :].mean(1)
 
 
 def weights(judged: Tensor) -> Tensor:
-    """How much each of some trainings counts, [members], with a sum of 1.
+    """Return how much each training counts, [members], with a sum of 1.
 
     The weight is exp(-nats / T) of the mean over the second half of a training, for T = 1 a posterior under a uniform
     prior (L_ML is an estimate of the log marginal likelihood). T is the standard deviation of a judgement's noise, if
@@ -210,7 +210,7 @@ def weights(judged: Tensor) -> Tensor:
 
 
 def best_end(judged: Sequence[float]) -> int:
-    """The judgement, from 1, at which a training should end.
+    """Return the judgement, from 1, at which a training should end.
 
     The last one, unless it is worse than the best by more than CLEAR nats. Then the mean of the judgements' numbers,
     weighted by exp(-nats) times a prior of WHOLE for the last one: the best of ten noisy numbers is often too early.

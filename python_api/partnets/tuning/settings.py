@@ -28,7 +28,7 @@ AUGMENTED = (0.12, 0.5)
 
 
 class Settable(Protocol):
-    """What takes the value of a setting: a Training."""
+    """An object that takes the value of a setting: a Training."""
 
     network: nn.Module
     optimizer: torch.optim.Optimizer
@@ -87,7 +87,7 @@ class Setting:
 def find_settings(
     network: nn.Module, hyper: Sequence[str | Hyperparameter], loss: Any, optimizer: torch.optim.Optimizer, steps: int
 ) -> tuple[nn.Module, list[Setting], list[Hyperparameter]]:
-    """What partnets.tune chooses, and the network with the modules of partnets.hyper that were outside of it.
+    """Return the settings of `hyper`, and the network behind those of its modules that were outside.
 
     Args:
         network: the user's, which is left unchanged.
@@ -143,7 +143,11 @@ def _in_training(module: Hyperparameter) -> Hyperparameter:
 
 
 def _is_direct(module: Hyperparameter, path: str, network: nn.Module) -> bool:
-    """Whether given weights predict otherwise with other numbers of this module, in evaluation mode too."""
+    """Return whether a module changes predictions, so that its numbers learn by gradient descent.
+
+    Raises:
+        ValueError: it is an augmentation that acts in prediction on a single copy.
+    """
     if module.only_in_training or module.hyper_gradient != "direct":
         return False
     around = [network.get_submodule(path[:i]) for i, letter in enumerate(path) if letter == "."]

@@ -34,7 +34,7 @@ DIRECT_RATE = 0.05
 
 
 def due(steps: int, judgements: int = JUDGEMENTS) -> list[int]:
-    """The steps after which unseen data judge a training.
+    """Return the steps after which unseen data judge a training.
 
     Example:
         >>> due(25, 5), due(2)
@@ -114,7 +114,7 @@ class Training:
         return self.chunks.count > 1
 
     def run(self, until: int) -> None:
-        """Trains up to a step, with random states of its own; those of the caller are afterwards as before.
+        """Train up to a step, with random states of its own; the caller's are restored.
 
         A loss that is not finite ends the training; of a judged one the remaining judgements are infinite.
 
@@ -175,7 +175,7 @@ class Training:
         return value.detach()
 
     def _step_direct(self) -> None:
-        """A step of what learns by gradient descent, on unseen data and with fixed weights."""
+        """Step the modules that learn by gradient descent, on unseen data and with fixed weights."""
         size = max(1, round(self.batch_size))
         batch = to_device(self.chunks.sample(2, size, self.generator), self.problem.device)
         self.direct_optimizer.zero_grad()
@@ -185,7 +185,7 @@ class Training:
         self.examples += size
 
     def _nats(self) -> float:
-        """The loss of unseen data in nats, or what a squared error is worth in them: n / 2 log(error).
+        """Return the loss of unseen data in nats; of a squared error n / 2 log(error).
 
         Of a partitioned network the loss of each chunk k by subnetwork k - 1 (Eq. 2).
         """
@@ -213,7 +213,7 @@ class Training:
         return [parameter.requires_grad_() for module in modules for parameter in module.parameters()]
 
     def direct_state(self) -> dict[str, Tensor]:
-        """What modules that learn by gradient descent have learned."""
+        """Return the parameters that learn by gradient descent, by their names."""
         own = set(self.direct)
         return {name: p.detach().clone() for name, p in self.network.named_parameters() if p in own}
 
@@ -224,7 +224,7 @@ class Training:
             parameters[name].copy_(value)
 
     def state(self) -> dict:
-        """All that a training needs to go on with the same bits."""
+        """Return what a training needs to go on with the same bits."""
         return {
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -237,7 +237,7 @@ class Training:
         }
 
     def load_state(self, state: dict) -> None:
-        """Continues from a state."""
+        """Continue from a state."""
         self.network.load_state_dict(state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.direct_optimizer:
@@ -248,7 +248,7 @@ class Training:
 
 
 def _partitioned(factory: Any, network: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of partnets.optim that steps as a factory's does."""
+    """Return the optimizer of partnets.optim that steps as a factory's does."""
     made = factory([nn.Parameter(torch.zeros(1))])
     if len(made.param_groups) > 1:
         raise ValueError("optimizer makes several groups of parameters; more than two chunks take one group.")

@@ -1,4 +1,4 @@
-"""What is wrong with targets or outputs that a loss of torch's would take, or refuse without a cure."""
+"""Checks of targets and outputs that a loss of torch would accept silently, or refuse without a cure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROUNDING = 1e-4
 
 
 def token_cross_entropy(logits: Tensor, labels: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-    """The cross-entropy of each token that counts, of logits [batch, length, classes] and labels [batch, length].
+    """Return the mean cross-entropy of tokens, of logits [batch, length, classes] and labels [batch, length].
 
     Example:
         >>> token_cross_entropy(torch.zeros(2, 5, 3), torch.ones(2, 5, dtype=torch.int64))
@@ -28,7 +28,7 @@ def token_cross_entropy(logits: Tensor, labels: Tensor, *, label_smoothing: floa
 
 
 def tried(model: nn.Module, batch: Any, forward: Callable[[nn.Module, Any], tuple[Any, Any]]) -> tuple[Any, Any]:
-    """The output of a model and the targets of a batch.
+    """Return the output of a model and the targets of a batch.
 
     Raises:
         ValueError: the model does not take the batch; with what images and labels look like.
@@ -60,7 +60,7 @@ def _hint(batch: Any) -> str:
 
 
 def check_targets(loss: Any, output: Any, y: Any) -> None:
-    """Raises ValueError if targets do not fit the outputs of a network under one of torch's losses.
+    """Raise ValueError if targets do not fit the outputs of a network under one of torch's losses.
 
     Args:
         loss: any; losses that are not torch's cross-entropy or squared error are not checked.
