@@ -93,7 +93,7 @@ def looking_ahead(how, place) -> list[Tensor]:
     model = place(nn.Sequential(network, hyper.WeightDecay(network, 0.01), smoothing))
     partnets.partition(model, PROPORTIONS, seed=1)
     chunks = partnets.chunk((torch.randn(30, 4), torch.randint(3, (30,))), PROPORTIONS)
-    options = {"loss": smoothing, "hyper_gradient": how, "batch_size": 6}
+    options = {"hyper": [*model[1:]], "loss": smoothing, "hyper_gradient": how, "batch_size": 6}
     partnets.Trainer(model, chunks, **options).fit(4)
     return [parameter.detach().cpu() for parameter in model.parameters()]
 

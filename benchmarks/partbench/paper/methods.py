@@ -217,7 +217,8 @@ class Learner:
     def train(self, model, chunks, kind=partnets.Trainer, *, lr=None, hyper_lr=None, steps=None, part="", **options):
         """The trainer, trained; part: of a training of several parts, its checkpoint's suffix."""
         optimizer, steps = self.recipe.optimizer(model, chunks, lr), self.steps if steps is None else steps
-        if (psi := options.get("hyper")) is not None and "hyper_optimizer" not in options:
+        options = {"hyper": [], **options}
+        if (psi := options["hyper"]) != [] and "hyper_optimizer" not in options:
             options["hyper_optimizer"] = torch.optim.Adam(psi.parameters(), lr=hyper_lr or self.recipe.hyper_lr)
         options = {"batch_size": self.recipe.batch, "seed": self.seed, "loss": self.loss(model), **options}
         trainer = kind(model, chunks, optimizer=optimizer, scheduler=self.recipe.scheduler(optimizer, steps), **options)

@@ -283,9 +283,9 @@ OTHERS = {
     "hyper_chunks": lambda: trainer(hyper_chunks="all"),
     "one_pass": lambda: trainer(one_pass=True),
     "keep_best": lambda: trainer(keep_best=True, lml_every=5),
-    "parameters": lambda: partnets.Trainer(*parts(width=7)[:2], batch_size=16),
+    "parameters": lambda: partnets.Trainer(*parts(width=7)[:2], hyper=[], batch_size=16),
     "parameters of another type": lambda: partnets.Trainer((split := parts())[0].double(), split[1], hyper=split[2]),
-    "partitions": lambda: partnets.Trainer(*parts(proportions=(0.9, 0.1))[:2], batch_size=16),
+    "partitions": lambda: partnets.Trainer(*parts(proportions=(0.9, 0.1))[:2], hyper=[], batch_size=16),
     "hyper": lambda: trainer(hyper=[]),
     "other chunks": lambda: partnets.Trainer(
         *(split := parts())[:1], partnets.chunk(examples(), PROPORTIONS, seed=1), hyper=split[2], batch_size=16

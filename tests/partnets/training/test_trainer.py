@@ -268,7 +268,7 @@ def test_the_table_has_a_row_for_each_step_and_lml_where_it_was_evaluated():
 
 
 @pytest.mark.cases(usual=1)
-@pytest.mark.parametrize("hyper", [{}, {"hyper": None}], ids=["hyper", "no hyper"])
+@pytest.mark.parametrize("hyper", [{}, {"hyper": []}], ids=["hyper", "no hyper"])
 def test_the_picture_shows_each_hyperparameter_lml_and_losses(hyper, tmp_path):
     figure = trainer(**hyper).fit(10).plot(tmp_path / "history.png")
     titles = [axes.get_title() for axes in figure.axes]

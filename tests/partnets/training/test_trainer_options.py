@@ -126,7 +126,7 @@ def test_psi_takes_a_step_after_each_so_many_once_enough_are_done(every, after):
 @pytest.mark.full
 def test_until_its_first_step_psi_draws_nothing():
     runs = []
-    for arguments in ({"hyper": None, "hyper_optimizer": None}, {"hyper_after": 6}, {"hyper_every": 7}):
+    for arguments in ({"hyper": [], "hyper_optimizer": None}, {"hyper_after": 6}, {"hyper_every": 7}):
         torch.manual_seed(0)
         one = trainer(**arguments)
         one.fit(6)
