@@ -104,17 +104,23 @@ def find_settings(
         ValueError: there is nothing of what a name stands for, a name is unknown, or two of hyper are the same.
         TypeError: hyper has something other than names and modules.
     """
-    hyper = [hyper] if isinstance(hyper, str | nn.Module) else list(hyper)
+    hyper = [hyper] if isinstance(hyper, str | nn.Module) else hyper
+    if not isinstance(hyper, Sequence):
+        raise TypeError(
+            f"hyper is a {type(hyper).__name__}; pass a list of names and modules, such as ['dropout']: each has its"
+            " own range."
+        )
     _check(hyper)
     inside = set(network.modules())
     outside = [module for module in hyper if isinstance(module, nn.Module) and module not in inside]
     if outside:
         network = nn.Sequential(*map(_in_training, outside), network)
     paths = {module: path for path, module in network.named_modules()}
+    front = f"{len(outside)}." if outside else ""
     settings, direct = [], []
     for each in hyper:
         if isinstance(each, str):
-            settings += _named(each, network, loss, optimizer, steps)
+            settings += _named(each, network, front, loss, optimizer, steps)
         elif _is_direct(each, paths[each], network):
             direct.append(each)
         else:
@@ -122,7 +128,7 @@ def find_settings(
     return network, settings, direct
 
 
-def _check(hyper: list) -> None:
+def _check(hyper: Sequence) -> None:
     if not hyper:
         raise ValueError(f"hyper is empty; name what to tune: {', '.join(map(repr, NAMES))}, or modules of hyper.")
     for each in hyper:
@@ -162,7 +168,10 @@ def _is_direct(module: Hyperparameter, path: str, network: nn.Module) -> bool:
     return True
 
 
-def _named(name: str, network: nn.Module, loss: Any, optimizer: torch.optim.Optimizer, steps: int) -> list[Setting]:
+def _named(
+    name: str, network: nn.Module, front: str, loss: Any, optimizer: torch.optim.Optimizer, steps: int
+) -> list[Setting]:
+    """Return the settings of a name; `front` is the path of the user's network in `network`, with a dot."""
     if name == "label_smoothing":
         if not (is_cross_entropy(loss) or loss is token_cross_entropy):
             raise ValueError("hyper has 'label_smoothing', which needs torch's cross-entropy as the loss.")
@@ -174,10 +183,10 @@ def _named(name: str, network: nn.Module, loss: Any, optimizer: torch.optim.Opti
         # A fifth, and five times as much.
         options = {"untuned": rate, "usual": (0.25, 0.75), "factor": name}
         return [Setting(name, rate / 25, rate * 25, _rate_putter(rate), logarithmic=True, **options)]
-    return _dropout(network, together=name == "dropout:one")
+    return _dropout(network, front, together=name == "dropout:one")
 
 
-def _dropout(network: nn.Module, together: bool) -> list[Setting]:
+def _dropout(network: nn.Module, front: str, together: bool) -> list[Setting]:
     places = list(_rates(network))
     if not places:
         raise ValueError(
@@ -189,7 +198,7 @@ def _dropout(network: nn.Module, together: bool) -> list[Setting]:
         return [Setting("dropout", 0.0, 0.9, _attribute_putter(places), untuned=untuned)]
     return [
         Setting(
-            f"dropout.{path}",
+            f"dropout.{path.removeprefix(front)}",
             0.0,
             0.9,
             _attribute_putter([(path, attribute)]),
@@ -225,19 +234,20 @@ def _weight_decay(optimizer: torch.optim.Optimizer, steps: int) -> Setting:
             " SGD, or put hyper.WeightDecay(network) into the network."
         )
     present = [float(group["weight_decay"]) for group in groups]
-    # If some groups have a decay, the others, such as biases, were left out on purpose.
-    decayed = [i for i, decay in enumerate(present) if decay or not any(present)]
+    largest = max(range(len(present)), key=present.__getitem__)
+    # Groups keep their ratios, so that a group without decay, such as biases, stays without.
+    shares = [decay / present[largest] if present[largest] else 1.0 for decay in present]
 
     def put(training: Settable, value: float) -> None:
-        for i in decayed:
-            training.optimizer.param_groups[i]["weight_decay"] = value
+        for group, share in zip(training.optimizer.param_groups, shares, strict=True):
+            group["weight_decay"] = value * share
 
     low, high = 1e-6, 1.0
     if isinstance(optimizer, torch.optim.AdamW) or groups[0].get("decoupled_weight_decay"):
         # Weights shrink by the factor exp(-lr * decay * steps), whatever the gradient.
-        shrinking = float(groups[0]["lr"]) * steps
+        shrinking = float(groups[largest]["lr"]) * steps
         low, high = 0.01 / shrinking, 5.0 / shrinking
-    return Setting("weight_decay", low, high, put, logarithmic=True, untuned=max(present), usual=(0.35, 0.8))
+    return Setting("weight_decay", low, high, put, logarithmic=True, untuned=present[largest], usual=(0.35, 0.8))
 
 
 def _rate_putter(rate: float) -> Callable[[Settable, float], None]:

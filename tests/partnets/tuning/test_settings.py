@@ -2,6 +2,7 @@
 
 import functools
 import math
+import types
 
 import pytest
 import torch
@@ -46,6 +47,18 @@ def test_decay_of_adamw_is_in_units_of_how_far_weights_shrink():
     assert (coupled.low, coupled.high, coupled.value(0.0)) == (1e-6, 1.0, 0.0)
 
 
+@pytest.mark.parametrize(("given", "put"), [((1e-4, 1e-2, 0.0), (0.005, 0.5, 0.0)), ((0.0, 0.0, 0.0), (0.5, 0.5, 0.5))])
+def test_groups_keep_the_ratios_of_their_decays(given, put):
+    model = network()
+    layers = [module for module in model if isinstance(module, nn.Linear)]
+    groups = [{"params": list(layer.parameters()), "weight_decay": d} for layer, d in zip(layers, given, strict=True)]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    (decay,) = find_settings(model, ["weight_decay"], F.cross_entropy, optimizer, 100)[1]
+    decay.put(types.SimpleNamespace(optimizer=optimizer), 0.5)
+    assert decay.untuned == max(given)
+    assert tuple(group["weight_decay"] for group in optimizer.param_groups) == pytest.approx(put)
+
+
 def test_an_optimizer_without_decay_is_refused():
     with pytest.raises(ValueError, match="weight_decay', which LBFGS does not take"):
         found(["weight_decay"], make=torch.optim.LBFGS)
@@ -69,6 +82,15 @@ def test_modules_outside_go_before_the_network_and_act_in_training_only():
     assert {s.name: s.high for s in settings}["rotation"] == 180 and settings[0].value(0.0) == 0.0
 
 
+def test_names_have_the_paths_of_the_users_network_also_behind_modules_outside():
+    rest = nn.Sequential(nn.Flatten(), network())
+    wrapped, settings, _ = found([hyper.Affine(), "dropout", hyper.ColourJitter()], rest)
+    rates = [s for s in settings if s.group == "dropout"]
+    assert [s.name for s in rates] == ["dropout.1.2", "dropout.1.4"]
+    rates[1].put(types.SimpleNamespace(network=wrapped), 0.7)
+    assert (rest[1][2].p, rest[1][4].p) == (0.1, 0.7)
+
+
 def test_modules_that_change_what_given_weights_predict_learn_by_gradient():
     mask = hyper.InputMask(4)
     _, settings, direct = found([mask], nn.Sequential(mask, network()))
@@ -89,9 +111,18 @@ def test_wrong_names_are_refused(names, message):
         found(names)
 
 
-def test_something_else_than_names_and_modules_is_refused():
-    with pytest.raises(TypeError, match="hyper has a float"):
-        found([0.5])
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ([0.5], "hyper has a float"),
+        ({"dropout": (0.0, 0.5)}, r"hyper is a dict; .* such as \['dropout'\]: each has its own range"),
+        ({"dropout"}, "hyper is a set"),
+        (0.5, "hyper is a float"),
+    ],
+)
+def test_something_else_than_names_and_modules_is_refused(names, message):
+    with pytest.raises(TypeError, match=message):
+        found(names)
 
 
 @pytest.mark.parametrize("logarithmic", [False, True])
