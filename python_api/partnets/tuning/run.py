@@ -26,6 +26,7 @@ from partnets.tuning.search import Plan, best_end, choose, design, plan
 from partnets.tuning.training import Training, due
 from partnets.utils import random_state
 from partnets.utils.files import replacing
+from partnets.utils.likelihood import OTHERS, name_of
 from partnets.utils.seeds import derived
 
 LOG = logging.getLogger("partnets")
@@ -275,10 +276,15 @@ def _notes(problem: Problem, history: list[Trial], confirmed: Trial, chosen: Ten
     notes, unseen = [], sum(problem.chunks.sizes[1:])
     if unseen < FEW:
         notes.append(f"{unseen} unseen examples judged the trainings; with so few, the choice is close to a guess.")
+    if (name := name_of(problem.loss)) in OTHERS:
+        notes.append(
+            f"{name} is no negative log-likelihood in nats, so that its scale decides how closely the choice follows"
+            " the best training; a squared error counts by its logarithm."
+        )
     if history:
         ends = [trial.nats[-1] for trial in history if math.isfinite(trial.nats[-1])]
         if len(ends) > 1 and max(ends) - min(ends) < 1:
-            notes.append("All trainings of the search were equally good within 1 nat: these values hardly matter here.")
+            notes.append("Unseen data do not tell the trainings of the search apart: all are within 1 nat.")
         for setting, position in zip(problem.settings, chosen.tolist(), strict=True):
             if position > 0.9 and setting.position < 0.9:
                 notes.append(f"{setting.name} is close to the upper end of its range, {setting.high:g}.")

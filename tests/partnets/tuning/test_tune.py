@@ -136,6 +136,26 @@ def test_a_squared_error_counts_by_its_logarithm_whatever_the_chunks():
         assert -12 / 2 * math.log(2e4) < large.lml < -12 / 2 * math.log(1e3)
 
 
+@pytest.mark.parametrize(
+    ("loss", "is_noted"),
+    [
+        (nn.HuberLoss(), True),
+        (nn.functional.l1_loss, True),
+        (nn.MSELoss(), False),
+        (lambda a, b: (a - b).abs().mean(), False),
+    ],
+)
+def test_losses_of_torch_that_are_not_in_nats_have_a_note(loss, is_noted):
+    x, _ = labelled()
+    notes = tuned(classifier(1), (x, x[:, :1]), ["weight_decay"], loss=loss, steps=1).notes
+    assert any("no negative log-likelihood" in note for note in notes) == is_noted
+
+
+def test_equally_good_trainings_have_a_note_that_says_no_more():
+    notes = tuned(steps=1, optimizer=functools.partial(torch.optim.SGD, lr=1e-9)).notes
+    assert any(note.startswith("Unseen data do not tell the trainings of the search apart") for note in notes)
+
+
 def test_kinds_of_targets_choose_the_loss():
     x, y = labelled()
     several = (x > 0).float()[:, :3]
