@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
+import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,13 +14,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from partnets.data.batch import Forward, Loss, call, scores
+from partnets.data.batch import Forward, Loss, call, mean, scores
 from partnets.data.chunks import Chunks, chunk
 from partnets.data.dataset import Data
-from partnets.data.examples import Collate, as_dataset
-from partnets.hyper import Hyperparameter
+from partnets.data.examples import Collate, as_dataset, collated
+from partnets.hyper import Hyperparameter, hyperparameters
 from partnets.training.start import warn_of_unused_losses
 from partnets.training.step import check_clip, parameters_of
 from partnets.tuning.settings import Setting, check_names, find_settings
@@ -105,11 +107,10 @@ def make_problem(
     check_clip(clip)
     if not isinstance(network, nn.Module):
         raise TypeError(f"network is a {type(network).__name__}; pass a torch module.")
-    if not callable(optimizer):
-        raise TypeError(
-            f"optimizer is an {type(optimizer).__name__}; pass a function of a list of parameters, such as"
-            " functools.partial(torch.optim.Adam, lr=1e-3)."
-        )
+    check_function("optimizer", optimizer, "a list of parameters, such as functools.partial(torch.optim.Adam, lr=1e-3)")
+    check_function("forward", forward, "the network and a batch, which returns outputs and targets")
+    if loss is not None:
+        check_function("loss", loss, "outputs and targets, such as torch.nn.CrossEntropyLoss()")
     dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.get_default_dtype())
     dataset, options = as_data(data, dtype), {} if collate is None else {"collate": collate}
     chunks = chunk(dataset, proportions, seed=seed, **options)
@@ -121,8 +122,17 @@ def make_problem(
     with preserved(device):
         targets = dataset.tensors[-1] if isinstance(dataset, TensorDataset) else None
         loss = checked_loss(copied, batch, forward, device, loss, targets)
-        given = [parameter for parameter in copied.parameters() if parameter.requires_grad]
+        _check_finite(copied, chunks, forward, device, loss)
+        psi = set(hyperparameters(copied))
+        given = [parameter for parameter in copied.parameters() if parameter.requires_grad and parameter not in psi]
+        if not given:
+            raise ValueError("no parameter of the network requires a gradient; call requires_grad_() on what to train.")
         made = optimizer(given)
+    if not isinstance(made, torch.optim.Optimizer):
+        raise TypeError(f"optimizer returned a {type(made).__name__}; return a torch.optim.Optimizer.")
+    closure = inspect.signature(made.step).parameters.get("closure")
+    if closure and closure.default is closure.empty:
+        raise ValueError(f"step of {type(made).__name__} needs a closure; pass an optimizer whose step needs none.")
     if strange := len(set(parameters_of(made)) - set(given)):
         raise ValueError(
             f"optimizer steps {strange} parameters that it was not given, and would train nothing: each training has a"
@@ -144,6 +154,38 @@ def make_problem(
         *(wrapped, settings, direct, loss, optimizer, chunks, everything, steps, batch_size, forward, device, clip),
         *(still, identity),
     )
+
+
+def check_function(name: str, given: Any, arguments: str) -> None:
+    """Raise TypeError if something cannot be called, or is the class of a module."""
+    if callable(given) and not (isinstance(given, type) and issubclass(given, nn.Module)):
+        return
+    kind = f"the class {given.__name__}" if isinstance(given, type) else f"of type {type(given).__name__}"
+    raise TypeError(f"{name} is {kind}; pass a function of {arguments}.")
+
+
+def _check_finite(network: nn.Module, chunks: Chunks, forward: Forward, device: torch.device, loss: Loss) -> None:
+    """Raise ValueError if NaN or infinite numbers of tensors make the loss so.
+
+    A network or a loss may leave them out, as missing inputs or targets: half of a batch is without such examples.
+    """
+    if not isinstance(chunks.dataset, TensorDataset):
+        return
+    fine = torch.ones(len(chunks.dataset), dtype=torch.bool)
+    for tensor in chunks.dataset.tensors:
+        if tensor.is_floating_point():
+            fine &= tensor.reshape(len(tensor), -1).sum(1).isfinite().cpu()
+    if fine.all():
+        return
+    places = torch.cat([part.nonzero().flatten()[:16] for part in (fine, ~fine)])
+    batch = to_device(collated(chunks.dataset, places, chunks.collate), device)
+    with torch.no_grad(), evaluating(network):
+        value = float(mean(loss, *forward(network, batch)))
+    if not math.isfinite(value):
+        raise ValueError(
+            f"{int((~fine).sum())} of {len(fine)} examples have NaN or infinite numbers, and the loss of a batch with"
+            f" them is {value}; leave them out, or replace these numbers, such as by x.nan_to_num()."
+        )
 
 
 def _told(function: Any) -> str:
@@ -178,6 +220,10 @@ def as_data(data: Any, dtype: torch.dtype = torch.float32) -> Dataset | Sequence
     """
     if isinstance(data, Data):
         data = data.train
+    if isinstance(data, DataLoader):
+        raise TypeError(
+            "data are a DataLoader; pass loader.dataset, batch_size=loader.batch_size and collate=loader.collate_fn."
+        )
     if isinstance(data, tuple | list) and data and all(hasattr(part, "__array__") for part in data):
         *inputs, y = (_as_tensor(part, dtype) for part in data)
         data = *inputs, y.long() if y.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32) else y

@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from partnets.utils.likelihood import SQUARED, ignored, is_cross_entropy, name_of
+from partnets.utils.likelihood import BINARY, SQUARED, ignored, is_cross_entropy, name_of
 
+# Losses of torch that broadcast outputs and targets.
+DISTANCES = {*SQUARED, "l1_loss", "L1Loss", "smooth_l1_loss", "SmoothL1Loss", "huber_loss", "HuberLoss"}
 # How far the sum of probabilities may be from 1.
 ROUNDING = 1e-4
 
@@ -31,7 +33,7 @@ def tried(model: nn.Module, batch: Any, forward: Callable[[nn.Module, Any], tupl
     """Return the output of a model and the targets of a batch.
 
     Raises:
-        ValueError: the model does not take the batch; with what images and labels look like.
+        ValueError: the model does not take the batch; with the shape of its inputs.
 
     Example:
         >>> tried(nn.Conv2d(1, 2, 3), (torch.rand(4, 8, 8), torch.zeros(4)), lambda model, batch: (model(batch[0]), batch[1]))
@@ -41,14 +43,22 @@ def tried(model: nn.Module, batch: Any, forward: Callable[[nn.Module, Any], tupl
     try:
         return forward(model, batch)
     except (RuntimeError, TypeError) as error:
-        hint = _hint(batch)
+        hint = described(batch)
         if not hint:
             raise
         raise ValueError(f"the model does not take a batch of these data: {error}.{hint}") from error
 
 
-def _hint(batch: Any) -> str:
+def described(batch: Any) -> str:
+    """Return the shape and type of a batch's inputs, with usual cures; an empty text if its inputs are no tensors.
+
+    Example:
+        >>> described((torch.rand(4, 8, 8), torch.zeros(4)))
+        ' x is [4, 8, 8] of torch.float32. Images need a dimension for their channels: x.unsqueeze(1) for grey ones.'
+    """
     x = batch[0] if isinstance(batch, tuple | list) and batch else None
+    if isinstance(x, tuple | list):
+        return " Of a network with several inputs pass forward=lambda network, batch: (network(*batch[0]), batch[1])."
     if not isinstance(x, Tensor):
         return ""
     hint = ""
@@ -56,20 +66,20 @@ def _hint(batch: Any) -> str:
         hint += " Images need a dimension for their channels: x.unsqueeze(1) for grey ones."
     if x.dtype == torch.uint8:
         hint += " Of images pass x.float() / 255, or put data.ToFloat before the network."
-    return hint and f" x is {list(x.shape)} of {x.dtype}.{hint}"
+    return f" x is {list(x.shape)} of {x.dtype}.{hint}"
 
 
 def check_targets(loss: Any, output: Any, y: Any) -> None:
     """Raise ValueError if targets do not fit the outputs of a network under one of torch's losses.
 
     Args:
-        loss: any; losses that are not torch's cross-entropy or squared error are not checked.
+        loss: any; torch's cross-entropies, also of several labels, and its distances are checked.
         output: of the network, or of transformers' models an object with `logits`.
         y: the targets.
 
     Raises:
-        ValueError: labels are no whole numbers, have a dimension of 1 or are out of range; the outputs are
-            probabilities where logits are expected; or a squared error would broadcast.
+        ValueError: labels have a wrong type or shape or are out of range; the outputs are probabilities where logits
+            are expected, or a single one; or a distance would broadcast.
 
     Example:
         >>> from torch.nn.functional import cross_entropy
@@ -80,19 +90,40 @@ def check_targets(loss: Any, output: Any, y: Any) -> None:
     output = getattr(output, "logits", output)
     if not isinstance(output, Tensor) or not isinstance(y, Tensor):
         return
-    if name_of(loss) in SQUARED and output.shape != y.shape:
+    name = name_of(loss)
+    if name in DISTANCES and output.shape != y.shape:
         cure = "targets.unsqueeze(1)" if output.shape == (*y.shape, 1) else "both in one shape"
         raise ValueError(
-            f"the targets are {list(y.shape)} and the outputs {list(output.shape)}, which a squared error broadcasts;"
+            f"the targets are {list(y.shape)} and the outputs {list(output.shape)}, which {name} broadcasts;"
             f" pass {cure}."
         )
+    if name in BINARY and not (y.is_floating_point() and y.shape == output.shape):
+        raise ValueError(f"the labels are {y.dtype}, {_shapes(output, y)}; pass {_floats(output, y)}.")
     if loss is token_cross_entropy or is_cross_entropy(loss):
         _check_labels(loss, output, y)
 
 
+def _shapes(output: Tensor, y: Tensor) -> str:
+    return f"{list(y.shape)}, of logits {list(output.shape)}"
+
+
+def _floats(output: Tensor, y: Tensor) -> str:
+    """Return how labels become floats in the shape of the outputs."""
+    shape = ", ".join(map(str, (-1, *output.shape[1:])))
+    return "labels.float()" + ("" if y.shape == output.shape else f".reshape({shape})")
+
+
 def _check_labels(loss: Any, output: Tensor, y: Tensor) -> None:
-    shapes = f"{list(y.shape)}, of logits {list(output.shape)}"
-    classes = output.shape[-1 if loss is token_cross_entropy else 1]
+    shapes = _shapes(output, y)
+    axis = -1 if loss is token_cross_entropy else 1
+    classes = output.shape[axis] if output.dim() > 1 else 1
+    if classes == 1 or (y.shape == output.shape and not y.is_floating_point()):
+        fitting = "binary_cross_entropy_with_logits" if bool(((y == 0) | (y == 1)).all()) else "mse_loss"
+        single = classes == 1
+        raise ValueError(
+            f"the labels are {y.dtype}, {shapes}{', a single output, whose cross-entropy is always 0' * single}; pass"
+            f" {_floats(output, y)} with loss=F.{fitting}{', or give the network an output for each class' * single}."
+        )
     if y.is_floating_point() and y.shape == output.shape:  # a probability for each class
         return
     if y.is_floating_point() or y.dtype == torch.bool:
@@ -105,9 +136,9 @@ def _check_labels(loss: Any, output: Tensor, y: Tensor) -> None:
             f"the labels are {int(counted.min())} to {int(counted.max())}, and the network has {classes} outputs; pass"
             f" labels from 0 to {classes - 1}."
         )
-    rows = output.detach().float().movedim(-1 if loss is token_cross_entropy else 1, 1)
+    rows = output.detach().float().movedim(axis, 1)
     sums = rows.sum(1)
-    if classes > 1 and bool((rows >= 0).all()) and bool(((sums - 1).abs() < ROUNDING).all()):
+    if bool((rows >= 0).all()) and bool(((sums - 1).abs() < ROUNDING).all()):
         raise ValueError(
             "the outputs are probabilities: each row is positive and its sum is 1. A cross-entropy takes logits; leave"
             " out the softmax at the end of the network."

@@ -8,7 +8,7 @@ import numpy
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import partnets
 from partnets import hyper
@@ -23,6 +23,23 @@ def labelled(n=60, classes=3):
     torch.manual_seed(1)
     x = torch.randn(n, 4)
     return x, x[:, :classes].argmax(1)
+
+
+X, Y = labelled()
+
+
+class Filled(nn.Module):
+    def forward(self, x):
+        return x.nan_to_num()
+
+
+def with_nan(x):
+    return torch.cat([x[:-1], torch.full_like(x[:1], math.nan)])
+
+
+def flat():
+    """A network with outputs [n]."""
+    return nn.Sequential(classifier(1), nn.Flatten(0))
 
 
 def tuned(network=None, data=None, names=("dropout", "weight_decay"), **options):
@@ -238,14 +255,28 @@ def test_batch_normalisation_gets_batches_of_four_or_more():
         ({"proportions": (1.0,)}, ValueError, "pass two or more"),
         ({"network": "resnet"}, TypeError, "network is a str"),
         ({"data": labelled()[0]}, TypeError, r"tensors \(x, y\)"),
+        ({"data": DataLoader(TensorDataset(*labelled()))}, TypeError, r"pass loader\.dataset.* collate="),
+        ({"optimizer": "adam"}, TypeError, r"optimizer is of type str; pass a function of a list of parameters"),
+        ({"optimizer": lambda parameters: None}, TypeError, "optimizer returned a NoneType"),
+        ({"optimizer": torch.optim.LBFGS, "names": ["dropout"]}, ValueError, "step of LBFGS needs a closure; pass"),
+        ({"loss": "cross_entropy"}, TypeError, r"loss is of type str; pass a function of outputs and targets"),
+        ({"loss": nn.CrossEntropyLoss}, TypeError, r"loss is the class CrossEntropyLoss; pass .*CrossEntropyLoss\(\)"),
+        ({"forward": 3}, TypeError, "forward is of type int; pass a function of the network and a batch"),
+        ({"network": classifier().requires_grad_(False)}, ValueError, "no parameter .* requires a gradient"),
+        ({"network": nn.Linear(5, 3)}, ValueError, r"\(16x4 and 5x3\)\. x is \[16, 4\] of torch\.float32"),
+        ({"network": nn.Bilinear(4, 4, 3), "data": (X, X, Y)}, ValueError, "an example has 3 parts; .* forward="),
+        (
+            {"network": nn.Bilinear(4, 4, 3), "data": [((x, x), y) for x, y in zip(X, Y, strict=True)]},
+            ValueError,
+            r"pass forward=lambda network, batch: \(network\(\*batch\[0\]\), batch\[1\]\)",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused(options, error, message):
+    called = []
     with pytest.raises(error, match=message):
-        tuned(**options)
-
-
-X, Y = labelled()
+        tuned(**({"names": ["weight_decay"], "callbacks": [called.append]} | options))
+    assert not called
 
 
 @pytest.mark.parametrize(
@@ -254,7 +285,20 @@ X, Y = labelled()
         (classifier(), (X, Y[:, None]), r"the labels are \[16, 1\], of logits \[16, 3\]; pass labels\.squeeze\(1\)"),
         (classifier(), (X, Y + 1), r"the labels are 1 to 3, and the network has 3 outputs"),
         (classifier(), (X, Y.bool()), r"torch\.bool.*pass labels\.long\(\)"),
-        (classifier(1), (X, X[:, 0]), r"squared error broadcasts; pass targets\.unsqueeze\(1\)"),
+        (
+            classifier(1),
+            (X, Y % 2),
+            r"a single output.*pass labels\.float\(\)\.reshape\(-1, 1\).* an output for each class",
+        ),
+        (classifier(1), (X, (Y % 2)[:, None]), r"a single output.*pass labels\.float\(\) with loss=F\.binary"),
+        (classifier(1), (X, Y == 1), r"a single output.*pass labels\.float\(\)\.reshape\(-1, 1\)"),
+        (flat(), (X, Y % 2), r"a single output.*pass labels\.float\(\) with loss=F\.binary"),
+        (flat(), (X, Y == 1), r"a single output.*pass labels\.float\(\) with loss=F\.binary"),
+        (classifier(), (X, X[:, :3] > 0), r"torch\.bool, \[16, 3\].*pass labels\.float\(\)"),
+        (classifier(), (X, (X[:, :3] > 0).long()), r"torch\.int64, \[16, 3\].*pass labels\.float\(\)"),
+        (classifier(), (with_nan(X), Y), r"1 of 60 examples have NaN or infinite .* loss .* is nan; .*nan_to_num"),
+        (classifier(1), (X, with_nan(X[:, :1])), r"1 of 60 examples have NaN"),
+        (classifier(1), (X, X[:, 0]), r"mse_loss broadcasts; pass targets\.unsqueeze\(1\)"),
         (nn.Sequential(classifier(), nn.Softmax(1)), (X, Y), "the outputs are probabilities.*leave out the softmax"),
         (nn.Conv2d(1, 2, 3), (torch.rand(60, 8, 8), Y), r"Images need a dimension for their channels: x\.unsqueeze"),
         (nn.Linear(4, 2), (torch.ones(60, 4, dtype=torch.uint8), Y), r"pass x\.float\(\) / 255"),
@@ -263,6 +307,24 @@ X, Y = labelled()
 def test_data_that_do_not_fit_are_refused_before_training(network, data, message):
     with pytest.raises(ValueError, match=message):
         tuned(network, data, ["weight_decay"])
+
+
+def test_several_labels_as_whole_numbers_are_refused_under_their_loss():
+    with pytest.raises(ValueError, match=r"torch\.int64, \[16, 3\].*pass labels\.float\(\)"):
+        tuned(classifier(), (X, (X[:, :3] > 0).long()), ["weight_decay"], loss=nn.BCEWithLogitsLoss())
+
+
+def test_a_distance_does_not_broadcast():
+    with pytest.raises(ValueError, match=r"which HuberLoss broadcasts; pass targets\.unsqueeze\(1\)"):
+        tuned(classifier(1), (X, X[:, 0]), ["weight_decay"], loss=nn.HuberLoss())
+
+
+def test_missing_numbers_that_the_network_or_the_loss_leaves_out_are_data():
+    def loss(output, y):
+        return nn.functional.mse_loss(output[y.isfinite()], y[y.isfinite()])
+
+    assert tuned(nn.Sequential(Filled(), classifier()), (with_nan(X), Y), steps=1).history
+    assert tuned(classifier(1), (X, with_nan(X[:, :1])), steps=1, loss=loss).history
 
 
 def test_report_and_repr_are_short_and_have_the_values(tmp_path):
@@ -296,7 +358,7 @@ def test_an_optimizer_of_other_parameters_is_refused():
     network = classifier()
     with pytest.raises(ValueError, match="steps 4 parameters that it was not given"):
         tuned(network, optimizer=lambda _: torch.optim.Adam(network.parameters()))
-    with pytest.raises(TypeError, match=r"optimizer is an Adam; pass a function of a list of parameters"):
+    with pytest.raises(TypeError, match=r"optimizer is of type Adam; pass a function of a list of parameters"):
         tuned(network, optimizer=torch.optim.Adam(network.parameters()))
 
 
