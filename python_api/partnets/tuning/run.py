@@ -20,7 +20,8 @@ from partnets.data.batch import Forward, Loss, call
 from partnets.data.dataset import Data
 from partnets.data.examples import Collate
 from partnets.hyper import Hyperparameter
-from partnets.tuning.problem import Optimizer, Problem, make_problem
+from partnets.tuning.preflight import try_step
+from partnets.tuning.problem import Optimizer, Problem, check_function, make_problem
 from partnets.tuning.result import Trial, Tuned
 from partnets.tuning.search import Plan, best_end, choose, design, plan
 from partnets.tuning.training import Training, due
@@ -114,6 +115,9 @@ def tune(
     check_seed("seed", seed)
     if not (budget > 1 and math.isfinite(budget)):
         raise ValueError(f"budget={budget}; pass a number above 1: the final training takes 1.")
+    callbacks = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
+    for callback in callbacks:
+        check_function("callbacks", callback, "a training, or a list of such functions")
     problem = make_problem(
         network,
         data,
@@ -132,7 +136,8 @@ def tune(
     least = NORMALISED if any(isinstance(module, _NormBase) for module in network.modules()) else 1
     unseen = sum(problem.chunks.sizes[1:])
     planned = plan(problem.settings, budget, batch_size=batch_size, steps=steps, unseen=unseen, least=least)
-    return _Search(problem, planned, seed, list(callbacks), resume_from).run()
+    try_step(problem, planned)
+    return _Search(problem, planned, seed, callbacks, resume_from).run()
 
 
 class _Search:

@@ -261,7 +261,11 @@ def test_batch_normalisation_gets_batches_of_four_or_more():
         ({"optimizer": torch.optim.LBFGS, "names": ["dropout"]}, ValueError, "step of LBFGS needs a closure; pass"),
         ({"loss": "cross_entropy"}, TypeError, r"loss is of type str; pass a function of outputs and targets"),
         ({"loss": nn.CrossEntropyLoss}, TypeError, r"loss is the class CrossEntropyLoss; pass .*CrossEntropyLoss\(\)"),
+        ({"loss": lambda output, y: output.detach().mean()}, ValueError, "first training step fails: .*require grad"),
+        ({"network": nn.LSTM(4, 3), "loss": nn.CrossEntropyLoss()}, ValueError, "first training step fails: .*tuple"),
         ({"forward": 3}, TypeError, "forward is of type int; pass a function of the network and a batch"),
+        ({"callbacks": [3]}, TypeError, "callbacks is of type int; pass a function of a training"),
+        ({"callbacks": 3}, TypeError, "callbacks is of type int"),
         ({"network": classifier().requires_grad_(False)}, ValueError, "no parameter .* requires a gradient"),
         ({"network": nn.Linear(5, 3)}, ValueError, r"\(16x4 and 5x3\)\. x is \[16, 4\] of torch\.float32"),
         ({"network": nn.Bilinear(4, 4, 3), "data": (X, X, Y)}, ValueError, "an example has 3 parts; .* forward="),
@@ -269,6 +273,11 @@ def test_batch_normalisation_gets_batches_of_four_or_more():
             {"network": nn.Bilinear(4, 4, 3), "data": [((x, x), y) for x, y in zip(X, Y, strict=True)]},
             ValueError,
             r"pass forward=lambda network, batch: \(network\(\*batch\[0\]\), batch\[1\]\)",
+        ),
+        (
+            {"names": [hyper.Affine()]},
+            ValueError,
+            r"first training step fails.* x is \[\d+, 4\].* Augmentations take images",
         ),
     ],
 )
@@ -325,6 +334,12 @@ def test_missing_numbers_that_the_network_or_the_loss_leaves_out_are_data():
 
     assert tuned(nn.Sequential(Filled(), classifier()), (with_nan(X), Y), steps=1).history
     assert tuned(classifier(1), (X, with_nan(X[:, :1])), steps=1, loss=loss).history
+
+
+def test_a_single_callback_needs_no_list():
+    called = []
+    tuned(steps=1, callbacks=called.append)
+    assert called
 
 
 def test_report_and_repr_are_short_and_have_the_values(tmp_path):
