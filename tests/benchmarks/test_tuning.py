@@ -25,7 +25,7 @@ def test_a_problem_is_measured_once_and_tabulated(tmp_path, monkeypatch, capsys)
     assert command.main(options) == 0
     records = json.loads((tmp_path / "found.json").read_text())
     methods = [record["method"] for record in records]
-    assert methods == ["untuned", "guess", "sobol", "random", "tpe", "tune-2", "grid", "grid", "grid"]
+    assert methods == ["untuned", "guess", "sobol", "random", "tpe", "tpe-batches", "tune-2", "grid", "grid", "grid"]
     assert all(record["cost"] <= 2.6 for record in records if "cost" in record)
     command.main([*options, "--methods", "untuned,guess"])
     assert len(json.loads((tmp_path / "found.json").read_text())) == len(records)

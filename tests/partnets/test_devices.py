@@ -59,7 +59,8 @@ def trained(model: nn.Module, scheme: str, x: Tensor, y: Tensor) -> list[Tensor]
     if scheme != "nested":
         partnets.reassign(model, (0.5, 0.3, 0.2), optimizers[0])
     chunks = partnets.chunk((x.cpu().repeat(8, *[1] * (x.dim() - 1)), y.cpu().repeat(8)), PROPORTIONS)
-    trainer = partnets.Trainer(model, chunks, batch_size=6, lml_every=2, keep_best=True, optimizer=optim.Adam(model))
+    options = {"batch_size": 6, "lml_every": 2, "keep_best": True, "optimizer": optim.Adam(model)}
+    trainer = partnets.Trainer(model, chunks, hyper=[], **options)
     trainer.fit(3)
     found.append(torch.tensor([trainer.restore_best(), *trainer.history.lml["lml"]]))
     partnets.estimate_statistics(model, chunks)

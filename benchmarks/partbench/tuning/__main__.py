@@ -9,6 +9,7 @@ training. If tuning gains less than a twentieth of the loss, that twentieth is t
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 import time
@@ -29,6 +30,8 @@ from partnets.utils.seeds import derived
 # Points of the oracle's grid, besides an untuned training and a guess.
 GRID = 24
 LEAST_GAIN = 0.05
+KINDS = dict.fromkeys(("translate_x", "translate_y"), "translation")
+KINDS |= dict.fromkeys(("scale", "stretch", "shear"), "deformation")
 # The options of each method of ours.
 CHUNKS = {
     "tune": {},
@@ -38,14 +41,15 @@ CHUNKS = {
 
 
 def problem_of(case: Case, seed: int) -> Problem:
-    """Return the problem that tune makes of a case, for the searches."""
-    return make_problem(case.network, case.train, case.tuned, seed=seed, **case.options)
+    """Return the problem that tune makes of a case, for the searches, which search augmentations too."""
+    made = make_problem(case.network, case.train, case.tuned, seed=seed, **case.options)
+    return dataclasses.replace(made, settings=[*made.starts, *made.settings], direct=[], starts=[])
 
 
 def tested(problem: Problem, network, case: Case) -> tuple[float, float]:
     """The mean loss of the test data, and the accuracy or the squared error."""
     loss = mean_loss(network, case.test, plain(problem.loss), batch_size=1000)
-    if problem.is_squared:
+    if problem.squared:
         return loss, loss
     right = lambda output, y: (scores(output).argmax(-1 if output.dim() > 2 else 1) == y).float()  # noqa: E731
     return loss, mean_loss(network, case.test, right, batch_size=1000)
@@ -76,10 +80,11 @@ def measured(name: str, seed: int, folder: Path | None, methods: list[str], budg
 
     whole = problem.steps * problem.batch_size
     for method in methods:
-        start, judge = time.perf_counter(), Judge(problem, derived(seed, method))
         if method.startswith("tune"):
             continue
-        positions = untuned(problem, judge) if method == "untuned" else SEARCHES[method](problem, judge)
+        kind, _, batches = method.partition("-")
+        start, judge = time.perf_counter(), Judge(problem, derived(seed, method), bool(batches))
+        positions = untuned(problem, judge) if method == "untuned" else SEARCHES[kind](problem, judge)
         values = {s.name: s.value(float(p)) for s, p in zip(problem.settings, positions, strict=True)}
         found = refit(problem, positions, case, derived(seed, "final"))
         add(method, found, judge.examples / whole + 1, time.perf_counter() - start, values)
@@ -125,7 +130,7 @@ def _position(problem: Problem, base: torch.Tensor, values: dict[str, float]) ->
     """Where values lie in the ranges; a kind of transformation stands for all of it, others are untuned."""
     found = base.clone()
     for i, setting in enumerate(problem.settings):
-        kind = setting.factor.rpartition(".")[2]
+        kind = KINDS.get(setting.name, "")
         if (value := values.get(setting.name, values.get(kind))) is not None:
             found[i] = (value - setting.low) / (setting.high - setting.low)
     return found
@@ -137,7 +142,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, help="the folder of MNIST, CIFAR-10 and WikiText-2")
     parser.add_argument("--problems", help="names, separated by commas; 'judging' are all that chose no default")
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--methods", default="untuned,guess,sobol,random,tpe,tune")
+    parser.add_argument(
+        "--methods",
+        default="untuned,guess,sobol,random,tpe,tpe-batches,tune",
+        help="searches have trials of a ninth of the steps, or with -batches of a ninth of each batch",
+    )
     parser.add_argument("--budgets", default="2")
     parser.add_argument("--no-oracle", action="store_true")
     given = parser.parse_args(arguments)

@@ -20,16 +20,22 @@ TRIALS = 9
 
 @dataclass
 class Judge:
-    """Trains at positions on D_1 and gives the loss of D_2 in nats; counts the examples."""
+    """Trains at positions on D_1 and gives the loss of D_2 in nats; counts the examples.
+
+    A trial has one of TRIALS parts of the steps; or if batches=True of each batch, as the trainings of tune.
+    """
 
     problem: Problem
     seed: int
+    batches: bool = False
     examples: float = 0.0
 
     def __call__(self, positions: Tensor) -> float:
-        """The loss after one of TRIALS parts of the steps."""
-        steps = math.ceil(self.problem.steps / TRIALS)
-        options = {"batch_size": self.problem.batch_size, "steps": steps, "seed": self.seed, "judgements": 1}
+        """The loss after a trial."""
+        steps, batch_size = math.ceil(self.problem.steps / TRIALS), self.problem.batch_size
+        if self.batches:
+            steps, batch_size = self.problem.steps, batch_size / TRIALS
+        options = {"batch_size": batch_size, "steps": steps, "seed": self.seed, "judgements": 1}
         training = Training(self.problem, positions.tolist(), **options)
         training.run(steps)
         self.examples += training.examples

@@ -29,9 +29,6 @@ UNITS = dict.fromkeys(GENERATORS, 1.0) | {"translate_x": 2.0, "translate_y": 2.0
 
 REACH = dict.fromkeys(GENERATORS, 0.5) | {"translate_x": 0.25, "translate_y": 0.25, "rotation": 180.0}
 
-KINDS = dict.fromkeys(("translate_x", "translate_y"), "translation")
-KINDS |= dict.fromkeys(("scale", "stretch", "shear", "scale_x", "scale_y"), "deformation")
-
 # What Augerino's width of 1 is as a half-width, in the coordinates of warp.
 HALVES = dict.fromkeys(GENERATORS, 0.5) | {"translate_x": 0.05, "translate_y": 0.05}
 
@@ -39,8 +36,8 @@ HALVES = dict.fromkeys(GENERATORS, 0.5) | {"translate_x": 0.05, "translate_y": 0
 class _Exponential(Warp):
     """Each image moves by exp(sum_i t_i G_i), t_i ~ U[-1, 1] times the i-th half-width."""
 
-    # Up to where partnets.tune searches, and what it tries together.
-    reach, kinds = MappingProxyType(REACH), MappingProxyType(KINDS)
+    # The largest widths that partnets.tune tries.
+    reach = MappingProxyType(REACH)
 
     def __init__(self, widths: dict[str, float | None]) -> None:
         super().__init__(widths)

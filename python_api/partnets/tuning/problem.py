@@ -41,6 +41,7 @@ class Problem:
         network: with modules of partnets.hyper; trainings copy it.
         settings: what is chosen.
         direct: modules whose numbers learn by gradient descent.
+        starts: the numbers of augmentations among them.
         loss: of training, in which settings of the loss are put.
         optimizer: makes an optimizer of a list of parameters.
         chunks: D_1, ..., D_C.
@@ -49,6 +50,7 @@ class Problem:
         forward: of partnets.data.batch.call.
         device: of the trainings.
         clip: the largest norm of a gradient, or None.
+        squared: of a squared error how many numbers an example has, otherwise 0.
         still: the paths of modules that were in evaluation mode, as a frozen backbone, while the network was not.
         identity: tells this problem from others.
     """
@@ -56,6 +58,7 @@ class Problem:
     network: nn.Module
     settings: list[Setting]
     direct: list[Hyperparameter]
+    starts: list[Setting]
     loss: Loss
     optimizer: Optimizer
     chunks: Chunks
@@ -65,6 +68,7 @@ class Problem:
     forward: Forward
     device: torch.device
     clip: float | None
+    squared: int
     still: list[str]
     identity: str
 
@@ -72,11 +76,6 @@ class Problem:
     def judge(self) -> Loss:
         """The loss of unseen data: the negative log-likelihood without what regularises only."""
         return plain(self.loss)
-
-    @property
-    def is_squared(self) -> bool:
-        """Whether the loss is a squared error, of which only the logarithm is in nats."""
-        return name_of(self.loss) in SQUARED
 
 
 def make_problem(
@@ -121,7 +120,7 @@ def make_problem(
     copied = copy.deepcopy(network)
     with preserved(device):
         targets = dataset.tensors[-1] if isinstance(dataset, TensorDataset) else None
-        loss = checked_loss(copied, batch, forward, device, loss, targets)
+        loss, y = checked_loss(copied, batch, forward, device, loss, targets)
         _check_finite(copied, chunks, forward, device, loss)
         psi = set(hyperparameters(copied))
         given = [parameter for parameter in copied.parameters() if parameter.requires_grad and parameter not in psi]
@@ -138,7 +137,7 @@ def make_problem(
             f"optimizer steps {strange} parameters that it was not given, and would train nothing: each training has a"
             " copy of the network. Make it of the list of parameters that it is called with."
         )
-    wrapped, settings, direct = find_settings(network, hyper, loss, made, steps)
+    wrapped, settings, direct, starts = find_settings(network, hyper, loss, made, steps)
     check_names(settings, direct)
     warn_of_unused_losses(wrapped, {}, loss)
     still = [path for path, module in wrapped.named_modules() if network.training and not module.training]
@@ -151,8 +150,8 @@ def make_problem(
     ]
     identity = _digest(parts, wrapped, loss)
     return Problem(
-        *(wrapped, settings, direct, loss, optimizer, chunks, everything, steps, batch_size, forward, device, clip),
-        *(still, identity),
+        *(wrapped, settings, direct, starts, loss, optimizer, chunks, everything, steps, batch_size, forward, device),
+        *(clip, y[0].numel() if name_of(loss) in SQUARED else 0, still, identity),
     )
 
 
@@ -270,8 +269,8 @@ def usual_loss(output: Any, y: Any, targets: Any = None) -> Loss:
 
 def checked_loss(
     network: nn.Module, batch: Any, forward: Forward, device: torch.device, loss: Loss | None, targets: Any = None
-) -> Loss:
-    """Try a batch, and return the loss, or the usual one if it is None.
+) -> tuple[Loss, Any]:
+    """Try a batch, and return the loss, or the usual one if it is None, and the targets of the batch.
 
     Raises:
         ValueError: the network does not take the batch, or the loss its outputs and targets, and what to do.
@@ -282,4 +281,4 @@ def checked_loss(
     loss = loss or usual_loss(output, y, targets)
     check_mean(loss)
     check_targets(loss, output, y)
-    return loss
+    return loss, y

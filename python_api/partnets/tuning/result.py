@@ -41,6 +41,8 @@ class Tuned:
         model: the network, trained with them on all data: torch modules only, in evaluation mode.
         lml: L_ML of the training at the chosen values, in nats; of a squared error -n / 2 log(error).
         steps: how many the final training took.
+        schedule: of augmentations and what else learned by gradient descent, the value of each number at the start and
+            after each tenth of the training; the final training repeated it, and `values` has the last ones.
         history: the trainings of the search; the first one is untuned.
         confirmed: the training at the chosen values.
         cost: of all trainings and judgements, in trainings of `steps` full batches.
@@ -48,7 +50,7 @@ class Tuned:
 
     Example:
         >>> trial = Trial({"dropout": 0.5}, [3.0, 2.0], 8, 1.0, 0.25)
-        >>> print(Tuned({"dropout": 0.5}, nn.Identity(), -2.0, 100, [trial], trial, 1.5, ["10 examples."]).report())
+        >>> print(Tuned({"dropout": 0.5}, nn.Identity(), -2.0, 100, {}, [trial], trial, 1.5, ["10 examples."]).report())
         dropout 0.5
         L_ML -2.0 nats, 100 steps in the final training, cost of 1.50 trainings
         tried  weight  L_ML  dropout
@@ -60,6 +62,7 @@ class Tuned:
     model: nn.Module = field(repr=False)
     lml: float
     steps: int
+    schedule: dict[str, list[float]]
     history: Sequence[Trial]
     confirmed: Trial
     cost: float
@@ -71,18 +74,21 @@ class Tuned:
 
     def report(self) -> str:
         """Return the chosen values, the trainings of the search and the notes as text."""
-        lines = [f"{name} {value:.4g}" for name, value in self.values.items()]
+        lines = [f"{name} {value:.4g}{self._begun(name)}" for name, value in self.values.items()]
         lines.append(
             f"L_ML {self.lml:.1f} nats, {self.steps} steps in the final training, cost of {self.cost:.2f} trainings"
         )
         if self.history:
-            rows = [["tried", "weight", "L_ML", *self.values]]
+            rows = [["tried", "weight", "L_ML", *self.history[0].values]]
             for number, trial in enumerate(self.history, start=1):
-                values = [f"{trial.values.get(name, float('nan')):.3g}" for name in self.values]
+                values = [f"{value:.3g}" for value in trial.values.values()]
                 rows.append([str(number), f"{trial.weight:.2f}", f"{-trial.nats[-1]:.1f}", *values])
             widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
             lines += ["  ".join(map(str.rjust, row, widths)) for row in rows]
         return "\n".join([*lines, *self.notes])
+
+    def _begun(self, name: str) -> str:
+        return f", at the start {self.schedule[name][0]:.4g}" if name in self.schedule else ""
 
     def plot(self, path: str | os.PathLike | None = None) -> Figure:
         """Draw L_ML over the steps of each training of the search, and of the one at the chosen values.

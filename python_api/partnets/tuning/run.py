@@ -24,7 +24,7 @@ from partnets.tuning.preflight import try_step
 from partnets.tuning.problem import Optimizer, Problem, check_function, make_problem
 from partnets.tuning.result import Trial, Tuned
 from partnets.tuning.search import Plan, best_end, choose, design, plan
-from partnets.tuning.training import Training, due
+from partnets.tuning.training import COPIES, EVERY, FIRST, Training, due
 from partnets.utils import random_state
 from partnets.utils.files import replacing
 from partnets.utils.likelihood import OTHERS, name_of
@@ -135,7 +135,9 @@ def tune(
     )
     least = NORMALISED if any(isinstance(module, _NormBase) for module in network.modules()) else 1
     unseen = sum(problem.chunks.sizes[1:])
-    planned = plan(problem.settings, budget, batch_size=batch_size, steps=steps, unseen=unseen, least=least)
+    copies = COPIES if problem.starts else bool(problem.direct)
+    options = {"learning": 2 / 3 * copies * (1 - FIRST) / EVERY, "unseen": unseen, "least": least}
+    planned = plan(problem.settings, budget, batch_size=batch_size, steps=steps, **options)
     try_step(problem, planned)
     return _Search(problem, planned, seed, callbacks, resume_from).run()
 
@@ -151,7 +153,7 @@ class _Search:
         # What is kept: (nats, cost) of each training that is done, and the state of the present one.
         self.finished: list[tuple[list[float], float]] = []
         self.present: dict | None = None
-        self.direct: dict[str, Tensor] = {}
+        self.schedule: dict[str, Tensor] = {}
         if self.path is not None and self.path.exists():
             self._load()
         self.begun = 0
@@ -180,25 +182,23 @@ class _Search:
             for point, found, weight in zip(points, tried, weights, strict=True)
         ]
         checked = self._trial(chosen, confirmed, planned.confirm_batch, 1.0)
-        model, values = self._deployed(final.network), dict(checked.values)
-        for module in problem.direct:
-            path = next(path for path, one in problem.network.named_modules() if one is module)
-            values |= final.network.get_submodule(path).values()
+        schedule = self._schedule(final, end)
+        values = checked.values | {name: values[-1] for name, values in schedule.items()}
+        model = self._deployed(final.network)
         cost = sum(trial.cost for trial in [*history, checked]) + self._cost(final.examples)
         notes = _notes(problem, history, checked, chosen, end)
         for note in notes:
             LOG.info("%s", note)
-        return Tuned(values, model, -confirmed[0][end - 1], steps, history, checked, cost, notes)
+        return Tuned(values, model, -confirmed[0][end - 1], steps, schedule, history, checked, cost, notes)
 
     def _train(self, what: str, positions: list[float], **options) -> tuple[list[float], float]:
         """Return the nats and the cost of a training, which may have been done before an interruption."""
         self.begun += 1
         if self.begun > len(self.finished):
-            options |= {"steps": self.problem.steps, "direct": self.direct, "unseen": self.plan.unseen}
+            options |= {"steps": self.problem.steps, "unseen": self.plan.unseen}
             training = Training(self.problem, positions, **options)
             self._fit(training, what)
-            if training.direct:
-                self.direct = training.direct_state()
+            self.schedule = {name: torch.stack(rows) for name, rows in training.schedule.items()}
             self.finished.append((list(training.judged), self._cost(training.examples)))
             self.present = None
             LOG.info("%s: %.1f nats at %s", what, training.judged[-1], self._values(positions))
@@ -208,7 +208,7 @@ class _Search:
 
     def _final(self, positions: list[float], steps: int) -> Training:
         options = {"batch_size": self.problem.batch_size, "seed": derived(self.seed, "final")}
-        training = Training(self.problem, positions, steps=steps, everything=True, direct=self.direct, **options)
+        training = Training(self.problem, positions, steps=steps, everything=True, schedule=self.schedule, **options)
         self._fit(training, "final training")
         self.bar.update(self.bar.total - self.bar.n)
         return training
@@ -229,6 +229,19 @@ class _Search:
                     callback(training)
             self.present = training.state()
             self._save()
+
+    @torch.no_grad()
+    def _schedule(self, final: Training, end: int) -> dict[str, list[float]]:
+        """Return the values of what learned by gradient descent, at the start and at each tenth up to the end."""
+        paths = {module: path for path, module in self.problem.network.named_modules()}
+        found = {}
+        for row in range(min(end + 1, len(final.times))):
+            for parameter, values in final.repeated.items():
+                parameter.copy_(values[row])
+            for module in self.problem.direct:
+                for name, value in final.network.get_submodule(paths[module]).values().items():
+                    found.setdefault(name, []).append(value)
+        return found
 
     def _cost(self, examples: float) -> float:
         return examples / (self.problem.steps * self.problem.batch_size)
@@ -257,7 +270,8 @@ class _Search:
     def _save(self) -> None:
         if self.path is None:
             return
-        kept = {"identity": self._identity, "finished": self.finished, "present": self.present, "direct": self.direct}
+        kept = {"identity": self._identity, "finished": self.finished, "present": self.present}
+        kept["schedule"] = self.schedule
         with replacing(self.path, binary=True) as file:
             torch.save(kept, file)
 
@@ -273,7 +287,7 @@ class _Search:
                 " Pass what it was begun with, or another path."
             )
         self.finished = [(list(nats), cost) for nats, cost in kept["finished"]]
-        self.present, self.direct = kept["present"], kept["direct"]
+        self.present, self.schedule = kept["present"], kept["schedule"]
 
 
 def _notes(problem: Problem, history: list[Trial], confirmed: Trial, chosen: Tensor, end: int) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -50,7 +49,14 @@ class Plan:
 
 
 def plan(
-    settings: Sequence[Setting], budget: float, *, batch_size: int, steps: int, unseen: int, least: int = 1
+    settings: Sequence[Setting],
+    budget: float,
+    *,
+    batch_size: int,
+    steps: int,
+    unseen: int,
+    learning: float = 0.0,
+    least: int = 1,
 ) -> Plan:
     """Divide a budget, in trainings of full batches, among the trainings of a search.
 
@@ -59,10 +65,12 @@ def plan(
     many steps as the final training: with fewer steps little regularisation always looks best.
 
     Args:
-        settings: what is tuned.
+        settings: what is searched.
         budget: more than 1.
         batch_size, steps: of the final training.
         unseen: how many unseen examples there are.
+        learning: what gradient descent of hyperparameters adds to the cost of the training at the chosen values; it
+            comes off both halves.
         least: the smallest batch that the network takes.
 
     Raises:
@@ -73,15 +81,13 @@ def plan(
         >>> plan([decay], 2.0, batch_size=64, steps=1000, unseen=50)
         Plan(levels={'regularisers': 3}, member_batch=7.79..., confirm_batch=32.0, unseen=50)
     """
-    confirming = min(1.0, (budget - 1) / 2) if settings else min(1.0, budget - 1)
-    searching = budget - 1 - confirming
+    confirming = min(1.0, (budget - 1) / (1 + learning + bool(settings)))
+    searching = budget - 1 - confirming * (1 + learning)
     confirm_batch = confirming * batch_size
-    numbers = Counter(setting.factor for setting in settings)
     for fewer in (0, 1):
-        # Of several numbers, such as those of a deformation, a single level in between.
         levels = {
-            factor: max(1, (3 if factor == MAIN else 2 - (count > 1)) + 2 * (searching >= 1) - fewer)
-            for factor, count in numbers.items()
+            factor: (3 if factor == MAIN else 2) + 2 * (searching >= 1) - fewer
+            for factor in dict.fromkeys(setting.factor for setting in settings)
         }
         members = 1 + sum(levels.values())
         # A forward pass is a third of a step.

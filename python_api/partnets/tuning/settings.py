@@ -24,7 +24,6 @@ FACTOR = 4.0
 ROUNDING = 1e-6
 # Light and heavy values, as fractions of a range: the first trainings of a search lie between them.
 USUAL = (0.25, 0.85)
-AUGMENTED = (0.12, 0.5)
 
 
 class Settable(Protocol):
@@ -47,7 +46,7 @@ class Setting:
         untuned: its value in an untuned training; a value below `low` counts as the lower end of the range.
         usual: a light and a heavy value, as fractions of the range.
         factor: settings of one factor are moved together in the search, and each factor alone: all regularisers are
-            one, rotations are one, and so is the learning rate.
+            one, and so is the learning rate.
         group: settings of one group lie close to each other, as the dropout rates of all layers.
 
     Example:
@@ -86,7 +85,7 @@ class Setting:
 
 def find_settings(
     network: nn.Module, hyper: Sequence[str | Hyperparameter], loss: Any, optimizer: torch.optim.Optimizer, steps: int
-) -> tuple[nn.Module, list[Setting], list[Hyperparameter]]:
+) -> tuple[nn.Module, list[Setting], list[Hyperparameter], list[Setting]]:
     """Return the settings of `hyper`, and the network behind those of its modules that were outside.
 
     Args:
@@ -97,8 +96,8 @@ def find_settings(
         steps: of a training.
 
     Returns:
-        The network, behind a Sequential with modules that were outside; the settings; and the modules whose numbers
-        change what given weights predict, which learn by gradient descent.
+        The network, behind a Sequential with modules that were outside; the settings; the modules whose numbers change
+        what given weights predict, which learn by gradient descent; and the numbers of augmentations among these.
 
     Raises:
         ValueError: there is nothing of what a name stands for, a name is unknown, or two of hyper are the same.
@@ -117,15 +116,17 @@ def find_settings(
         network = nn.Sequential(*map(_in_training, outside), network)
     paths = {module: path for path, module in network.named_modules()}
     front = f"{len(outside)}." if outside else ""
-    settings, direct = [], []
+    settings, direct, starts = [], [], []
     for each in hyper:
         if isinstance(each, str):
             settings += _named(each, network, front, loss, optimizer, steps)
         elif _is_direct(each, paths[each], network):
-            direct.append(each)
+            inner = each.module if isinstance(each, InTraining) else each
+            direct.append(inner)
+            starts += _learned(inner, paths[inner]) if isinstance(inner, Augmentation) else []
         else:
             settings += _learned(each, paths[each])
-    return network, settings, direct
+    return network, settings, direct, starts
 
 
 def _check(hyper: Sequence) -> None:
@@ -154,12 +155,12 @@ def _is_direct(module: Hyperparameter, path: str, network: nn.Module) -> bool:
     Raises:
         ValueError: it is an augmentation that acts in prediction on a single copy.
     """
+    if isinstance(module, InTraining):
+        return _is_direct(module.module, f"{path}.module", network)
     if module.only_in_training or module.hyper_gradient != "direct":
         return False
     around = [network.get_submodule(path[:i]) for i, letter in enumerate(path) if letter == "."]
-    if any(isinstance(parent, InTraining) for parent in around):
-        return False
-    if isinstance(module, Augmentation) and not any(isinstance(parent, Averaged) for parent in around):
+    if isinstance(module, Augmentation) and not any(isinstance(parent, Averaged | InTraining) for parent in around):
         kind = type(module).__name__
         raise ValueError(
             f"{path or 'the network'} ({kind}) acts in prediction too; leave it out of the network, before which it is"
@@ -293,12 +294,7 @@ def _of_learned(module: Hyperparameter, one: Learned, path: str, name: str, inde
         values[index] = min(max(value, least), high - 1e-4 * (high - low))
         learned.assign(values if not learned.scalar else values[0])
 
-    options = {}
-    if isinstance(module, Augmentation):
-        # Each kind of transformation is judged alone, since one that does not fit the data spoils all others.
-        kinds = getattr(module, "kinds", {})
-        options = {"usual": AUGMENTED, "factor": f"{type(module).__name__}.{kinds.get(name, name)}"}
-    return Setting(name, low, high, put, logarithmic=logarithmic, untuned=low, **options)
+    return Setting(name, low, high, put, logarithmic=logarithmic, untuned=low)
 
 
 def check_names(settings: list[Setting], direct: list[Hyperparameter]) -> None:

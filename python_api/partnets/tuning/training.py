@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -14,23 +15,28 @@ from torch.utils.data import Subset
 
 from partnets import optim
 from partnets.convert import partition
-from partnets.data.batch import mean
+from partnets.data.batch import mean, scores
 from partnets.data.chunks import draw_k
 from partnets.evaluation.metrics import total_loss
 from partnets.evaluation.running_statistics import fresh_statistics
-from partnets.hyper import hyperparameters
+from partnets.hyper import InTraining, hyperparameters
 from partnets.hyper.penalty import penalised
-from partnets.nn.batch_norm import heedless_norms
 from partnets.nn.live import subnetwork
 from partnets.optim.entrywise import arguments
 from partnets.training.step import clip_gradient, parameters_of, step_weights
 from partnets.tuning.problem import Problem
 from partnets.tuning.search import JUDGEMENTS
 from partnets.utils import random_state
-from partnets.utils.modules import evaluating, frozen, to_device
+from partnets.utils.modules import evaluating, frozen, to_device, training
 
-# The learning rate of what learns by gradient descent, in units of unconstrained parameters.
-DIRECT_RATE = 0.05
+# What learns by gradient descent does so after this share of a training, in one of so many steps.
+FIRST, EVERY = 0.25, 4
+# Adam's rates of it are such that they add up to this over a training, in units of unconstrained parameters.
+TRAVEL, RATES = 15.0, (0.02, 0.3)
+# So many copies of each unseen example, each augmented by its own draw, are predicted together.
+COPIES = 4
+# Where in its range the width of an augmentation begins. On digits .2 stayed too narrow where they are rotated.
+START = 0.4
 
 
 def due(steps: int, judgements: int = JUDGEMENTS) -> list[int]:
@@ -56,7 +62,8 @@ class Training:
         seed: of batches and noise.
         everything: whether it trains on all data and nothing judges it.
         learns: whether modules that learn by gradient descent do so, from unseen data.
-        direct: what they have learned before, by the names of parameters.
+        schedule: what they learned in another training, which this one repeats: see Attributes. Without it, and if they
+            do not learn, augmentations are left out.
         unseen: how many of the unseen examples judge it; all if None.
         judgements: how often unseen data judge it, evenly spaced; the last time at its end.
 
@@ -64,6 +71,8 @@ class Training:
         network, optimizer, loss: its own, with the settings in them.
         done: the number of steps so far.
         judged: the loss of unseen data in nats, a number for each judgement so far.
+        schedule: by the name of each parameter that learns by gradient descent, its values at the start and at each
+            judgement, [1 + judgements, ...].
         examples: the examples that it has been trained on so far, of unseen data too.
     """
 
@@ -77,7 +86,7 @@ class Training:
         seed: int,
         everything: bool = False,
         learns: bool = False,
-        direct: dict[str, Tensor] | None = None,
+        schedule: Mapping[str, Tensor] | None = None,
         unseen: int | None = None,
         judgements: int = JUDGEMENTS,
     ) -> None:
@@ -85,14 +94,24 @@ class Training:
         self.chunks = problem.everything if everything else problem.chunks
         self.done, self.judged, self.examples = 0, [], 0.0
         self.due, self.unseen = due(steps, judgements), unseen
+        # The final training may end early, and has the schedule of a whole one.
+        self.times = [0, *due(problem.steps, judgements)]
         self.network, self.loss = copy.deepcopy((problem.network, problem.loss))
         self.network.to(problem.device).train()
-        for path in problem.still:
-            self.network.get_submodule(path).eval()
+        direct = self._direct_parameters()
+        # What acts on copies of unseen examples while it learns.
+        self.augmenting = [
+            module
+            for module in self.network.modules()
+            if isinstance(module, InTraining) and set(module.parameters()) & set(direct.values())
+        ]
+        silent = [] if learns or schedule else self.augmenting
+        for module in [*map(self.network.get_submodule, problem.still), *silent]:
+            module.eval()
         psi = set(hyperparameters(self.network))
         for parameter in psi:
             parameter.requires_grad_(False)
-        self._load_direct(direct or {})
+        self.repeated = {direct[name]: values.to(problem.device) for name, values in (schedule or {}).items()}
         weights = [p for p in self.network.parameters() if p.requires_grad and p not in psi]
         self.partitioned = self.chunks.count > 2
         if self.partitioned:
@@ -103,8 +122,15 @@ class Training:
         for setting, position in zip(problem.settings, positions, strict=True):
             setting.put(self, setting.value(position))
         self.judge = problem.judge
-        self.direct = self._direct_parameters() if learns else []
-        self.direct_optimizer = torch.optim.Adam(self.direct, lr=DIRECT_RATE) if self.direct else None
+        self.direct = direct if learns else {}
+        self.direct_optimizer = None
+        if self.direct:
+            for start in problem.starts:
+                start.put(self, start.value(START))
+            rate = TRAVEL * EVERY / (steps * (1 - FIRST))
+            parameters = [parameter.requires_grad_() for parameter in self.direct.values()]
+            self.direct_optimizer = torch.optim.Adam(parameters, lr=min(max(rate, RATES[0]), RATES[1]))
+        self.schedule = {name: [p.detach().clone()] for name, p in self.direct.items()}
         self.generator = torch.Generator().manual_seed(seed)
         self.noise: dict | None = None
 
@@ -133,9 +159,12 @@ class Training:
                     break
                 if self.is_judged and self.done in self.due:
                     self.judged.append(self._nats())
+                    for name, parameter in self.direct.items():
+                        self.schedule[name].append(parameter.detach().clone())
             self.noise = random_state.get_state(device)
 
     def _step(self) -> bool:
+        self._repeat_schedule()
         k = 1
         if self.partitioned:
             # L_ML reads no partition C, which is therefore not trained.
@@ -156,9 +185,10 @@ class Training:
                 )
             missing = sum(step >= self.done for step in self.due)
             self.judged += [math.inf] * missing
+            self.schedule = {name: values + values[-1:] * missing for name, values in self.schedule.items()}
             self.done = self.steps
             return False
-        if self.direct:
+        if self.direct and self.done % EVERY == 0 and self.done >= FIRST * self.steps:
             self._step_direct()
         return True
 
@@ -176,16 +206,33 @@ class Training:
 
     def _step_direct(self) -> None:
         """Step the modules that learn by gradient descent, on unseen data and with fixed weights."""
-        size = max(1, round(self.batch_size))
-        batch = to_device(self.chunks.sample(2, size, self.generator), self.problem.device)
+        k = 2
+        if self.partitioned:
+            k = draw_k([0.0, *self.chunks.proportions[1:]], self.generator)
+        size, copies = max(1, round(self.batch_size)), COPIES if self.augmenting else 1
+        batch = to_device(self.chunks.sample(k, size, self.generator), self.problem.device)
         self.direct_optimizer.zero_grad()
-        with frozen(parameters_of(self.optimizer)), evaluating(*heedless_norms(self.network)):
-            mean(self.judge, *self.problem.forward(self.network, batch)).backward()
+        unseen = subnetwork(self.network, active=k - 1) if self.partitioned else nullcontext()
+        with unseen, frozen(parameters_of(self.optimizer)), evaluating(self.network), training(*self.augmenting):
+            output, y = self.problem.forward(self.network, _copied(batch, copies))
+            if copies > 1 and isinstance(scores(output), Tensor) and isinstance(y, Tensor):
+                # As hyper.Averaged: what is predicted is the mean over the copies.
+                output, y = scores(output).unflatten(0, (copies, -1)).mean(0), y.unflatten(0, (copies, -1))[0]
+            mean(self.judge, output, y).backward()
         self.direct_optimizer.step()
-        self.examples += size
+        # Weights have no gradient, which is a third of a step.
+        self.examples += 2 / 3 * copies * size
+
+    @torch.no_grad()
+    def _repeat_schedule(self) -> None:
+        """Give what has learned by gradient descent in another training the values that it had there."""
+        after = next((i for i, time in enumerate(self.times) if time > self.done), len(self.times) - 1)
+        start, end = self.times[after - 1 : after + 1]
+        for parameter, values in self.repeated.items():
+            parameter.copy_(torch.lerp(values[after - 1], values[after], (self.done + 1 - start) / (end - start)))
 
     def _nats(self) -> float:
-        """Return the loss of unseen data in nats; of a squared error n / 2 log(error).
+        """Return the loss of unseen data in nats; of a squared error n / 2 log(error) for n numbers.
 
         Of a partitioned network the loss of each chunk k by subnetwork k - 1 (Eq. 2).
         """
@@ -205,23 +252,15 @@ class Training:
                 self.examples += len(unseen) / 3  # a forward pass is a third of a step
         if not math.isfinite(found):
             return math.inf
-        return count / 2 * math.log(max(found / count, 1e-30)) if self.problem.is_squared else found
+        if self.problem.squared:
+            return count * self.problem.squared / 2 * math.log(max(found / count, 1e-30))
+        return found
 
-    def _direct_parameters(self) -> list[nn.Parameter]:
+    def _direct_parameters(self) -> dict[str, nn.Parameter]:
         paths = {module: path for path, module in self.problem.network.named_modules()}
         modules = [self.network.get_submodule(paths[module]) for module in self.problem.direct]
-        return [parameter.requires_grad_() for module in modules for parameter in module.parameters()]
-
-    def direct_state(self) -> dict[str, Tensor]:
-        """Return the parameters that learn by gradient descent, by their names."""
-        own = set(self.direct)
-        return {name: p.detach().clone() for name, p in self.network.named_parameters() if p in own}
-
-    @torch.no_grad()
-    def _load_direct(self, state: dict[str, Tensor]) -> None:
-        parameters = dict(self.network.named_parameters())
-        for name, value in state.items():
-            parameters[name].copy_(value)
+        own = {parameter for module in modules for parameter in module.parameters()}
+        return {name: parameter for name, parameter in self.network.named_parameters() if parameter in own}
 
     def state(self) -> dict:
         """Return what a training needs to go on with the same bits."""
@@ -233,6 +272,7 @@ class Training:
             "noise": self.noise,
             "done": self.done,
             "judged": self.judged,
+            "schedule": self.schedule,
             "examples": self.examples,
         }
 
@@ -245,6 +285,16 @@ class Training:
         self.generator.set_state(state["generator"])
         self.noise, self.done = state["noise"], state["done"]
         self.judged, self.examples = list(state["judged"]), state["examples"]
+        self.schedule = {name: list(values) for name, values in state["schedule"].items()}
+
+
+def _copied(batch: Any, copies: int) -> Any:
+    """Return a batch of so many copies of each example, one after the other."""
+    if isinstance(batch, Tensor):
+        return torch.cat([batch] * copies)
+    if isinstance(batch, Mapping):
+        return {name: _copied(value, copies) for name, value in batch.items()}
+    return type(batch)(_copied(value, copies) for value in batch) if isinstance(batch, tuple | list) else batch
 
 
 def _partitioned(factory: Any, network: nn.Module) -> torch.optim.Optimizer:

@@ -22,6 +22,14 @@ def test_a_plan_spends_at_most_its_budget(budget, batch_size):
     assert planned.members >= 4 and 0.7 * (budget - 1) <= spent <= budget - 1 + 1e-9
 
 
+def test_learning_by_gradient_descent_comes_off_the_whole_budget():
+    options = {"batch_size": 64, "steps": 2000, "unseen": 10_000}
+    plain, learning = plan([setting()], 2.0, **options), plan([setting()], 2.0, learning=0.5, **options)
+    assert plain.confirm_batch == 32 and learning.confirm_batch == pytest.approx(25.6)
+    assert learning.member_batch == pytest.approx(0.8 * plain.member_batch, rel=1e-3)
+    assert plan([], 2.0, learning=0.5, **options).confirm_batch == pytest.approx(64 / 1.5)
+
+
 def test_a_budget_that_is_too_small_is_refused_with_one_that_is_not():
     options = {"batch_size": 8, "steps": 10_000, "unseen": 10}
     with pytest.raises(ValueError, match=r"budget=1\.1 with batch_size=8 .* pass a budget of 2 or more") as error:

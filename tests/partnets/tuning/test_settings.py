@@ -76,15 +76,17 @@ def test_smoothing_needs_a_cross_entropy():
 
 def test_modules_outside_go_before_the_network_and_act_in_training_only():
     model = network()
-    wrapped, settings, direct = found([hyper.Affine(shear=None)], model)
-    assert wrapped[1] is model and type(wrapped[0]) is hyper.InTraining and not direct
-    assert [s.name for s in settings] == ["translate_x", "translate_y", "rotation", "scale", "stretch"]
-    assert {s.name: s.high for s in settings}["rotation"] == 180 and settings[0].value(0.0) == 0.0
+    affine = hyper.Affine(shear=None)
+    wrapped, settings, direct, starts = found([affine], model)
+    assert wrapped[1] is model and type(wrapped[0]) is hyper.InTraining
+    assert (settings, direct) == ([], [affine])
+    assert [s.name for s in starts] == ["translate_x", "translate_y", "rotation", "scale", "stretch"]
+    assert {s.name: s.high for s in starts}["rotation"] == 180 and starts[0].value(0.0) == 0.0
 
 
 def test_names_have_the_paths_of_the_users_network_also_behind_modules_outside():
     rest = nn.Sequential(nn.Flatten(), network())
-    wrapped, settings, _ = found([hyper.Affine(), "dropout", hyper.ColourJitter()], rest)
+    wrapped, settings, *_ = found([hyper.Affine(), "dropout", hyper.ColourJitter()], rest)
     rates = [s for s in settings if s.group == "dropout"]
     assert [s.name for s in rates] == ["dropout.1.2", "dropout.1.4"]
     rates[1].put(types.SimpleNamespace(network=wrapped), 0.7)
@@ -93,8 +95,8 @@ def test_names_have_the_paths_of_the_users_network_also_behind_modules_outside()
 
 def test_modules_that_change_what_given_weights_predict_learn_by_gradient():
     mask = hyper.InputMask(4)
-    _, settings, direct = found([mask], nn.Sequential(mask, network()))
-    assert direct == [mask] and settings == []
+    _, settings, direct, starts = found([mask], nn.Sequential(mask, network()))
+    assert direct == [mask] and settings == starts == []
 
 
 @pytest.mark.parametrize(

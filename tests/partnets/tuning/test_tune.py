@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import partnets
 from partnets import hyper
+from partnets.tuning.training import _copied
 
 
 def classifier(classes=3):
@@ -78,14 +79,29 @@ def test_the_same_seed_gives_the_same_result_and_another_one_does_not():
 def test_the_cost_is_what_the_trainings_took():
     result = tuned(steps=40)
     assert 1.9 < result.cost < 2.4  # 12 unseen examples at each tenth, of a training of 640
+    network, data = pictures()
+    for names in ([hyper.Affine()], [hyper.Affine(), "dropout"]):
+        assert 1.7 < tuned(network, data, names, steps=60).cost < 2.2
 
 
 class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize("tenths", [3, 17, 42, 47])
-def test_an_interrupted_search_resumes_to_the_same_bits(tmp_path, tenths):
+def pictures():
+    network = nn.Sequential(nn.Flatten(), nn.Dropout(0.0), nn.Linear(36, 2))
+    torch.manual_seed(2)
+    return network, (torch.rand(40, 1, 6, 6), torch.randint(2, (40,)))
+
+
+@pytest.mark.parametrize(
+    ("names", "tenths"),
+    [
+        *((("dropout", "label_smoothing", "learning_rate"), tenths) for tenths in (3, 17, 62, 74)),
+        *(((hyper.Affine(), "dropout"), tenths) for tenths in (47, 52)),
+    ],
+)
+def test_an_interrupted_search_resumes_to_the_same_bits(tmp_path, names, tenths):
     path, calls = tmp_path / "search.pt", []
 
     def kill(training):
@@ -93,7 +109,9 @@ def test_an_interrupted_search_resumes_to_the_same_bits(tmp_path, tenths):
         if len(calls) == tenths:
             raise Killed
 
-    options = {"steps": 10, "names": ["dropout", "label_smoothing", "learning_rate"]}
+    options = {"steps": 20, "names": names}
+    if "learning_rate" not in names:
+        options["network"], options["data"] = pictures()
     whole = tuned(**options)
     with pytest.raises(Killed):
         tuned(**options, resume_from=path, callbacks=[kill])
@@ -151,6 +169,8 @@ def test_a_squared_error_counts_by_its_logarithm_whatever_the_chunks():
     for proportions in ((0.8, 0.2), (0.8, 0.1, 0.1)):
         large = tuned(classifier(1), (x, 100 * x[:, :1]), ["weight_decay"], proportions=proportions)
         assert -12 / 2 * math.log(2e4) < large.lml < -12 / 2 * math.log(1e3)
+    twice = tuned(classifier(2), (x, 100 * x[:, :1].expand(60, 2)), ["weight_decay"])
+    assert twice.lml == pytest.approx(2 * large.lml, rel=0.1)  # two numbers an example
 
 
 @pytest.mark.parametrize(
@@ -206,6 +226,48 @@ def test_augmentations_go_before_the_network_and_are_not_deployed():
     result = tuned(network, (images, labels), [hyper.Affine()])
     assert [type(module) for module in result.model] == [nn.Conv2d, nn.Flatten, nn.Linear]
     assert 0 < result.values["rotation"] < 180
+
+
+def widths(training):
+    return training.network[0].module.values()
+
+
+def test_augmentations_learn_at_the_chosen_values_and_the_final_training_repeats_their_schedule():
+    seen = []
+
+    def look(training):
+        seen.append((training.is_judged, training.network[0].training, widths(training)))
+
+    result = tuned(*pictures(), [hyper.Affine(), "dropout"], steps=40, callbacks=[look])
+    search, chosen, final = seen[:40], seen[40:50], seen[50:]
+    assert not any(acts for _, acts, _ in search) and all(acts for _, acts, _ in chosen + final)
+    assert [judged for judged, *_ in seen] == [True] * 50 + [False] * len(final)
+    for (_, _, learned), (_, _, repeated) in zip(chosen, final, strict=False):
+        assert repeated == pytest.approx(learned, rel=1e-5)
+    turns = result.schedule["rotation"]
+    assert turns[:3] == pytest.approx([72.0] * 3) and len(turns) == len(final) + 1
+    assert turns[-1] == result.values["rotation"] == pytest.approx(final[-1][2]["rotation"]) != pytest.approx(72.0)
+    assert "at the start 72" in result.report() and set(result.history[0].values) == {"dropout"}
+
+
+def test_only_unseen_examples_teach_augmentations():
+    """Turned examples of the unseen chunk alone change what is learned."""
+    network, (images, labels) = pictures()
+    found = []
+    for chunk in (1, 2):
+        changed = images.clone()
+        changed[partnets.chunk((images, labels), (0.8, 0.2), seed=3).indices(chunk)] *= -1
+        frozen = functools.partial(torch.optim.SGD, lr=0.0)
+        found.append(tuned(network, (changed, labels), [hyper.Affine()], steps=40, optimizer=frozen).schedule)
+    expected = tuned(network, (images, labels), [hyper.Affine()], steps=40, optimizer=frozen).schedule
+    assert found[0] == expected and found[1] != expected
+
+
+def test_copies_of_an_example_are_predicted_together_whatever_holds_them():
+    x, y = torch.rand(3, 2), torch.tensor([0, 1, 2])
+    copied = _copied({"x": x, "rest": [y, (y, "name")]}, 2)
+    assert torch.equal(copied["x"], torch.cat([x, x])) and torch.equal(copied["rest"][1][0], torch.cat([y, y]))
+    assert copied["rest"][1][1] == "name"
 
 
 def test_modules_that_act_in_prediction_learn_by_gradient_in_the_training_at_the_chosen_values():
@@ -377,7 +439,7 @@ def test_an_optimizer_of_other_parameters_is_refused():
         tuned(network, optimizer=torch.optim.Adam(network.parameters()))
 
 
-@pytest.mark.parametrize("make", [hyper.InputNoise, hyper.Cutout, hyper.ColourJitter])
+@pytest.mark.parametrize("make", [hyper.InputNoise, hyper.Cutout])
 def test_modules_that_act_in_training_are_searched(make):
     images, labels = torch.rand(40, 3, 6, 6), torch.randint(2, (40,))
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(64, 2))
@@ -394,7 +456,7 @@ def test_an_augmentation_inside_the_network_is_refused_unless_it_acts_in_trainin
     ):
         tuned(nn.Sequential(affine, *rest), (images, labels), [affine])
     inside = hyper.InTraining(affine)
-    assert tuned(nn.Sequential(inside, *rest), (images, labels), [inside]).history
+    assert "rotation" in tuned(nn.Sequential(inside, *rest), (images, labels), [inside]).schedule
 
 
 def test_mixup_without_its_loss_is_warned_of():
