@@ -24,7 +24,7 @@ from partnets.tuning.preflight import try_step
 from partnets.tuning.problem import Optimizer, Problem, check_function, make_problem
 from partnets.tuning.result import Trial, Tuned
 from partnets.tuning.search import Plan, best_end, choose, design, plan
-from partnets.tuning.training import COPIES, EVERY, FIRST, Training, due
+from partnets.tuning.training import Training, due, learning_cost
 from partnets.utils import random_state
 from partnets.utils.files import replacing
 from partnets.utils.likelihood import OTHERS, name_of
@@ -135,9 +135,8 @@ def tune(
     )
     least = NORMALISED if any(isinstance(module, _NormBase) for module in network.modules()) else 1
     unseen = sum(problem.chunks.sizes[1:])
-    copies = COPIES if problem.starts else bool(problem.direct)
-    options = {"learning": 2 / 3 * copies * (1 - FIRST) / EVERY, "unseen": unseen, "least": least}
-    planned = plan(problem.settings, budget, batch_size=batch_size, steps=steps, **options)
+    options = {"batch_size": batch_size, "steps": steps, "unseen": unseen, "least": least}
+    planned = plan(problem.settings, budget, learning=learning_cost(problem), **options)
     try_step(problem, planned)
     return _Search(problem, planned, seed, callbacks, resume_from).run()
 

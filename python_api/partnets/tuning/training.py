@@ -19,7 +19,7 @@ from partnets.data.batch import mean, scores
 from partnets.data.chunks import draw_k
 from partnets.evaluation.metrics import total_loss
 from partnets.evaluation.running_statistics import fresh_statistics
-from partnets.hyper import InTraining, hyperparameters
+from partnets.hyper import Hyperparameter, InTraining, hyperparameters
 from partnets.hyper.penalty import penalised
 from partnets.nn.live import subnetwork
 from partnets.optim.entrywise import arguments
@@ -47,6 +47,23 @@ def due(steps: int, judgements: int = JUDGEMENTS) -> list[int]:
         ([5, 10, 15, 20, 25], [1, 2])
     """
     return sorted({math.ceil(steps * i / judgements) for i in range(1, judgements + 1)})
+
+
+def learning_cost(problem: Problem) -> float:
+    """Return what modules that learn by gradient descent add to the cost of a training, as a share of it."""
+    if not problem.direct:
+        return 0.0
+    # Weights have no gradient, which is a third of a step.
+    return 2 / 3 * _copies(_augmenting(problem.network, problem.direct)) * (1 - FIRST) / EVERY
+
+
+def _augmenting(network: nn.Module, learning: list[Hyperparameter]) -> list[InTraining]:
+    """Return what holds a learning augmentation that acts in training only."""
+    return [module for module in network.modules() if isinstance(module, InTraining) and module.module in learning]
+
+
+def _copies(augmenting: list[InTraining]) -> int:
+    return COPIES if augmenting else 1
 
 
 class Training:
@@ -98,13 +115,11 @@ class Training:
         self.times = [0, *due(problem.steps, judgements)]
         self.network, self.loss = copy.deepcopy((problem.network, problem.loss))
         self.network.to(problem.device).train()
-        direct = self._direct_parameters()
-        # What acts on copies of unseen examples while it learns.
-        self.augmenting = [
-            module
-            for module in self.network.modules()
-            if isinstance(module, InTraining) and set(module.parameters()) & set(direct.values())
-        ]
+        paths = {module: path for path, module in problem.network.named_modules()}
+        self.learning = [self.network.get_submodule(paths[module]) for module in problem.direct]
+        own = {parameter for module in self.learning for parameter in module.parameters()}
+        direct = {name: parameter for name, parameter in self.network.named_parameters() if parameter in own}
+        self.augmenting = _augmenting(self.network, self.learning)
         silent = [] if learns or schedule else self.augmenting
         for module in [*map(self.network.get_submodule, problem.still), *silent]:
             module.eval()
@@ -209,18 +224,18 @@ class Training:
         k = 2
         if self.partitioned:
             k = draw_k([0.0, *self.chunks.proportions[1:]], self.generator)
-        size, copies = max(1, round(self.batch_size)), COPIES if self.augmenting else 1
+        size, copies = max(1, round(self.batch_size)), _copies(self.augmenting)
         batch = to_device(self.chunks.sample(k, size, self.generator), self.problem.device)
         self.direct_optimizer.zero_grad()
         unseen = subnetwork(self.network, active=k - 1) if self.partitioned else nullcontext()
-        with unseen, frozen(parameters_of(self.optimizer)), evaluating(self.network), training(*self.augmenting):
+        acting = training(*self.augmenting, *self.learning)
+        with unseen, frozen(parameters_of(self.optimizer)), evaluating(self.network), acting:
             output, y = self.problem.forward(self.network, _copied(batch, copies))
             if copies > 1 and isinstance(scores(output), Tensor) and isinstance(y, Tensor):
                 # As hyper.Averaged: what is predicted is the mean over the copies.
                 output, y = scores(output).unflatten(0, (copies, -1)).mean(0), y.unflatten(0, (copies, -1))[0]
             mean(self.judge, output, y).backward()
         self.direct_optimizer.step()
-        # Weights have no gradient, which is a third of a step.
         self.examples += 2 / 3 * copies * size
 
     @torch.no_grad()
@@ -255,12 +270,6 @@ class Training:
         if self.problem.squared:
             return count * self.problem.squared / 2 * math.log(max(found / count, 1e-30))
         return found
-
-    def _direct_parameters(self) -> dict[str, nn.Parameter]:
-        paths = {module: path for path, module in self.problem.network.named_modules()}
-        modules = [self.network.get_submodule(paths[module]) for module in self.problem.direct]
-        own = {parameter for module in modules for parameter in module.parameters()}
-        return {name: parameter for name, parameter in self.network.named_parameters() if parameter in own}
 
     def state(self) -> dict:
         """Return what a training needs to go on with the same bits."""
