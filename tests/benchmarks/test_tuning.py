@@ -43,10 +43,19 @@ def test_the_table_divides_by_what_tuning_gains():
     assert "| wine | 0.2000 | 0.2010 | 1.00 |" in flat  # by a twentieth of the oracle's loss
 
 
-@pytest.mark.parametrize("name", [name for name in PROBLEMS if not name.startswith(("mnist", "cifar", "text"))])
+@pytest.mark.parametrize(
+    "name", [name for name in PROBLEMS if not name.startswith(("mnist", "cifar", "text", "resnet", "lora"))]
+)
 def test_a_problem_is_the_same_for_the_same_seed(name):
     pytest.importorskip("sklearn")
     first, again, other = (PROBLEMS[name](seed, None) for seed in (0, 0, 1))
     assert torch.equal(first.train[0], again.train[0]) and not torch.equal(first.train[0], other.train[0])
     assert all(torch.equal(*pair) for pair in zip(first.network.parameters(), again.network.parameters(), strict=True))
     assert set(CHOOSING) < set(PROBLEMS)
+
+
+@pytest.mark.parametrize("instrument", command.INSTRUMENTS)
+def test_one_instrument_alone_gives_positions(instrument):
+    case = tiny(0, None)
+    positions, examples = command.learned(case, command.problem_of(case, 0), instrument, seed=0)
+    assert positions.shape == (3,) and ((positions >= 0) & (positions <= 1)).all() and examples == 18 * 16

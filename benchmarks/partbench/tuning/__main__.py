@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from partbench.tuning.instruments import INSTRUMENTS, learned
 from partbench.tuning.peers import SEARCHES, Judge, untuned
 from partbench.tuning.problems import CHOOSING, PROBLEMS, Case
 from partnets.data.batch import scores
@@ -84,7 +85,10 @@ def measured(name: str, seed: int, folder: Path | None, methods: list[str], budg
             continue
         kind, _, batches = method.partition("-")
         start, judge = time.perf_counter(), Judge(problem, derived(seed, method), bool(batches))
-        positions = untuned(problem, judge) if method == "untuned" else SEARCHES[kind](problem, judge)
+        if method in INSTRUMENTS:
+            positions, judge.examples = learned(case, problem, method, derived(seed, method))
+        else:
+            positions = untuned(problem, judge) if method == "untuned" else SEARCHES[kind](problem, judge)
         values = {s.name: s.value(float(p)) for s, p in zip(problem.settings, positions, strict=True)}
         found = refit(problem, positions, case, derived(seed, "final"))
         add(method, found, judge.examples / whole + 1, time.perf_counter() - start, values)
@@ -145,7 +149,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--methods",
         default="untuned,guess,sobol,random,tpe,tpe-batches,tune",
-        help="searches have trials of a ninth of the steps, or with -batches of a ninth of each batch",
+        help="searches have trials of a ninth of the steps, or with -batches of a ninth of each batch; also direct,"
+        " lookahead and stn, by which regularisers learn in one partitioned training",
     )
     parser.add_argument("--budgets", default="2")
     parser.add_argument("--no-oracle", action="store_true")

@@ -5,6 +5,8 @@ Networks are small, so that a problem takes minutes on two cores: 1 to 15 second
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
 import itertools
 import math
@@ -314,6 +316,35 @@ def cifar10(seed: int, folder: Path | None) -> Case:
     return Case(cnn(3, 32, 10, (16, 32, 64)), train, test, tuned, 600, 64, adam(2e-3), known=MOVES)
 
 
+class Residual(nn.Module):
+    """Two convolutions beside a shortcut (He et al. 2016)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()),
+            *(nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs)),
+        )
+        self.shortcut = nn.Identity()
+        if stride > 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.layers(x) + self.shortcut(x)).relu()
+
+
+@problem("resnet18")
+def resnet18(seed: int, folder: Path | None) -> Case:
+    """ResNet-18 with batch normalisation; a step takes 0.2 s on one core, so that the price of Python is nothing."""
+    smaller = cifar10(seed, folder)
+    widths = (64, 64, 64, 128, 128, 256, 256, 512, 512)
+    blocks = [Residual(a, b, 1 + (a < b)) for a, b in itertools.pairwise(widths)]
+    stem = (nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
+    network = nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+    tuned = [hyper.Affine(), "weight_decay", "label_smoothing"]
+    return dataclasses.replace(smaller, network=network, tuned=tuned, steps=200, optimizer=adam(1e-3), known=MOVES[:5])
+
+
 def _pictures(folder: Path, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Pictures at random from folders of classes, normalised as CIFAR-10's."""
     from PIL import Image
@@ -355,29 +386,89 @@ class Attending(nn.Module):
         return self.head(self.body(h, mask=self.mask[:length, :length], is_causal=True))
 
 
-def _text(seed: int, folder: Path | None, network: Callable[[int], nn.Module], optimizer: Callable, steps: int) -> Case:
-    most, length = 2000, 32
-    train, test = (
-        (_needed(folder) / f"wikitext2-{part}.txt").read_text(encoding="utf-8").split() for part in ("valid", "test")
+TOKENS, LENGTH = 2000, 32
+
+
+@functools.lru_cache
+def words(folder: Path) -> tuple[Tensor, Tensor]:
+    """The numbers of the words of two texts, by frequency in the first; all that are less frequent are one."""
+    first, second = (
+        (folder / f"wikitext2-{part}.txt").read_text(encoding="utf-8").split() for part in ("valid", "test")
     )
-    # The most frequent words; all others are one token.
-    numbers = {word: i for i, (word, _) in enumerate(Counter(train).most_common(most - 1))}
-    train, test = (torch.tensor([numbers.get(word, most - 1) for word in part]) for part in (train, test))
+    numbers = {word: i for i, (word, _) in enumerate(Counter(first).most_common(TOKENS - 1))}
+    first, second = (torch.tensor([numbers.get(word, TOKENS - 1) for word in part]) for part in (first, second))
+    return first, second
+
+
+def windows(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of words, and of the words that follow."""
+    rows = numbers[: (len(numbers) - 1) // LENGTH * LENGTH + 1]
+    return rows[:-1].view(-1, LENGTH), rows[1:].view(-1, LENGTH)
+
+
+def _text(seed: int, folder: Path | None, network: Callable[[], nn.Module], optimizer: Callable, steps: int) -> Case:
+    train, test = words(_needed(folder))
     torch.manual_seed(seed)
-    train, test = train[60_000 * seed :][:30_000], test[:60_000]
-    parts = []
-    for part in (train, test):
-        rows = part[: (len(part) - 1) // length * length + 1]
-        parts.append((rows[:-1].view(-1, length), rows[1:].view(-1, length)))
-    return Case(network(most), *parts, ["dropout:one", "weight_decay"], steps, 32, optimizer, clip=1.0)
+    parts = windows(train[60_000 * seed :][:30_000]), windows(test[:60_000])
+    return Case(network(), *parts, ["dropout:one", "weight_decay"], steps, 32, optimizer, clip=1.0)
 
 
 @problem("text-lstm")
 def text_lstm(seed: int, folder: Path | None) -> Case:
-    return _text(seed, folder, lambda tokens: Recurrent(tokens, 96), adam(3e-3), 400)
+    return _text(seed, folder, lambda: Recurrent(TOKENS, 96), adam(3e-3), 400)
 
 
 @problem("text-transformer")
 def text_transformer(seed: int, folder: Path | None) -> Case:
     rate = functools.partial(torch.optim.AdamW, lr=2e-3)
-    return _text(seed, folder, lambda tokens: Attending(tokens, 96, 32), rate, 400)
+    return _text(seed, folder, lambda: Attending(TOKENS, 96, LENGTH), rate, 400)
+
+
+class Adapted(nn.Module):
+    """A language model of transformers as a function of tokens to logits."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(input_ids=x).logits
+
+
+@functools.lru_cache
+def _pretrained(folder: Path) -> nn.Module:
+    """A small GPT-2, trained on 120,000 words."""
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {"n_embd": 96, "n_layer": 2, "n_head": 4, "n_positions": LENGTH}
+    without = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    config = transformers.GPT2Config(vocab_size=TOKENS, bos_token_id=0, eos_token_id=0, **sizes, **without)
+    model = Adapted(transformers.GPT2LMHeadModel(config))
+    x, y = windows(words(folder)[0][:120_000])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    for _ in range(300):
+        batch = torch.randint(len(x), (32,))
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[batch]).flatten(0, 1), y[batch].flatten()).backward()
+        optimizer.step()
+    return model.model
+
+
+@problem("lora-gpt2")
+def lora_gpt2(seed: int, folder: Path | None) -> Case:
+    """Adapters for 8,000 words of another text, far more numbers than words."""
+    import peft
+
+    base = copy.deepcopy(_pretrained(_needed(folder)))
+    torch.manual_seed(seed)
+    targets = ["c_attn", "c_proj", "c_fc"]
+    config = peft.LoraConfig(r=16, lora_alpha=32, lora_dropout=0.1, target_modules=targets, fan_in_fan_out=True)
+    network = Adapted(peft.get_peft_model(base, config))
+    for module in network.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    text = words(folder)[1][40_000 * seed :]
+    rate = functools.partial(torch.optim.AdamW, lr=5e-3, weight_decay=0.0)
+    parts = windows(text[:8000]), windows(text[8000:30_000])
+    return Case(network, *parts, ["dropout:one", "weight_decay"], 200, 16, rate, clip=1.0)

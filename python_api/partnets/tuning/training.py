@@ -131,7 +131,7 @@ class Training:
         self.partitioned = self.chunks.count > 2
         if self.partitioned:
             self.network = partition(self.network, self.chunks.proportions, defaults="stored", seed=seed)
-            self.optimizer = _partitioned(problem.optimizer, self.network)
+            self.optimizer = partitioned_optimizer(problem.optimizer, self.network)
         else:
             self.optimizer = problem.optimizer(weights)
         for setting, position in zip(problem.settings, positions, strict=True):
@@ -306,7 +306,7 @@ def _copied(batch: Any, copies: int) -> Any:
     return type(batch)(_copied(value, copies) for value in batch) if isinstance(batch, tuple | list) else batch
 
 
-def _partitioned(factory: Any, network: nn.Module) -> torch.optim.Optimizer:
+def partitioned_optimizer(factory: Any, network: nn.Module) -> torch.optim.Optimizer:
     """Return the optimizer of partnets.optim that steps as a factory's does."""
     made = factory([nn.Parameter(torch.zeros(1))])
     if len(made.param_groups) > 1:
