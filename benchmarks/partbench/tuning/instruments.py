@@ -1,4 +1,4 @@
-"""What one instrument alone finds: regularisers that learn in one partitioned training, in place of partnets.tune."""
+"""Single instruments: regularisers that learn in one partitioned training, in place of partnets.tune."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RATE = 0.1
 
 
 def learned(case: Case, problem: Problem, instrument: str, seed: int) -> tuple[Tensor, float]:
-    """Positions of what is tuned after half as many steps as a training has, and how many examples they took.
+    """Return the learned positions after half the steps of a training, and the number of examples that it took.
 
     Raises:
         KeyError: the case tunes a learning rate or augmentations.
@@ -40,7 +40,7 @@ def learned(case: Case, problem: Problem, instrument: str, seed: int) -> tuple[T
     found = {**drops, "weight_decay": decay, "label_smoothing": smoothing}
     psi = [found[setting.name] for setting in problem.settings]
     model = nn.Sequential(network, *(module for module in (decay, smoothing) if module in psi))
-    # What acts on the training loss alone has no direct gradient, and stays at its start.
+    # Regularisers of the training loss have no direct gradient, and stay at their start.
     learns = list(drops.values()) if instrument == "direct" else psi
     options = {"hyper": learns, "batch_size": case.batch_size, "clip": case.clip, "seed": seed}
     options["loss"] = smoothing if smoothing in psi else problem.loss

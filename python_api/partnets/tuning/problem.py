@@ -1,4 +1,4 @@
-"""Problem: what partnets.tune was given, checked: a network, data, the loss, the optimizer and the settings."""
+"""Problem: the checked arguments of partnets.tune: a network, data, a loss, an optimizer and settings."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Problem:
 
     Attributes:
         network: with modules of partnets.hyper; trainings copy it.
-        settings: what is chosen.
-        direct: modules whose numbers learn by gradient descent.
+        settings: the numbers that are chosen.
+        direct: modules with numbers that learn by gradient descent.
         starts: the numbers of augmentations among them.
         loss: of training, in which settings of the loss are put.
         optimizer: makes an optimizer of a list of parameters.
@@ -74,7 +74,7 @@ class Problem:
 
     @property
     def judge(self) -> Loss:
-        """The loss of unseen data: the negative log-likelihood without what regularises only."""
+        """The loss of unseen data: the negative log-likelihood without label smoothing and the like."""
         return plain(self.loss)
 
 
@@ -94,7 +94,7 @@ def make_problem(
     collate: Collate | None = None,
     forward: Forward = call,
 ) -> Problem:
-    """Check what partnets.tune was given, try a batch, and find the settings; see there for the arguments and errors.
+    """Check the arguments of partnets.tune, try a batch, and find the settings. Arguments and errors: see tune.
 
     Example:
         >>> data = torch.randn(20, 4), torch.zeros(20, dtype=torch.int64)
@@ -125,13 +125,15 @@ def make_problem(
         psi = set(hyperparameters(copied))
         given = [parameter for parameter in copied.parameters() if parameter.requires_grad and parameter not in psi]
         if not given:
-            raise ValueError("no parameter of the network requires a gradient; call requires_grad_() on what to train.")
+            raise ValueError(
+                "no parameter of the network requires a gradient; call requires_grad_() on the parameters to train."
+            )
         made = optimizer(given)
     if not isinstance(made, torch.optim.Optimizer):
         raise TypeError(f"optimizer returned a {type(made).__name__}; return a torch.optim.Optimizer.")
     closure = inspect.signature(made.step).parameters.get("closure")
     if closure and closure.default is closure.empty:
-        raise ValueError(f"step of {type(made).__name__} needs a closure; pass an optimizer whose step needs none.")
+        raise ValueError(f"step of {type(made).__name__} needs a closure; pass an optimizer that needs no closure.")
     if strange := len(set(parameters_of(made)) - set(given)):
         raise ValueError(
             f"optimizer steps {strange} parameters that it was not given, and would train nothing: each training has a"
@@ -273,7 +275,7 @@ def checked_loss(
     """Try a batch, and return the loss, or the usual one if it is None, and the targets of the batch.
 
     Raises:
-        ValueError: the network does not take the batch, or the loss its outputs and targets, and what to do.
+        ValueError: the network does not take the batch, or the loss does not take its outputs and targets.
     """
     network.to(device)
     with torch.no_grad(), evaluating(network):

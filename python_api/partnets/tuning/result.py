@@ -1,4 +1,4 @@
-"""Tuned: what partnets.tune returns: the chosen values, the trained network, and what was tried."""
+"""Tuned: the result of partnets.tune: the chosen values, the trained network, and the trainings of the search."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Tuned:
         model: the network, trained with them on all data: torch modules only, in evaluation mode.
         lml: L_ML of the training at the chosen values, in nats; of a squared error -n / 2 log(error).
         steps: how many the final training took.
-        schedule: of augmentations and what else learned by gradient descent, the value of each number at the start and
-            after each tenth of the training; the final training repeated it, and `values` has the last ones.
+        schedule: the value of each number that learned by gradient descent, such as the width of an augmentation, at
+            the start and after each tenth of the training. The final training repeats it; `values` has the last.
         history: the trainings of the search; the first one is untuned.
         confirmed: the training at the chosen values.
         cost: of all trainings and judgements, in trainings of `steps` full batches.
-        notes: sentences about what limits the result, such as few unseen examples.
+        notes: sentences about the limits of the result, such as few unseen examples.
 
     Example:
         >>> trial = Trial({"dropout": 0.5}, [3.0, 2.0], 8, 1.0, 0.25)

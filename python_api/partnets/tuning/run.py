@@ -1,4 +1,4 @@
-"""tune: the whole job in one call, from a network, data and the names of what to tune to a trained network."""
+"""tune: the whole job in one call, from a network, data and the names of hyperparameters to a trained network."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from partnets.utils.likelihood import OTHERS, name_of
 from partnets.utils.seeds import derived
 
 LOG = logging.getLogger("partnets")
-# The smallest batch of a network with batch normalisation, whose statistics of fewer examples say little.
+# The smallest batch of a network with batch normalisation: statistics of fewer examples say little.
 NORMALISED = 4
 # With fewer unseen examples a result has a note.
 FEW = 20
@@ -65,15 +65,17 @@ def tune(
     values are the mean of those of the trainings, weighted by exp(L_ML). One more training, at the chosen values, says
     how many steps the final training takes. The final training starts from the given weights and takes all data.
 
-    Modules whose numbers change predictions (hyper.InputMask, Temperature, ObservationNoise, Submodule) learn by
-    gradient descent in the training at the chosen values.
+    Augmentations (hyper.Affine, ColourJitter) and modules that change predictions (hyper.InputMask, Temperature,
+    ObservationNoise, Submodule) learn by gradient descent in the training at the chosen values, from its unseen data.
+    The final training repeats the schedule that they learned.
 
     Args:
         network: any torch module; it is left unchanged. Pretrained weights are the start of each training.
         data: a Dataset of (x, y) or of dicts with labels, tensors or NumPy arrays (x, y), or a partnets.data.Data.
-        hyper: what to tune: 'dropout' (the rate of each nn.Dropout), 'dropout:one' (one rate for all), 'weight_decay'
-            and 'learning_rate' of the optimizer, 'label_smoothing' of the cross-entropy; and modules of partnets.hyper,
-            inside the network or to be put before it, such as hyper.Affine(), which then acts in training only.
+        hyper: names of hyperparameters: 'dropout' (the rate of each nn.Dropout), 'dropout:one' (one rate for all),
+            'weight_decay' and 'learning_rate' of the optimizer, 'label_smoothing' of the cross-entropy; and modules of
+            partnets.hyper, inside the network or to be put before it, such as hyper.Affine(), which then acts in
+            training only.
         steps: of the final training, at most.
         batch_size: of the final training.
         budget: how many examples all trainings may take, in trainings of `steps` full batches, final training included;
@@ -94,7 +96,7 @@ def tune(
             from there, and gives the same result as without an interruption.
 
     Returns:
-        The chosen values, the trained network and what was tried: see Tuned.
+        The chosen values, the trained network and the trainings of the search: see Tuned.
 
     Raises:
         ValueError: an argument is out of range; nothing of `hyper` is in the network; the network does not take the
@@ -190,17 +192,17 @@ class _Search:
             LOG.info("%s", note)
         return Tuned(values, model, -confirmed[0][end - 1], steps, schedule, history, checked, cost, notes)
 
-    def _train(self, what: str, positions: list[float], **options) -> tuple[list[float], float]:
+    def _train(self, name: str, positions: list[float], **options) -> tuple[list[float], float]:
         """Return the nats and the cost of a training, which may have been done before an interruption."""
         self.begun += 1
         if self.begun > len(self.finished):
             options |= {"steps": self.problem.steps, "unseen": self.plan.unseen}
             training = Training(self.problem, positions, **options)
-            self._fit(training, what)
+            self._fit(training, name)
             self.schedule = {name: torch.stack(rows) for name, rows in training.schedule.items()}
             self.finished.append((list(training.judged), self._cost(training.examples)))
             self.present = None
-            LOG.info("%s: %.1f nats at %s", what, training.judged[-1], self._values(positions))
+            LOG.info("%s: %.1f nats at %s", name, training.judged[-1], self._values(positions))
         else:
             self.bar.update(options["batch_size"] / self.problem.batch_size)
         return self.finished[self.begun - 1]
@@ -212,8 +214,8 @@ class _Search:
         self.bar.update(self.bar.total - self.bar.n)
         return training
 
-    def _fit(self, training: Training, what: str) -> None:
-        self.bar.set_description_str(what)
+    def _fit(self, training: Training, name: str) -> None:
+        self.bar.set_description_str(name)
         if self.present is not None:
             training.load_state(self.present)
         for until in training.due:
@@ -231,7 +233,7 @@ class _Search:
 
     @torch.no_grad()
     def _schedule(self, final: Training, end: int) -> dict[str, list[float]]:
-        """Return the values of what learned by gradient descent, at the start and at each tenth up to the end."""
+        """Return the values of numbers that learned by gradient descent, at the start and at each tenth."""
         paths = {module: path for path, module in self.problem.network.named_modules()}
         found = {}
         for row in range(min(end + 1, len(final.times))):
@@ -283,14 +285,14 @@ class _Search:
         if identity != self._identity:
             raise ValueError(
                 f"resume_from={str(self.path)!r} is of another search: the network, the data or an argument differs."
-                " Pass what it was begun with, or another path."
+                " Pass the arguments of that search, or another path."
             )
         self.finished = [(list(nats), cost) for nats, cost in kept["finished"]]
         self.present, self.schedule = kept["present"], kept["schedule"]
 
 
 def _notes(problem: Problem, history: list[Trial], confirmed: Trial, chosen: Tensor, end: int) -> list[str]:
-    """Return sentences about what limits a result."""
+    """Return sentences about the limits of a result."""
     notes, unseen = [], sum(problem.chunks.sizes[1:])
     if unseen < FEW:
         notes.append(f"{unseen} unseen examples judged the trainings; with so few, the choice is close to a guess.")

@@ -1,4 +1,4 @@
-"""The search: which values are tried, what follows from how unseen data judge them, and when a training should end."""
+"""The search: the values to try, the choice among them by unseen data, and the end of a training."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def plan(
     many steps as the final training: with fewer steps little regularisation always looks best.
 
     Args:
-        settings: what is searched.
+        settings: the numbers that are searched.
         budget: more than 1.
         batch_size, steps: of the final training.
         unseen: how many unseen examples there are.
-        learning: what gradient descent of hyperparameters adds to the cost of the training at the chosen values; it
-            comes off both halves.
+        learning: the share that gradient descent of hyperparameters adds to the cost of the training at the chosen
+            values; it comes off both halves.
         least: the smallest batch that the network takes.
 
     Raises:

@@ -96,11 +96,11 @@ def find_settings(
         steps: of a training.
 
     Returns:
-        The network, behind a Sequential with modules that were outside; the settings; the modules whose numbers change
-        what given weights predict, which learn by gradient descent; and the numbers of augmentations among these.
+        The network, behind a Sequential with modules that were outside; the settings; the modules that learn by
+        gradient descent, because they change the predictions of given weights; and the numbers of augmentations.
 
     Raises:
-        ValueError: there is nothing of what a name stands for, a name is unknown, or two of hyper are the same.
+        ValueError: a name is unknown or does not fit the network, or two of hyper are the same.
         TypeError: hyper has something other than names and modules.
     """
     hyper = [hyper] if isinstance(hyper, str | nn.Module) else hyper
@@ -131,7 +131,7 @@ def find_settings(
 
 def _check(hyper: Sequence) -> None:
     if not hyper:
-        raise ValueError(f"hyper is empty; name what to tune: {', '.join(map(repr, NAMES))}, or modules of hyper.")
+        raise ValueError(f"hyper is empty; pass names: {', '.join(map(repr, NAMES))}, or modules of hyper.")
     for each in hyper:
         if isinstance(each, str) and each not in NAMES:
             raise ValueError(f"hyper has {each!r}; the names are {', '.join(map(repr, NAMES))}.")

@@ -1,4 +1,4 @@
-"""Training: one training of a copy of the network at given values, and what data that it has not seen say of it."""
+"""Training: one training of a copy of the network at given values, judged by data that it has not seen."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from partnets.tuning.search import JUDGEMENTS
 from partnets.utils import random_state
 from partnets.utils.modules import evaluating, frozen, to_device, training
 
-# What learns by gradient descent does so after this share of a training, in one of so many steps.
+# Modules that learn by gradient descent begin after this share of a training, and take one in so many steps.
 FIRST, EVERY = 0.25, 4
-# Adam's rates of it are such that they add up to this over a training, in units of unconstrained parameters.
+# Adam's learning rate for them: over a training it adds up to this, in units of unconstrained parameters.
 TRAVEL, RATES = 15.0, (0.02, 0.3)
 # So many copies of each unseen example, each augmented by its own draw, are predicted together.
 COPIES = 4
@@ -50,7 +50,7 @@ def due(steps: int, judgements: int = JUDGEMENTS) -> list[int]:
 
 
 def learning_cost(problem: Problem) -> float:
-    """Return what modules that learn by gradient descent add to the cost of a training, as a share of it."""
+    """Return the share that modules that learn by gradient descent add to the cost of a training."""
     if not problem.direct:
         return 0.0
     # Weights have no gradient, which is a third of a step.
@@ -58,7 +58,7 @@ def learning_cost(problem: Problem) -> float:
 
 
 def _augmenting(network: nn.Module, learning: list[Hyperparameter]) -> list[InTraining]:
-    """Return what holds a learning augmentation that acts in training only."""
+    """Return the modules that make learning augmentations act in training only."""
     return [module for module in network.modules() if isinstance(module, InTraining) and module.module in learning]
 
 
@@ -73,14 +73,14 @@ class Training:
     trains on D_1:k, and L_ML judges it. A single chunk: nothing judges it.
 
     Args:
-        problem: what is tuned.
+        problem: the network, data and settings.
         positions: of each setting in its range, in [0, 1].
         batch_size, steps: of this training; a batch has batch_size examples in the mean, and 1 at least.
         seed: of batches and noise.
         everything: whether it trains on all data and nothing judges it.
         learns: whether modules that learn by gradient descent do so, from unseen data.
-        schedule: what they learned in another training, which this one repeats: see Attributes. Without it, and if they
-            do not learn, augmentations are left out.
+        schedule: their values in another training, to repeat: see Attributes. Without it, and if they do not learn,
+            augmentations are left out.
         unseen: how many of the unseen examples judge it; all if None.
         judgements: how often unseen data judge it, evenly spaced; the last time at its end.
 
@@ -232,7 +232,7 @@ class Training:
         with unseen, frozen(parameters_of(self.optimizer)), evaluating(self.network), acting:
             output, y = self.problem.forward(self.network, _copied(batch, copies))
             if copies > 1 and isinstance(scores(output), Tensor) and isinstance(y, Tensor):
-                # As hyper.Averaged: what is predicted is the mean over the copies.
+                # As hyper.Averaged: the prediction is the mean over the copies.
                 output, y = scores(output).unflatten(0, (copies, -1)).mean(0), y.unflatten(0, (copies, -1))[0]
             mean(self.judge, output, y).backward()
         self.direct_optimizer.step()
@@ -240,7 +240,7 @@ class Training:
 
     @torch.no_grad()
     def _repeat_schedule(self) -> None:
-        """Give what has learned by gradient descent in another training the values that it had there."""
+        """Set parameters to the values that they had at this step of another training."""
         after = next((i for i, time in enumerate(self.times) if time > self.done), len(self.times) - 1)
         start, end = self.times[after - 1 : after + 1]
         for parameter, values in self.repeated.items():
@@ -272,7 +272,7 @@ class Training:
         return found
 
     def state(self) -> dict:
-        """Return what a training needs to go on with the same bits."""
+        """Return the state from which a training continues to the same bits."""
         return {
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),

@@ -102,7 +102,7 @@ def test_modules_that_change_what_given_weights_predict_learn_by_gradient():
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ([], "hyper is empty; name what to tune: 'dropout'"),
+        ([], "hyper is empty; pass names: 'dropout'"),
         (["droput"], "hyper has 'droput'; the names are 'dropout'"),
         (["dropout", "dropout:one"], "pass one of them"),
         (["weight_decay", "weight_decay"], "weight_decay twice"),
