@@ -228,15 +228,24 @@ class Training:
         batch = to_device(self.chunks.sample(k, size, self.generator), self.problem.device)
         self.direct_optimizer.zero_grad()
         unseen = subnetwork(self.network, active=k - 1) if self.partitioned else nullcontext()
-        acting = training(*self.augmenting, *self.learning)
-        with unseen, frozen(parameters_of(self.optimizer)), evaluating(self.network), acting:
-            output, y = self.problem.forward(self.network, _copied(batch, copies))
-            if copies > 1 and isinstance(scores(output), Tensor) and isinstance(y, Tensor):
-                # As hyper.Averaged: the prediction is the mean over the copies.
-                output, y = scores(output).unflatten(0, (copies, -1)).mean(0), y.unflatten(0, (copies, -1))[0]
-            mean(self.judge, output, y).backward()
+        with unseen, frozen(parameters_of(self.optimizer)), evaluating(self.network), training(*self.learning):
+            mean(self.judge, *self._averaged(self.network, batch, copies)).backward()
         self.direct_optimizer.step()
         self.examples += 2 / 3 * copies * size
+
+    def _averaged(self, network: nn.Module, batch: Any, copies: int) -> tuple[Any, Any]:
+        """Return the outputs, each the mean over augmented copies as of hyper.Averaged, and the targets of a batch."""
+        with training(*self.augmenting):
+            output, y = self.problem.forward(network, _copied(batch, copies))
+        if copies > 1 and isinstance(scores(output), Tensor) and isinstance(y, Tensor):
+            return scores(output).unflatten(0, (copies, -1)).mean(0), y.unflatten(0, (copies, -1))[0]
+        return output, y
+
+    def averaged_nats(self, copies: int) -> float:
+        """Return the loss of unseen data in nats, if each example is predicted by the mean over augmented copies."""
+        with random_state.preserved(self.problem.device):
+            torch.manual_seed(self.seed)
+            return self._nats(copies)
 
     @torch.no_grad()
     def _repeat_schedule(self) -> None:
@@ -246,7 +255,7 @@ class Training:
         for parameter, values in self.repeated.items():
             parameter.copy_(torch.lerp(values[after - 1], values[after], (self.done + 1 - start) / (end - start)))
 
-    def _nats(self) -> float:
+    def _nats(self, copies: int = 0) -> float:
         """Return the loss of unseen data in nats; of a squared error n / 2 log(error) for n numbers.
 
         Of a partitioned network the loss of each chunk k by subnetwork k - 1 (Eq. 2).
@@ -255,16 +264,17 @@ class Training:
         if self.unseen is not None:
             share = self.unseen / sum(chunks.sizes[1:])
         how = {"batch_size": 256, "forward": self.problem.forward}
+        judging = how | {"forward": functools.partial(self._averaged, copies=copies)} if copies else how
         found, count = 0.0, 0
         with fresh_statistics(self.network, chunks, **how) if self.partitioned else nullcontext():
             for k in range(2, chunks.count + 1):
                 unseen = Subset(chunks[k], range(max(1, round(share * len(chunks[k])))))
                 with subnetwork(self.network, active=k - 1) if self.partitioned else nullcontext():
                     loss, counted = total_loss(
-                        self.network, unseen, self.judge, collate=chunks.collate, loading={}, **how
+                        self.network, unseen, self.judge, collate=chunks.collate, loading={}, **judging
                     )
                 found, count = found + loss, count + counted
-                self.examples += len(unseen) / 3  # a forward pass is a third of a step
+                self.examples += max(1, copies) * len(unseen) / 3  # a forward pass is a third of a step
         if not math.isfinite(found):
             return math.inf
         if self.problem.squared:

@@ -250,6 +250,28 @@ def test_augmentations_learn_at_the_chosen_values_and_the_final_training_repeats
     assert "at the start 72" in result.report() and set(result.history[0].values) == {"dropout"}
 
 
+def test_predictions_by_augmented_copies_are_offered():
+    (network, data), x = pictures(), torch.rand(7, 1, 6, 6)
+    result = tuned(network, data, [hyper.Affine(), "dropout"], steps=10)
+    averaged, few = result.averaged(64), result.averaged(4)
+    assert torch.equal(averaged(x), averaged(x)) and not torch.equal(averaged(x), few(x))
+    assert torch.equal(few(x[:3]), few(x)[:3])
+    affine = hyper.Affine(**{name: result.values[name] for name in hyper.Affine().values()})
+    expected = torch.stack([result.model(affine(x)) for _ in range(400)]).mean(0)
+    torch.testing.assert_close(averaged(x), expected, atol=0.1, rtol=0)
+    assert (averaged(x) - result.model(x)).abs().max() > 0.1 > (averaged(x) - expected).abs().max()
+    with pytest.raises(ValueError, match="no augmentation before the network was tuned"):
+        tuned().averaged()
+
+
+def test_a_note_says_if_augmented_copies_predict_better():
+    images, labels = torch.randn(60, 1, 6, 6), torch.randint(2, (60,))
+    noisy = nn.Sequential(nn.Flatten(), nn.Linear(36, 64), nn.ReLU(), nn.Linear(64, 2))
+    optimizer = functools.partial(torch.optim.Adam, lr=0.02)
+    result = tuned(noisy, (images, labels), [hyper.Affine()], steps=100, optimizer=optimizer)
+    assert any("Predictions by the mean over 8 augmented copies have a higher L_ML" in note for note in result.notes)
+
+
 def test_only_unseen_examples_teach_augmentations():
     """Turned examples of the unseen chunk alone change what is learned."""
     network, (images, labels) = pictures()
