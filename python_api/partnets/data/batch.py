@@ -88,11 +88,15 @@ def scores(output: Any) -> Any:
     return output if isinstance(output, Tensor) else getattr(output, "logits", output)
 
 
+def is_torchs(loss: Any) -> bool:
+    """Return whether a loss is one of torch's own, which takes logits."""
+    return (getattr(loss, "__module__", None) or "").startswith("torch.nn.")
+
+
 def losses(loss: Loss, output: Any, y: Any) -> Tensor:
     """loss(output, y): a mean, or with a dimension the losses themselves. torch's own criteria are given the logits."""
     function = loss.func if isinstance(loss, functools.partial) else loss
-    of_torch = getattr(function, "__module__", None) or ""
-    found = loss(scores(output) if of_torch.startswith("torch.nn.") else output, y)
+    found = loss(scores(output) if is_torchs(function) else output, y)
     if not isinstance(found, Tensor):
         raise TypeError(
             f"loss(output, y) gave a {type(found).__name__}; it must give a tensor: a mean, or the loss of each target."

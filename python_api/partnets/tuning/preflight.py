@@ -12,7 +12,7 @@ from partnets.utils.targets import described
 
 
 def try_step(problem: Problem, planned: Plan) -> None:
-    """Take the first training step of a search, with the smallest of its batches, on a copy of the network.
+    """Take a step of each kind, with the smallest batch of the search, on a copy of the network, and deploy it.
 
     Raises:
         ValueError: modules of hyper, the network, the loss or the optimizer do not take it.
@@ -21,7 +21,9 @@ def try_step(problem: Problem, planned: Plan) -> None:
     untuned = [setting.position for setting in problem.settings]
     options = {"batch_size": size, "steps": 1, "seed": 0, "learns": bool(problem.direct), "unseen": 1}
     try:
-        Training(problem, untuned, **options).run(1)
+        training = Training(problem, untuned, **options)
+        training.run(1)
+        training.deployed()
     except (RuntimeError, TypeError, IndexError, AttributeError) as error:
         batch = problem.chunks.sample(1, max(1, int(size)), torch.Generator().manual_seed(0))
         cure = "Pass a network, a loss and modules of hyper that take these data."

@@ -39,6 +39,7 @@ class Problem:
 
     Attributes:
         network: with modules of partnets.hyper; trainings copy it.
+        outside: how many of these modules were put before the user's network.
         settings: the numbers that are chosen.
         direct: modules with numbers that learn by gradient descent.
         starts: the numbers of augmentations among them.
@@ -56,6 +57,7 @@ class Problem:
     """
 
     network: nn.Module
+    outside: int
     settings: list[Setting]
     direct: list[Hyperparameter]
     starts: list[Setting]
@@ -146,14 +148,17 @@ def make_problem(
     everything = chunk(dataset, (1.0,), seed=seed, **options)
     groups = [{name: value for name, value in group.items() if name != "params"} for group in made.param_groups]
     parts = [
-        *(chunks.fingerprint, steps, batch_size, clip, proportions, len(direct), type(made).__name__, groups),
-        *([(one.name, one.low, one.high, one.untuned) for one in settings], repr(wrapped)),
+        *(chunks.fingerprint, steps, batch_size, clip, proportions, type(made).__name__, groups, repr(wrapped)),
+        *[[(one.name, one.low, one.high, one.untuned) for one in some] for some in (settings, starts)],
+        [path for path, module in wrapped.named_modules() if module in direct],
         *(_told(loss), _told(forward)),
     ]
     identity = _digest(parts, wrapped, loss)
+    outside = 0 if wrapped is network else len(wrapped) - 1
+    squared = y[0].numel() if name_of(loss) in SQUARED else 0
     return Problem(
-        *(wrapped, settings, direct, starts, loss, optimizer, chunks, everything, steps, batch_size, forward, device),
-        *(clip, y[0].numel() if name_of(loss) in SQUARED else 0, still, identity),
+        *(wrapped, outside, settings, direct, starts, loss, optimizer, chunks, everything, steps, batch_size, forward),
+        *(device, clip, squared, still, identity),
     )
 
 

@@ -17,7 +17,6 @@ from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 
 from partkernels.arguments import check_seed
-from partnets.convert.deploying import deployed
 from partnets.data.batch import Forward, Loss, call
 from partnets.data.dataset import Data
 from partnets.data.examples import Collate
@@ -26,7 +25,7 @@ from partnets.tuning.preflight import try_step
 from partnets.tuning.problem import Optimizer, Problem, check_function, make_problem
 from partnets.tuning.result import Trial, Tuned
 from partnets.tuning.search import Plan, best_end, choose, design, plan
-from partnets.tuning.training import Training, due, learning_cost
+from partnets.tuning.training import UPDATES, Training, due, learning_cost, learning_steps
 from partnets.utils import random_state
 from partnets.utils.files import replacing
 from partnets.utils.likelihood import OTHERS, name_of
@@ -37,6 +36,8 @@ LOG = logging.getLogger("partnets")
 NORMALISED = 4
 # A note says how good the mean over so many augmented copies would be.
 AVERAGED = 8
+# A note says if a width changed in the last tenth of a training by more than this share of its range.
+STILL = 0.05
 # With fewer unseen examples a result has a note.
 FEW = 20
 
@@ -190,11 +191,11 @@ class _Search:
         checked = self._trial(chosen, confirmed, planned.confirm_batch, 1.0)
         schedule = self._schedule(final, end)
         values = checked.values | {name: values[-1] for name, values in schedule.items()}
-        model = self._deployed(final.network)
+        model = final.deployed()
         cost = sum(trial.cost for trial in [*history, checked]) + self._cost(final.examples)
         augmentation = _augmentation(final)
         averaged = confirmed[2] if augmentation is not None else None
-        notes = _notes(problem, history, checked, chosen, end, averaged)
+        notes = _notes(problem, history, checked, chosen, end, schedule, averaged)
         for note in notes:
             LOG.info("%s", note)
         lml = -confirmed[0][end - 1]
@@ -265,15 +266,6 @@ class _Search:
     ) -> Trial:
         return Trial(self._values(point.tolist()), found[0], batch_size, weight, found[1])
 
-    def _deployed(self, network: nn.Module) -> nn.Module:
-        """Return the network without modules of partnets.hyper, and without a Sequential that was put around it."""
-        wrapped = type(self.problem.network) is nn.Sequential and isinstance(self.problem.network[0], Hyperparameter)
-        if any(isinstance(module, Hyperparameter) for module in network.modules()):
-            network = deployed(network, draws=0, seed=0)
-        while wrapped and isinstance(network, nn.Sequential) and isinstance(network[0], nn.Identity):
-            network = network[1] if len(network) == 2 else network[1:]
-        return network.eval()
-
     @property
     def _identity(self) -> str:
         """Tells this search from others."""
@@ -311,10 +303,22 @@ def _augmentation(final: Training) -> nn.Module | None:
 
 
 def _notes(
-    problem: Problem, history: list[Trial], confirmed: Trial, chosen: Tensor, end: int, averaged: float | None
+    problem: Problem,
+    history: list[Trial],
+    confirmed: Trial,
+    chosen: Tensor,
+    end: int,
+    schedule: dict[str, list[float]],
+    averaged: float | None,
 ) -> list[str]:
     """Return sentences about the limits of a result."""
     notes, unseen = [], sum(problem.chunks.sizes[1:])
+    if problem.starts and learning_steps(problem.steps)[1] < UPDATES:
+        notes.append("Widths of augmentations learn in so few steps only a little, and begin narrow; pass more steps.")
+    for setting in problem.starts:
+        last, before = (schedule[setting.name][-1:-3:-1] * 2)[:2]
+        if abs(last - before) > STILL * (setting.high - setting.low):
+            notes.append(f"{setting.name} still changed by {last - before:+.3g} in the last tenth; pass more steps.")
     if unseen < FEW:
         notes.append(f"{unseen} unseen examples judged the trainings; with so few, the choice is close to a guess.")
     if (name := name_of(problem.loss)) in OTHERS:

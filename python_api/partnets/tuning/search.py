@@ -98,10 +98,12 @@ def plan(
         if member_batch >= least:
             break
     if (settings and member_batch < least) or confirm_batch < least:
-        needed = math.ceil(10 * (1 + 2 * least / batch_size * (members / (1 - JUDGED) if settings else 0.5))) / 10
+        shares = 1 + learning + bool(settings)
+        needed = math.ceil(10 * (1 + shares * least / batch_size * (members / (1 - JUDGED) if settings else 1))) / 10
+        search = f"{members} trainings of the search" if settings else "the training before the final one"
         raise ValueError(
             f"budget={budget:g} with batch_size={batch_size} leaves batches of fewer than {least} examples for"
-            f" {members} trainings of the search; pass a budget of {needed:g} or more, or larger batches."
+            f" {search}; pass a budget of {needed:g} or more, or larger batches."
         )
     return Plan(levels, member_batch, confirm_batch, judging)
 

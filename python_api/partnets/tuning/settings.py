@@ -159,7 +159,7 @@ def _is_direct(module: Hyperparameter, path: str, network: nn.Module) -> bool:
         return _is_direct(module.module, f"{path}.module", network)
     if module.only_in_training or module.hyper_gradient != "direct":
         return False
-    around = [network.get_submodule(path[:i]) for i, letter in enumerate(path) if letter == "."]
+    around = [network, *(network.get_submodule(path[:i]) for i, letter in enumerate(path) if letter == ".")]
     if isinstance(module, Augmentation) and not any(isinstance(parent, Averaged | InTraining) for parent in around):
         kind = type(module).__name__
         raise ValueError(
@@ -283,8 +283,9 @@ def _learned(module: Hyperparameter, path: str) -> list[Setting]:
 def _of_learned(module: Hyperparameter, one: Learned, path: str, name: str, index: int, value: float) -> Setting:
     unit, borders = one.units[index], one.range
     low = borders.low / unit if math.isfinite(borders.low) else 0.0
-    reach = getattr(module, "reach", {}).get(name)
-    high = reach or (borders.high / unit if math.isfinite(borders.high) else FACTOR * value)
+    high = borders.high / unit if math.isfinite(borders.high) else FACTOR * abs(value) or 1.0
+    if reach := getattr(module, "reach", {}).get(name):  # of a width, which may have a sign without a meaning
+        low, high = 0.0, reach
     logarithmic = low > 0 and high / low > 100
     least = low + 1e-4 * (high - low) if not logarithmic else low * 1.001
 

@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.data import Subset
 
 from partnets import optim
 from partnets.convert import partition
-from partnets.data.batch import mean, scores
+from partnets.convert.deploying import deployed
+from partnets.data.batch import is_torchs, mean, scores
 from partnets.data.chunks import draw_k
 from partnets.evaluation.metrics import total_loss
 from partnets.evaluation.running_statistics import fresh_statistics
@@ -28,15 +30,20 @@ from partnets.tuning.problem import Problem
 from partnets.tuning.search import JUDGEMENTS
 from partnets.utils import random_state
 from partnets.utils.modules import evaluating, frozen, to_device, training
+from partnets.utils.targets import token_cross_entropy
 
-# Modules that learn by gradient descent begin after this share of a training, and take one in so many steps.
-FIRST, EVERY = 0.25, 4
+# Modules that learn by gradient descent begin after this share of a training, and take one of each EVERY steps; in a
+# short training more of them, so that they take UPDATES.
+FIRST, EVERY, UPDATES = 0.25, 4, 110
 # Adam's learning rate for them: over a training it adds up to this, in units of unconstrained parameters.
 TRAVEL, RATES = 15.0, (0.02, 0.3)
 # So many copies of each unseen example, each augmented by its own draw, are predicted together.
 COPIES = 4
-# Where in its range the width of an augmentation begins. On digits .2 stayed too narrow where they are rotated.
+# The position in its range at which the width of an augmentation begins; less if it takes fewer than UPDATES. On digits
+# .2 stayed too narrow where they are rotated.
 START = 0.4
+# Examples without augmentation from which statistics of batch normalisation are estimated: at a judgement, at the end.
+ESTIMATED = 512, 2048
 
 
 def due(steps: int, judgements: int = JUDGEMENTS) -> list[int]:
@@ -54,7 +61,19 @@ def learning_cost(problem: Problem) -> float:
     if not problem.direct:
         return 0.0
     # Weights have no gradient, which is a third of a step.
-    return 2 / 3 * _copies(_augmenting(problem.network, problem.direct)) * (1 - FIRST) / EVERY
+    every = learning_steps(problem.steps)[0]
+    return 2 / 3 * _copies(_augmenting(problem.network, problem.direct)) * (1 - FIRST) / every
+
+
+def learning_steps(steps: int) -> tuple[int, int]:
+    """Return after how many steps of a training each step of modules that learn comes, and how many these take.
+
+    Example:
+        >>> learning_steps(1200), learning_steps(100)
+        ((4, 225), (1, 75))
+    """
+    every = max(1, min(EVERY, int((1 - FIRST) * steps / UPDATES)))
+    return every, math.ceil((1 - FIRST) * steps / every)
 
 
 def _augmenting(network: nn.Module, learning: list[Hyperparameter]) -> list[InTraining]:
@@ -139,12 +158,13 @@ class Training:
         self.judge = problem.judge
         self.direct = direct if learns else {}
         self.direct_optimizer = None
+        self.every, updates = learning_steps(steps)
         if self.direct:
-            for start in problem.starts:
-                start.put(self, start.value(START))
-            rate = TRAVEL * EVERY / (steps * (1 - FIRST))
+            self.limits = [self._put_starts(position) for position in (0.0, 1.0)]
+            self._put_starts(START * min(1.0, updates / UPDATES))
             parameters = [parameter.requires_grad_() for parameter in self.direct.values()]
-            self.direct_optimizer = torch.optim.Adam(parameters, lr=min(max(rate, RATES[0]), RATES[1]))
+            rate = min(max(TRAVEL / updates, RATES[0]), RATES[1])
+            self.direct_optimizer = torch.optim.Adam(parameters, lr=rate)
         self.schedule = {name: [p.detach().clone()] for name, p in self.direct.items()}
         self.generator = torch.Generator().manual_seed(seed)
         self.noise: dict | None = None
@@ -173,9 +193,13 @@ class Training:
                 if not self._step():
                     break
                 if self.is_judged and self.done in self.due:
+                    if self.direct:
+                        self.estimate_norms(ESTIMATED[0])
                     self.judged.append(self._nats())
                     for name, parameter in self.direct.items():
                         self.schedule[name].append(parameter.detach().clone())
+            if self.repeated and self.done == self.steps:
+                self.estimate_norms(ESTIMATED[1])
             self.noise = random_state.get_state(device)
 
     def _step(self) -> bool:
@@ -203,8 +227,8 @@ class Training:
             self.schedule = {name: values + values[-1:] * missing for name, values in self.schedule.items()}
             self.done = self.steps
             return False
-        if self.direct and self.done % EVERY == 0 and self.done >= FIRST * self.steps:
-            self._step_direct()
+        if self.direct and self.done % self.every == 0 and self.done >= FIRST * self.steps:
+            self.step_direct()
         return True
 
     def _loss(self, batch: Any) -> Tensor:
@@ -219,7 +243,13 @@ class Training:
             self.optimizer.step()
         return value.detach()
 
-    def _step_direct(self) -> None:
+    def _put_starts(self, position: float) -> list[Tensor]:
+        """Put the widths of augmentations at a position of their ranges, and return all parameters that learn."""
+        for start in self.problem.starts:
+            start.put(self, start.value(position))
+        return [parameter.detach().clone() for parameter in self.direct.values()]
+
+    def step_direct(self) -> None:
         """Step the modules that learn by gradient descent, on unseen data and with fixed weights."""
         k = 2
         if self.partitioned:
@@ -231,15 +261,49 @@ class Training:
         with unseen, frozen(parameters_of(self.optimizer)), evaluating(self.network), training(*self.learning):
             mean(self.judge, *self._averaged(self.network, batch, copies)).backward()
         self.direct_optimizer.step()
+        with torch.no_grad():
+            for parameter, least, most in zip(self.direct.values(), *self.limits, strict=True):
+                # Equal limits are those of a number without a range.
+                parameter.copy_(torch.where(least == most, parameter, parameter.clamp(least, most)))
         self.examples += 2 / 3 * copies * size
 
     def _averaged(self, network: nn.Module, batch: Any, copies: int) -> tuple[Any, Any]:
-        """Return the outputs, each the mean over augmented copies as of hyper.Averaged, and the targets of a batch."""
+        """Return the outputs, each the mean over augmented copies as of hyper.Averaged, and the targets of a batch.
+
+        Outputs that are no tensors, such as those of a loss of the user's, are of one copy.
+        """
         with training(*self.augmenting):
-            output, y = self.problem.forward(network, _copied(batch, copies))
-        if copies > 1 and isinstance(scores(output), Tensor) and isinstance(y, Tensor):
-            return scores(output).unflatten(0, (copies, -1)).mean(0), y.unflatten(0, (copies, -1))[0]
+            output, y = self.problem.forward(network, batch)
+            judge = getattr(self.judge, "func", self.judge)
+            if is_torchs(judge) or judge is token_cross_entropy:
+                output = scores(output)
+            if copies > 1 and isinstance(output, Tensor):
+                rest = [scores(self.problem.forward(network, batch)[0]) for _ in range(copies - 1)]
+                output = torch.stack([output, *rest]).mean(0)
         return output, y
+
+    def estimate_norms(self, examples: int) -> None:
+        """Estimate the running statistics of batch normalisation without augmentation, from training examples.
+
+        Predictions are without augmentation, and statistics of augmented images do not fit them.
+        """
+        norms = [norm for norm in self.network.modules() if isinstance(norm, _NormBase) and norm.training]
+        norms = [norm for norm in norms if norm.running_mean is not None]
+        if not norms or not self.augmenting or self.partitioned:
+            return
+        momenta = [norm.momentum for norm in norms]
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # of all batches the mean
+        size = min(self.problem.batch_size, self.chunks.sizes[0])
+        generator = torch.Generator().manual_seed(self.seed)
+        with torch.no_grad(), evaluating(self.network), training(*norms):
+            for _ in range(math.ceil(examples / size)):
+                batch = to_device(self.chunks.sample_upto(1, size, generator), self.problem.device)
+                self.problem.forward(self.network, batch)
+                self.examples += size / 3
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
 
     def averaged_nats(self, copies: int) -> float:
         """Return the loss of unseen data in nats, if each example is predicted by the mean over augmented copies."""
@@ -281,6 +345,19 @@ class Training:
             return count * self.problem.squared / 2 * math.log(max(found / count, 1e-30))
         return found
 
+    def deployed(self) -> nn.Module:
+        """Return the user's network as trained here, in evaluation mode and without modules of partnets.hyper.
+
+        Raises:
+            ValueError: a module has no counterpart in torch.
+        """
+        network = self.network
+        if any(isinstance(module, Hyperparameter) for module in network.modules()):
+            network = deployed(network, draws=0, seed=0)
+        if self.problem.outside:
+            network = network[self.problem.outside]
+        return network.eval()
+
     def state(self) -> dict:
         """Return the state from which a training continues to the same bits."""
         return {
@@ -305,15 +382,6 @@ class Training:
         self.noise, self.done = state["noise"], state["done"]
         self.judged, self.examples = list(state["judged"]), state["examples"]
         self.schedule = {name: list(values) for name, values in state["schedule"].items()}
-
-
-def _copied(batch: Any, copies: int) -> Any:
-    """Return a batch of so many copies of each example, one after the other."""
-    if isinstance(batch, Tensor):
-        return torch.cat([batch] * copies)
-    if isinstance(batch, Mapping):
-        return {name: _copied(value, copies) for name, value in batch.items()}
-    return type(batch)(_copied(value, copies) for value in batch) if isinstance(batch, tuple | list) else batch
 
 
 def partitioned_optimizer(factory: Any, network: nn.Module) -> torch.optim.Optimizer:

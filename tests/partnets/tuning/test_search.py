@@ -37,6 +37,12 @@ def test_a_budget_that_is_too_small_is_refused_with_one_that_is_not():
     assert plan([setting()], float(str(error.value).split("budget of ")[1].split()[0]), **options)
     with pytest.raises(ValueError, match="batches of fewer than 4 examples"):
         plan([setting()], 2.0, batch_size=16, steps=100, unseen=10, least=4)
+    for settings, learning in (([], 0.5), ([setting()], 0.5), ([], 0.0)):
+        options = {"batch_size": 32, "steps": 300, "unseen": 10, "learning": learning, "least": 4}
+        with pytest.raises(ValueError, match="pass a budget of") as error:
+            plan(settings, 1.05, **options)
+        needed = float(str(error.value).split("budget of ")[1].split()[0])
+        assert plan(settings, needed, **options)
 
 
 def test_the_first_row_of_a_design_is_untuned_and_the_others_grow_heavier():
