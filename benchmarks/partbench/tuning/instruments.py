@@ -26,6 +26,8 @@ RATE = 0.1
 def learned(case: Case, problem: Problem, instrument: str, seed: int) -> tuple[Tensor, float]:
     """Return the learned positions after half the steps of a training, and the number of examples that it took.
 
+    A training that diverges gives the untuned position.
+
     Raises:
         KeyError: the case tunes a learning rate or augmentations.
     """
@@ -57,7 +59,10 @@ def learned(case: Case, problem: Problem, instrument: str, seed: int) -> tuple[T
     options["hyper_optimizer"] = torch.optim.Adam(parameters, lr=RATE)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that dropout should not learn directly
-        trainer(model, chunks, **options).fit(case.steps // 2)
+        try:
+            trainer(model, chunks, **options).fit(case.steps // 2)
+        except FloatingPointError:
+            return torch.tensor([setting.position for setting in problem.settings]), float(case.steps * case.batch_size)
     values = [next(iter(module.values().values())) for module in psi]
     named = zip(problem.settings, values, strict=True)
     positions = [dataclasses.replace(setting, untuned=value).position for setting, value in named]
