@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from partbench.tuning.instruments import INSTRUMENTS, learned
-from partbench.tuning.peers import SEARCHES, Judge, untuned
+from partbench.tuning.peers import SEARCHES, TRIALS, TRIALS_IN_SECONDS, Judge, untuned
 from partbench.tuning.problems import CHOOSING, PROBLEMS, Case
 from partnets.data.batch import scores
 from partnets.evaluation import mean_loss
@@ -83,12 +83,13 @@ def measured(name: str, seed: int, folder: Path | None, methods: list[str], budg
     for method in methods:
         if method.startswith("tune"):
             continue
-        kind, _, batches = method.partition("-")
-        start, judge = time.perf_counter(), Judge(problem, derived(seed, method), bool(batches))
+        kind, _, how = method.partition("-")
+        start, judge = time.perf_counter(), Judge(problem, derived(seed, method), how == "batches")
         if method in INSTRUMENTS:
             positions, judge.examples = learned(case, problem, method, derived(seed, method))
         else:
-            positions = untuned(problem, judge) if method == "untuned" else SEARCHES[kind](problem, judge)
+            trials = TRIALS_IN_SECONDS if how == "seconds" else TRIALS
+            positions = untuned(problem, judge) if method == "untuned" else SEARCHES[kind](problem, judge, trials)
         values = {s.name: s.value(float(p)) for s, p in zip(problem.settings, positions, strict=True)}
         found = refit(problem, positions, case, derived(seed, "final"))
         add(method, found, judge.examples / whole + 1, time.perf_counter() - start, values)
@@ -149,7 +150,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--methods",
         default="untuned,guess,sobol,random,tpe,tpe-batches,tune",
-        help="searches have trials of a ninth of the steps, or with -batches of a ninth of each batch; also direct,"
+        help="searches have trials of a ninth of the steps, with -batches of a ninth of each batch, and with -seconds"
+        " there are 15 of them; also direct,"
         " lookahead and stn, by which regularisers learn in one partitioned training",
     )
     parser.add_argument("--budgets", default="2")

@@ -16,6 +16,8 @@ from partnets.tuning.training import Training
 GUESS = {"dropout": 1 / 3, "weight_decay": 0.5, "label_smoothing": 1 / 6}
 GUESS_OTHERS = 0.2
 TRIALS = 9
+# As many take about the seconds of tune, where a step takes 20 ms or more.
+TRIALS_IN_SECONDS = 15
 
 
 @dataclass
@@ -46,7 +48,7 @@ def untuned(problem: Problem, judge: Judge) -> Tensor:
     return torch.tensor([setting.position for setting in problem.settings])
 
 
-def guess(problem: Problem, judge: Judge) -> Tensor:
+def guess(problem: Problem, judge: Judge, trials: int) -> Tensor:
     """A fixed guess that costs nothing; the learning rate stays as it is."""
     found = []
     for setting in problem.settings:
@@ -55,15 +57,15 @@ def guess(problem: Problem, judge: Judge) -> Tensor:
     return torch.tensor(found)
 
 
-def sobol(problem: Problem, judge: Judge) -> Tensor:
+def sobol(problem: Problem, judge: Judge, trials: int) -> Tensor:
     """The best of an untuned training and Sobol points."""
     engine = torch.quasirandom.SobolEngine(len(problem.settings), scramble=True, seed=judge.seed % 2**31)
-    points = torch.cat([untuned(problem, judge)[None], engine.draw(TRIALS - 1)])
+    points = torch.cat([untuned(problem, judge)[None], engine.draw(trials - 1)])
     return points[int(torch.tensor([judge(point) for point in points]).argmin())]
 
 
 def _optuna(sampler: Callable) -> Callable:
-    def search(problem: Problem, judge: Judge) -> Tensor:
+    def search(problem: Problem, judge: Judge, trials: int) -> Tensor:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -76,7 +78,7 @@ def _optuna(sampler: Callable) -> Callable:
         study = optuna.create_study(sampler=sampler(optuna)(seed=judge.seed % 2**31))
         positions = dict(zip(names, untuned(problem, judge).tolist(), strict=True))
         study.enqueue_trial(positions)
-        study.optimize(objective, n_trials=TRIALS)
+        study.optimize(objective, n_trials=trials)
         return torch.tensor([study.best_params[name] for name in names])
 
     return search
