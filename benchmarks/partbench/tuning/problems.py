@@ -387,6 +387,7 @@ class Attending(nn.Module):
 
 
 TOKENS, LENGTH = 2000, 32
+DROPS = tuple({"dropout": rate} for rate in (0.1, 0.2, 0.35, 0.5, 0.65))
 
 
 @functools.lru_cache
@@ -410,7 +411,7 @@ def _text(seed: int, folder: Path | None, network: Callable[[], nn.Module], opti
     train, test = words(_needed(folder))
     torch.manual_seed(seed)
     parts = windows(train[60_000 * seed :][:30_000]), windows(test[:60_000])
-    return Case(network(), *parts, ["dropout:one", "weight_decay"], steps, 32, optimizer, clip=1.0)
+    return Case(network(), *parts, ["dropout:one", "weight_decay"], steps, 32, optimizer, clip=1.0, known=DROPS)
 
 
 @problem("text-lstm")
@@ -471,4 +472,4 @@ def lora_gpt2(seed: int, folder: Path | None) -> Case:
     text = words(folder)[1][40_000 * seed :]
     rate = functools.partial(torch.optim.AdamW, lr=5e-3, weight_decay=0.0)
     parts = windows(text[:8000]), windows(text[8000:30_000])
-    return Case(network, *parts, ["dropout:one", "weight_decay"], 200, 16, rate, clip=1.0)
+    return Case(network, *parts, ["dropout:one", "weight_decay"], 200, 16, rate, clip=1.0, known=DROPS)
