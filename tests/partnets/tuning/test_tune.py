@@ -93,6 +93,7 @@ def pictures():
     return network, (torch.rand(40, 1, 6, 6), torch.randint(2, (40,)))
 
 
+@pytest.mark.cases(usual=2)
 @pytest.mark.parametrize(
     ("names", "tenths"),
     [
@@ -264,6 +265,7 @@ def test_predictions_by_augmented_copies_are_offered():
         tuned().averaged()
 
 
+@pytest.mark.full
 def test_a_note_says_if_augmented_copies_predict_better():
     images, labels = torch.randn(60, 1, 6, 6), torch.randint(2, (60,))
     noisy = nn.Sequential(nn.Flatten(), nn.Linear(36, 64), nn.ReLU(), nn.Linear(64, 2))
@@ -280,8 +282,8 @@ def test_only_unseen_examples_teach_augmentations():
         changed = images.clone()
         changed[partnets.chunk((images, labels), (0.8, 0.2), seed=3).indices(chunk)] *= -1
         frozen = functools.partial(torch.optim.SGD, lr=0.0)
-        found.append(tuned(network, (changed, labels), [hyper.Affine()], steps=40, optimizer=frozen).schedule)
-    expected = tuned(network, (images, labels), [hyper.Affine()], steps=40, optimizer=frozen).schedule
+        found.append(tuned(network, (changed, labels), [hyper.Affine()], steps=20, optimizer=frozen).schedule)
+    expected = tuned(network, (images, labels), [hyper.Affine()], steps=20, optimizer=frozen).schedule
     assert found[0] == expected and found[1] != expected
 
 
@@ -312,10 +314,11 @@ def test_widths_stay_in_their_ranges():
     network = nn.Sequential(nn.Flatten(), nn.Linear(108, 2))
     data = torch.rand(40, 3, 6, 6), torch.randint(2, (40,))
     jitter = hyper.ColourJitter(saturation=None, hue=None)
-    result = tuned(network, data, [jitter], steps=200, loss=lambda output, y: -output.square().mean().clamp(max=1e3))
+    result = tuned(network, data, [jitter], steps=100, loss=lambda output, y: -output.square().mean().clamp(max=1e3))
     assert max(result.schedule["contrast"] + result.schedule["brightness"]) == pytest.approx(0.7, rel=1e-2)
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("kind", [hyper.Affine, hyper.ImmerAffine])
 def test_widths_begin_positive_and_in_short_trainings_narrow(kind):
     long, short = (tuned(*pictures(), [kind()], steps=steps) for steps in (160, 20))
