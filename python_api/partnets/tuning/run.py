@@ -315,8 +315,8 @@ def _notes(
     notes, unseen = [], sum(problem.chunks.sizes[1:])
     if problem.starts and learning_steps(problem.steps)[1] < UPDATES:
         notes.append("Widths of augmentations learn in so few steps only a little, and begin narrow; pass more steps.")
-    for setting in problem.starts:
-        last, before = (schedule[setting.name][-1:-3:-1] * 2)[:2]
+    for setting in (start for start in problem.starts if start.name in schedule):
+        before, last = schedule[setting.name][-2:]
         if abs(last - before) > STILL * (setting.high - setting.low):
             notes.append(f"{setting.name} still changed by {last - before:+.3g} in the last tenth; pass more steps.")
     if unseen < FEW:

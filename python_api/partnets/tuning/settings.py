@@ -120,12 +120,13 @@ def find_settings(
     for each in hyper:
         if isinstance(each, str):
             settings += _named(each, network, front, loss, optimizer, steps)
-        elif _is_direct(each, paths[each], network):
-            inner = each.module if isinstance(each, InTraining) else each
-            direct.append(inner)
-            starts += _learned(inner, paths[inner]) if isinstance(inner, Augmentation) else []
+            continue
+        module = each.module if isinstance(each, InTraining) else each
+        if _is_direct(module, paths[module], network):
+            direct.append(module)
+            starts += _learned(module, paths[module]) if isinstance(module, Augmentation) else []
         else:
-            settings += _learned(each, paths[each])
+            settings += _learned(module, paths[module])
     return network, settings, direct, starts
 
 
@@ -155,8 +156,6 @@ def _is_direct(module: Hyperparameter, path: str, network: nn.Module) -> bool:
     Raises:
         ValueError: it is an augmentation that acts in prediction on a single copy.
     """
-    if isinstance(module, InTraining):
-        return _is_direct(module.module, f"{path}.module", network)
     if module.only_in_training or module.hyper_gradient != "direct":
         return False
     around = [network, *(network.get_submodule(path[:i]) for i, letter in enumerate(path) if letter == ".")]
@@ -272,8 +271,8 @@ def _learned(module: Hyperparameter, path: str) -> list[Setting]:
     for inner, one in module.named_modules():
         if isinstance(one, Learned):
             at = ".".join(part for part in (path, inner) if part)
-            present = one.values(inner.rpartition(".")[2] or "value")
-            for index, (name, value) in enumerate(present.items()):
+            # Names are those of module.values().
+            for index, (name, value) in enumerate(one.values(inner).items()):
                 settings.append(_of_learned(module, one, at, name, index, value))
     if not settings:
         raise ValueError(f"hyper has a {type(module).__name__} without numbers; keep them in hyper.Learned.")

@@ -81,6 +81,10 @@ def _augmenting(network: nn.Module, learning: list[Hyperparameter]) -> list[InTr
     return [module for module in network.modules() if isinstance(module, InTraining) and module.module in learning]
 
 
+def _kept(parameter: nn.Parameter) -> Tensor:
+    return parameter.detach().to("cpu", copy=True)
+
+
 def _copies(augmenting: list[InTraining]) -> int:
     return COPIES if augmenting else 1
 
@@ -165,7 +169,8 @@ class Training:
             parameters = [parameter.requires_grad_() for parameter in self.direct.values()]
             rate = min(max(TRAVEL / updates, RATES[0]), RATES[1])
             self.direct_optimizer = torch.optim.Adam(parameters, lr=rate)
-        self.schedule = {name: [p.detach().clone()] for name, p in self.direct.items()}
+        # On the CPU, as a file of an interrupted search gives it back.
+        self.schedule = {name: [_kept(parameter)] for name, parameter in self.direct.items()}
         self.generator = torch.Generator().manual_seed(seed)
         self.noise: dict | None = None
 
@@ -197,7 +202,7 @@ class Training:
                         self.estimate_norms(ESTIMATED[0])
                     self.judged.append(self._nats())
                     for name, parameter in self.direct.items():
-                        self.schedule[name].append(parameter.detach().clone())
+                        self.schedule[name].append(_kept(parameter))
             if self.repeated and self.done == self.steps:
                 self.estimate_norms(ESTIMATED[1])
             self.noise = random_state.get_state(device)
@@ -228,7 +233,7 @@ class Training:
             self.done = self.steps
             return False
         if self.direct and self.done % self.every == 0 and self.done >= FIRST * self.steps:
-            self.step_direct()
+            self._step_direct()
         return True
 
     def _loss(self, batch: Any) -> Tensor:
@@ -249,7 +254,7 @@ class Training:
             start.put(self, start.value(position))
         return [parameter.detach().clone() for parameter in self.direct.values()]
 
-    def step_direct(self) -> None:
+    def _step_direct(self) -> None:
         """Step the modules that learn by gradient descent, on unseen data and with fixed weights."""
         k = 2
         if self.partitioned:

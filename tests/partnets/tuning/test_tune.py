@@ -343,6 +343,22 @@ class Reversed(nn.Sequential):
         return super().forward(x.flip(3))
 
 
+class Shifts(hyper.augmentation.Augmentation):
+    """Keeps its width in a module inside."""
+
+    def __init__(self):
+        super().__init__({"shift": 0.1})
+        self.inner = nn.ModuleDict({"shift": hyper.Learned(0.1, hyper.positive)})
+
+    def transform(self, x, draws):
+        return x + self.inner["shift"](x) * draws[:, :, None, None]
+
+
+def test_the_width_of_an_augmentation_may_be_anywhere_inside():
+    result = tuned(*pictures(), [Shifts(), "dropout"], steps=4)
+    assert set(result.schedule) == {"inner.shift"} and result.values["inner.shift"] > 0
+
+
 def test_only_modules_that_tune_has_put_there_are_taken_off():
     network, data = pictures()
     result = tuned(Reversed(nn.Identity(), *network), data, [hyper.Affine()], steps=4)
