@@ -30,6 +30,7 @@ def test_a_problem_is_measured_once_and_tabulated(tmp_path, monkeypatch, capsys)
     command.main([*options, "--methods", "untuned,guess"])
     assert len(json.loads((tmp_path / "found.json").read_text())) == len(records)
     assert "| tiny |" in capsys.readouterr().out
+    assert torch.tensor(1e-45) * 1 != 0, "a command that was called left subnormal numbers flushed to 0"
 
 
 def test_the_table_divides_by_what_tuning_gains():

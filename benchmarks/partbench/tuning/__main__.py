@@ -161,7 +161,6 @@ def main(arguments: list[str] | None = None) -> int:
     names = judging if given.problems in (None, "judging") else given.problems.split(",")
     seeds, budgets = [int(seed) for seed in given.seeds.split(",")], [float(b) for b in given.budgets.split(",")]
     records = json.loads(given.out.read_text()) if given.out.exists() else []
-    torch.set_flush_denormal(True)
     for name in names:
         known = {(r["problem"], r.get("seed"), r["method"]) for r in records}
         for seed in seeds:
@@ -204,4 +203,5 @@ def table(records: list[dict]) -> str:
 
 
 if __name__ == "__main__":
+    torch.set_flush_denormal(True)
     sys.exit(main())
