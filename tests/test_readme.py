@@ -15,7 +15,7 @@ PAGES = {
     "docs/numpy.md": (1, "partition", "Partition"),
     "docs/nested.md": (1, "small", "Sequential"),
     "docs/tutorial.md": (9, "deployed", "GraphModule"),
-    "docs/data.md": (5, "history", "History"),
+    "docs/data.md": (6, "history", "History"),
     "docs/training.md": (8, "history", "History"),
     "docs/layers.md": (3, "model", "Centred"),
     "docs/stn.md": (2, "history", "History"),

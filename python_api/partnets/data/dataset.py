@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
 
 import torch
 from torch import Generator, Tensor
 
 from partkernels.arguments import check_seed
+from partnets.data import folders
+from partnets.data.splitting import stratified
 from partnets.hyper.affine import GENERATORS
 from partnets.hyper.warp import warp
 
@@ -31,6 +36,7 @@ class Data:
         mean, std: of each channel or feature over the training set, for images in units of [0, 1]. Subsets and
             rotated versions keep those of the whole, upright set.
         angles: by which each training image was rotated, in radians; None if none was.
+        names: of the classes, in the order of their labels; empty if they have none.
 
     Example:
         >>> images, labels = torch.zeros(6, 1, 4, 4, dtype=torch.uint8), torch.arange(6) % 2
@@ -46,6 +52,82 @@ class Data:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     angles: Tensor | None = None
+    names: tuple[str, ...] = ()
+
+    @classmethod
+    def from_folder(
+        cls, root: str | PathLike, size: int | tuple[int, int] | None = None, *, test: float = 0.2, seed: int = 0
+    ) -> Data:
+        """Read images of your own from a folder with one folder for each class. Needs torchvision.
+
+        Classes are numbered in the order of their names, as by torchvision's ImageFolder, and files turned upright by
+        their EXIF orientation. All are kept in memory.
+
+        Args:
+            root: has a folder for each class, or train and test (or val, valid, validation) with such folders.
+            size: height and width, or both in one number, to which images are scaled and cropped around their middle;
+                None if they are alike.
+            test: the share of each class to test on, of a folder without a test part.
+            seed: an int in [0, 2**63), of that split.
+
+        Returns:
+            Images uint8 [n, 3, height, width], or [n, 1, height, width] if all files are grey.
+
+        Raises:
+            ImportError: torchvision is not installed.
+            FileNotFoundError: there is no such folder, or a class has no image.
+            ValueError: a file is damaged or has more than 8 bits a channel; sizes differ and size is None; a class is
+                in the test part alone.
+
+        Example:
+            >>> import pathlib, tempfile
+            >>> from PIL import Image
+            >>> with tempfile.TemporaryDirectory() as root:
+            ...     for path in (pathlib.Path(root, kind, f"{i}.png") for kind in ("cat", "dog") for i in range(5)):
+            ...         path.parent.mkdir(exist_ok=True)
+            ...         Image.new("RGB", (12, 8)).save(path)
+            ...     data = Data.from_folder(root, size=8)
+            >>> data.train[0].shape, len(data.test[0]), data.names
+            (torch.Size([8, 3, 8, 8]), 2, ('cat', 'dog'))
+        """
+        check_seed("seed", seed)
+        files = folders.find(Path(root), test, seed)
+        train, tested = folders.decode([files.train, files.test], size)
+        name = Path(root).resolve().name
+        return cls(name, train, tested, len(files.classes), *moments(train[0]), names=tuple(files.classes))
+
+    @classmethod
+    def from_arrays(cls, train: Sequence, test: Sequence | float = 0.2, *, name: str = "arrays", seed: int = 0) -> Data:
+        """Take images or features and labels from NumPy arrays, tensors or lists.
+
+        Args:
+            train: (x, y): images [n, channels, height, width] or [n, height, width], uint8 in 0..255 or floats in
+                [0, 1], or features [n, features]; and labels [n], whole numbers from 0.
+            test: (x, y) likewise, or the share of each class that is split off at random.
+            name: of the data.
+            seed: an int in [0, 2**63), of that split.
+
+        Raises:
+            TypeError: labels are no whole numbers; for a regression pass (x, y) to partnets.chunk or tune.
+            ValueError: shapes do not fit, x has NaN or infinite numbers, or a label is negative.
+
+        Example:
+            >>> Data.from_arrays((torch.rand(10, 8, 8), [0, 1] * 5))
+            Data(arrays: 8 examples to train and 2 to test, [1, 8, 8] of float32, 2 classes)
+        """
+        check_seed("seed", seed)
+        x, y = _pair("train", train)
+        if isinstance(test, float):
+            if not 0 < test < 1:
+                raise ValueError(f"test={test}; pass a share between 0 and 1, or (x, y).")
+            parts = stratified(y.unique(return_inverse=True)[1], (1 - test, test), Generator().manual_seed(seed))
+            pairs = (x[parts == 0], y[parts == 0]), (x[parts == 1], y[parts == 1])
+        else:
+            pairs = (x, y), _pair("test", test)
+        if not len(pairs[0][0]) or not len(pairs[1][0]) or pairs[0][0].shape[1:] != pairs[1][0].shape[1:]:
+            shapes = " and ".join(str(list(x.shape)) for x, _ in pairs)
+            raise ValueError(f"x to train and to test are {shapes}; pass examples of one shape for both.")
+        return cls(name, *pairs, 1 + int(max(y.max() for _, y in pairs)), *moments(pairs[0][0]))
 
     def subset(self, n: int, seed: int = 0) -> Data:
         """n training examples at random, and all test examples; with the same seed, smaller subsets lie in larger ones.
@@ -109,6 +191,30 @@ class Data:
             f"Data({self.name}: {len(x)} examples to train and {len(self.test[0])} to test, {list(x.shape[1:])} of"
             f" {str(x.dtype).removeprefix('torch.')}, {self.classes} classes)"
         )
+
+
+def _pair(what: str, pair: Sequence) -> tuple[Tensor, Tensor]:
+    """Return x, in float32 or uint8, and labels in int64."""
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise TypeError(f"{what} is a {type(pair).__name__}; pass (x, y), images or features and labels.")
+    x, y = (torch.as_tensor(part).detach().cpu() for part in pair)
+    x = x[:, None] if x.dim() == 3 else x
+    if x.dim() == 4 and x.dtype != torch.uint8 and not x.is_floating_point():
+        kind = str(x.dtype).removeprefix("torch.")
+        raise TypeError(f"{what} has images of {kind}; pass uint8 in 0..255, or floats in [0, 1].")
+    x = x if x.dtype == torch.uint8 else x.float()
+    if y.is_floating_point():
+        raise TypeError(f"{what} has labels of {str(y.dtype).removeprefix('torch.')}; pass whole numbers from 0.")
+    if x.dim() not in (2, 4) or y.shape != x.shape[:1] or not len(x):
+        raise ValueError(
+            f"{what} has x of shape {list(x.shape)} and y of {list(y.shape)}; pass images [n, channels, height, width]"
+            " or [n, height, width], or features [n, features], and labels [n]."
+        )
+    if x.dim() == 4 and x.shape[3] in (1, 3, 4) and x.shape[1] not in (1, 3, 4):
+        raise ValueError(f"{what} has images {list(x.shape)}, with channels last; pass x.transpose(0, 3, 1, 2).")
+    if not bool(x.isfinite().all()) or int(y.min()) < 0:
+        raise ValueError(f"{what} has {'a negative label' if int(y.min()) < 0 else 'NaN or infinite numbers'}.")
+    return x, y.long()
 
 
 def moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

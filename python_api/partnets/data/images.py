@@ -19,6 +19,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from partnets.data.dataset import Data, moments
+from partnets.data.folders import import_torchvision
 
 # CIFAR-10's, rounded as in published code for the rotated data sets.
 MEAN = (125.3 / 255, 123.0 / 255, 113.9 / 255)
@@ -108,7 +109,7 @@ def cifar10(root: str | PathLike) -> Data:
         Traceback (most recent call last):
         FileNotFoundError: there is no nowhere/cifar-10-batches-py/data_batch_1, and no nowhere/data_batch_1; expected a file of cifar-10-python.tar.gz, unpacked. Nothing is downloaded: put the official files there, or pass the folder that holds them as root.
     """  # noqa: E501, a message is one line
-    datasets = _torchvision("datasets")
+    datasets = import_torchvision("datasets")
 
     class Files(datasets.CIFAR10):
         base_folder = ""  # so root is the folder of the files
@@ -150,7 +151,7 @@ def tiny_imagenet(root: str | PathLike) -> Data:
         Traceback (most recent call last):
         FileNotFoundError: there is no nowhere/wnids.txt, and no nowhere/tiny-imagenet-200/wnids.txt; expected a WordNet id a line. Nothing is downloaded: put the official files there, or pass the folder that holds them as root.
     """  # noqa: E501, a message is one line
-    folders, pillow = _torchvision("datasets.folder"), import_module("PIL.Image")
+    folders, pillow = import_torchvision("datasets.folder"), import_module("PIL.Image")
     wnids_path = _find(root, ["wnids.txt", "tiny-imagenet-200/wnids.txt"], WNIDS)
     folder, wnids = wnids_path.parent, _text(wnids_path, WNIDS).split()
     if not wnids or len(set(wnids)) < len(wnids):
@@ -203,14 +204,6 @@ def _check_size(path: Path, most: int, expected: str) -> None:
 def _text(path: Path, expected: str) -> str:
     _check_size(path, LARGEST_LIST, expected)
     return path.read_text(errors="replace")
-
-
-def _torchvision(module: str):
-    try:
-        return import_module(f"torchvision.{module}")
-    except (ImportError, RuntimeError) as error:  # the latter where it was built for another PyTorch
-        cure = f"pip install the torchvision that belongs to PyTorch {torch.__version__}"
-        raise ImportError(f"torchvision, which reads these files, cannot be imported ({error}); {cure}.") from error
 
 
 def _find(root: str | PathLike, names: Sequence[str], expected: str) -> Path:

@@ -251,7 +251,7 @@ def test_a_torchvision_of_another_pytorch_is_told(tmp_path, monkeypatch):
     def import_module(name):
         raise RuntimeError("operator torchvision::nms does not exist")
 
-    monkeypatch.setattr("partnets.data.images.import_module", import_module)
+    monkeypatch.setattr("partnets.data.folders.import_module", import_module)
     with pytest.raises(ImportError, match=r"\(operator .* does not exist\); .* belongs to PyTorch \d"):
         cifar10(tmp_path)
 

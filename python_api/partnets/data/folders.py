@@ -1,0 +1,153 @@
+"""Folders of images of the user's own: one folder for each class, as torchvision's ImageFolder has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Generator, Tensor
+from tqdm import tqdm
+
+from partnets.data.splitting import stratified
+
+TRAIN, TEST = "train", ("test", "val", "valid", "validation")
+EXPECTED = "a folder with a folder of images for each class, or with two such folders, train and test"
+# Pillow's modes of grey images, and of more than 8 bits, which it would clip to white.
+GREY, DEEP = ("1", "L", "LA"), ("I", "F")
+ORIENTATION, TURNED = 0x0112, (5, 6, 7, 8)
+
+
+class Files(NamedTuple):
+    """The images of a folder: (path, label) of each to train and to test, and the names of the classes."""
+
+    train: list[tuple[str, int]]
+    test: list[tuple[str, int]]
+    classes: list[str]
+
+
+def find(root: Path, test: float, seed: int) -> Files:
+    """Find the images of a folder; of one without a test part, each class is split at random.
+
+    Raises:
+        FileNotFoundError: the folder, its classes or the images of a class are missing.
+        ValueError: a class is in the test part alone, or a part would be empty.
+    """
+    reader = import_torchvision("datasets.folder")
+    if not root.is_dir():
+        raise FileNotFoundError(f"there is no folder {root}; pass {EXPECTED}.")
+    tested = next((root / name for name in TEST if (root / name).is_dir()), None)
+    if not (root / TRAIN).is_dir() or tested is None:
+        whole = root / TRAIN if (root / TRAIN).is_dir() else root
+        labels = _labels(reader, whole)
+        return Files(*_split(_listed(reader, whole, labels), test, seed), list(labels))
+    labels, others = _labels(reader, root / TRAIN), _labels(reader, tested)
+    if strange := sorted(others.keys() - labels.keys()):
+        raise ValueError(
+            f"{tested} has the classes {', '.join(strange)}, and {root / TRAIN} does not; name them alike."
+        )
+    of_test = {name: label for name, label in labels.items() if name in others}
+    return Files(_listed(reader, root / TRAIN, labels), _listed(reader, tested, of_test), list(labels))
+
+
+def _labels(reader: ModuleType, root: Path) -> dict[str, int]:
+    try:
+        return reader.find_classes(str(root))[1]
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{root} has no folders; pass {EXPECTED}.") from error
+
+
+def _listed(reader: ModuleType, root: Path, labels: dict[str, int]) -> list[tuple[str, int]]:
+    found = reader.make_dataset(str(root), labels, reader.IMG_EXTENSIONS)
+    # torchvision looks into all folders below: a split of another name would pass as classes.
+    for name, label in labels.items():
+        below = {Path(path).relative_to(root / name).parts[0] for path, of in found if of == label}
+        if len(below) > 1 and all((root / name / each).is_dir() for each in below):
+            raise ValueError(f"{root / name} has folders and no images; pass {EXPECTED}.")
+    return found
+
+
+def _split(files: list[tuple[str, int]], test: float, seed: int) -> tuple[list, list]:
+    if not 0 < test < 1:
+        raise ValueError(f"test={test}; pass the share of the images to test on, between 0 and 1.")
+    labels = torch.tensor([label for _, label in files], device="cpu")
+    parts = stratified(labels, (1 - test, test), Generator().manual_seed(seed)).tolist()
+    train, tested = ([file for file, part in zip(files, parts, strict=True) if part == which] for which in (0, 1))
+    if not train or not tested:
+        raise ValueError(f"test={test} leaves no image of {len(files)} to {'test' if train else 'train'}; add images.")
+    return train, tested
+
+
+def decode(parts: Sequence[list[tuple[str, int]]], size: int | tuple[int, int] | None) -> list[tuple[Tensor, Tensor]]:
+    """Decode the images of each part; all have one channel if all are grey, and otherwise three.
+
+    Args:
+        parts: (path, label) of each image.
+        size: height and width to which images are scaled and cropped; None if they are alike.
+
+    Returns:
+        For each part images uint8 [n, channels, height, width] and labels int64 [n].
+
+    Raises:
+        ValueError: an image is damaged, has more than 8 bits, or another size than the first one and size is None.
+    """
+    height_width = (size, size) if isinstance(size, int) else size
+    if height_width is not None and (len(height_width) != 2 or min(height_width) < 1):
+        raise ValueError(f"size={size}; pass a positive int, or height and width.")
+    first, grey = height_width, True
+    for path, _ in (file for part in parts for file in part):
+        found, mode = _header(path)
+        grey &= mode in GREY
+        if height_width is None and found != (first := first or found):
+            raise ValueError(
+                f"{path} is an image of {found[0]}x{found[1]}, and {parts[0][0][0]} of {first[0]}x{first[1]}; pass"
+                " size=, to which images are scaled and cropped."
+            )
+    return [_decoded(part, first, "L" if grey else "RGB") for part in parts]
+
+
+def _header(path: str) -> tuple[tuple[int, int], str]:
+    """Return height, width and Pillow's mode of an image, of which nothing is decoded."""
+    with _opened(path) as image:
+        mode, (width, height) = image.mode, image.size
+        turned = image.getexif().get(ORIENTATION) in TURNED
+    if mode.startswith(DEEP):
+        raise ValueError(f"{path} has more than 8 bits a channel (mode {mode}); convert it to 8 bits.")
+    return ((width, height) if turned else (height, width)), mode
+
+
+def _decoded(files: list[tuple[str, int]], size: tuple[int, int], channels: str) -> tuple[Tensor, Tensor]:
+    pillow = import_module("PIL.ImageOps")
+    images = torch.empty(len(files), len(channels), *size, dtype=torch.uint8, device="cpu")
+    for image, (path, _) in zip(images.numpy(), tqdm(files, unit=" images", disable=None), strict=True):
+        with _opened(path) as picture:
+            upright = pillow.exif_transpose(picture).convert(channels)
+        for channel, band in zip(image, pillow.fit(upright, size[::-1]).split(), strict=True):
+            channel[:] = band
+    return images, torch.tensor([label for _, label in files], device="cpu")
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[Any]:
+    try:
+        with import_module("PIL.Image").open(path) as image:
+            yield image
+    except Exception as error:  # Pillow's are of many types
+        raise ValueError(f"{path} cannot be decoded ({error}); delete or replace it.") from error
+
+
+def import_torchvision(module: str) -> ModuleType:
+    """Import a module of torchvision.
+
+    Raises:
+        ImportError: it is not installed, or was built for another PyTorch.
+    """
+    try:
+        return import_module(f"torchvision.{module}")
+    except (ImportError, RuntimeError) as error:  # the latter where it was built for another PyTorch
+        cure = f"pip install the torchvision that belongs to PyTorch {torch.__version__}"
+        raise ImportError(f"torchvision, which reads these files, cannot be imported ({error}); {cure}.") from error
