@@ -184,7 +184,11 @@ def warn_of_unused_losses(model: nn.Module, hyper: dict[str, nn.Module], loss: b
     What is to learn is left out, since its gradient tells; but for what acts on inputs as well, and has one.
     """
     acting = ((path, module) for path, module in model.named_modules() if getattr(module, "acts_in_loss", False))
-    unused = [path or "the model" for path, module in acting if path not in hyper or module.acts_on_inputs]
+    unused = [
+        f"{type(module).__name__} ({path})" if path else "the model"
+        for path, module in acting
+        if path not in hyper or module.acts_on_inputs
+    ]
     if unused and not getattr(loss, "acts_in_loss", False):
         warnings.warn(
             f"{', '.join(unused)} acts in the training loss alone, and the loss is another one: pass it as loss= (of"

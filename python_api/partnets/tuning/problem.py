@@ -7,13 +7,15 @@ import functools
 import hashlib
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from partnets.data.batch import Forward, Loss, call, mean, scores
@@ -21,16 +23,18 @@ from partnets.data.chunks import Chunks, chunk
 from partnets.data.dataset import Data
 from partnets.data.examples import Collate, as_dataset, collated
 from partnets.hyper import Hyperparameter, hyperparameters
+from partnets.nn.partitioned import partitioned_layers
 from partnets.training.start import warn_of_unused_losses
 from partnets.training.step import check_clip, parameters_of
 from partnets.tuning.settings import Setting, check_names, find_settings
 from partnets.utils.checks import check_at_least
-from partnets.utils.likelihood import SQUARED, check_mean, name_of, plain
+from partnets.utils.likelihood import BINARY_OF_LOGITS, SQUARED, check_mean, name_of, plain
 from partnets.utils.modules import device_of, evaluating, to_device
 from partnets.utils.random_state import preserved
-from partnets.utils.targets import check_targets, token_cross_entropy, tried
+from partnets.utils.targets import check_range, check_targets, token_cross_entropy, tried
 
 Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+Scheduler = Callable[[torch.optim.Optimizer], LRScheduler]
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Problem:
         starts: the numbers of augmentations among them.
         loss: of training, in which settings of the loss are put.
         optimizer: makes an optimizer of a list of parameters.
+        scheduler: makes a scheduler of an optimizer, which is stepped after each step; or None.
         chunks: D_1, ..., D_C.
         everything: all examples as a single chunk.
         steps, batch_size: of an ordinary training.
@@ -63,6 +68,7 @@ class Problem:
     starts: list[Setting]
     loss: Loss
     optimizer: Optimizer
+    scheduler: Scheduler | None
     chunks: Chunks
     everything: Chunks
     steps: int
@@ -88,11 +94,14 @@ def make_problem(
     steps: int,
     batch_size: int,
     optimizer: Optimizer,
+    scheduler: Scheduler | None = None,
     loss: Loss | None = None,
     proportions: Sequence[float] = (0.8, 0.2),
     clip: float | None = None,
     device: torch.device | str | None = None,
     seed: int = 0,
+    groups: Any = None,
+    stratify: Any = None,
     collate: Collate | None = None,
     forward: Forward = call,
 ) -> Problem:
@@ -106,22 +115,32 @@ def make_problem(
     """
     check_at_least(1, steps=steps, batch_size=batch_size)
     check_clip(clip)
-    if not isinstance(network, nn.Module):
-        raise TypeError(f"network is a {type(network).__name__}; pass a torch module.")
+    _check_network(network)
     check_function("optimizer", optimizer, "a list of parameters, such as functools.partial(torch.optim.Adam, lr=1e-3)")
     check_function("forward", forward, "the network and a batch, which returns outputs and targets")
     if loss is not None:
         check_function("loss", loss, "outputs and targets, such as torch.nn.CrossEntropyLoss()")
+    if collate is not None:
+        check_function("collate", collate, "a list of examples, which returns a batch")
+    if isinstance(loss, nn.Module) and (own := [p for p in loss.parameters() if p.requires_grad]):
+        missing = len(set(own) - set(network.parameters()))
+        if missing:
+            raise ValueError(
+                f"the loss has {missing} parameters that are not in the network, which nothing would train; put the"
+                " module in the network, or call requires_grad_(False)."
+            )
     dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.get_default_dtype())
     dataset, options = as_data(data, dtype), {} if collate is None else {"collate": collate}
-    chunks = chunk(dataset, proportions, seed=seed, **options)
+    chunks = chunk(dataset, proportions, seed=seed, groups=groups, stratify=stratify, **options)
     if chunks.count < 2:
         raise ValueError(f"proportions={tuple(proportions)}; pass two or more: data that are not seen judge the rest.")
-    device = device_of(network) if device is None else torch.device(device)
-    batch = chunks.sample(1, min(batch_size, 32), torch.Generator().manual_seed(0))
-    copied = copy.deepcopy(network)
+    device = _usable(device_of(network) if device is None else device)
+    copied = _copied(network)
     with preserved(device):
-        targets = dataset.tensors[-1] if isinstance(dataset, TensorDataset) else None
+        generator = torch.Generator().manual_seed(0)
+        batch = chunks.sample(1, min(batch_size, 32), generator)
+        tensors = dataset.tensors if isinstance(dataset, TensorDataset) else ()
+        targets = tensors[-1] if tensors and forward is call else lambda: _some_targets(copied, chunks, forward, device)
         loss, y = checked_loss(copied, batch, forward, device, loss, targets)
         _check_finite(copied, chunks, forward, device, loss)
         psi = set(hyperparameters(copied))
@@ -133,6 +152,14 @@ def make_problem(
         made = optimizer(given)
     if not isinstance(made, torch.optim.Optimizer):
         raise TypeError(f"optimizer returned a {type(made).__name__}; return a torch.optim.Optimizer.")
+    if scheduler is not None:
+        check_function("scheduler", scheduler, "an optimizer, which returns a scheduler")
+        schedule = scheduler(optimizer(given))
+        if not isinstance(schedule, LRScheduler) or isinstance(schedule, ReduceLROnPlateau):
+            raise TypeError(
+                f"scheduler returned a {type(schedule).__name__}; return one that steps without a loss, such as"
+                " torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)."
+            )
     closure = inspect.signature(made.step).parameters.get("closure")
     if closure and closure.default is closure.empty:
         raise ValueError(f"step of {type(made).__name__} needs a closure; pass an optimizer that needs no closure.")
@@ -146,19 +173,20 @@ def make_problem(
     warn_of_unused_losses(wrapped, {}, loss)
     still = [path for path, module in wrapped.named_modules() if network.training and not module.training]
     everything = chunk(dataset, (1.0,), seed=seed, **options)
-    groups = [{name: value for name, value in group.items() if name != "params"} for group in made.param_groups]
+    states = [{name: value for name, value in group.items() if name != "params"} for group in made.param_groups]
     parts = [
-        *(chunks.fingerprint, steps, batch_size, clip, proportions, type(made).__name__, groups, repr(wrapped)),
+        *(chunks.fingerprint, steps, batch_size, clip, proportions, type(made).__name__, states, repr(wrapped)),
         *[[(one.name, one.low, one.high, one.untuned) for one in some] for some in (settings, starts)],
         [path for path, module in wrapped.named_modules() if module in direct],
-        *(_told(loss), _told(forward)),
+        [_attributes(module) for module in wrapped.modules()],
+        *(_told(loss), _told(forward), _told(scheduler)),
     ]
-    identity = _digest(parts, wrapped, loss)
+    identity = _digest(parts, *_states(wrapped, loss), *tensors, y)
     outside = 0 if wrapped is network else len(wrapped) - 1
     squared = y[0].numel() if name_of(loss) in SQUARED else 0
     return Problem(
-        *(wrapped, outside, settings, direct, starts, loss, optimizer, chunks, everything, steps, batch_size, forward),
-        *(device, clip, squared, still, identity),
+        *(wrapped, outside, settings, direct, starts, loss, optimizer, scheduler, chunks, everything, steps),
+        *(batch_size, forward, device, clip, squared, still, identity),
     )
 
 
@@ -194,25 +222,106 @@ def _check_finite(network: nn.Module, chunks: Chunks, forward: Forward, device: 
         )
 
 
+def _check_network(network: Any) -> None:
+    """Raise an error if something is no network that trainings can copy, or if gradients are off."""
+    if not isinstance(network, nn.Module):
+        raise TypeError(f"network is a {type(network).__name__}; pass a torch module.")
+    if isinstance(network, torch.jit.ScriptModule):
+        raise TypeError("network is compiled by torch.jit; pass the module from which it was made.")
+    if any(True for _ in partitioned_layers(network)):
+        raise ValueError(
+            "network is partitioned; pass the plain one, with proportions=(0.8, 0.1, 0.1) to have it partitioned here."
+        )
+    if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        raise RuntimeError("gradients are disabled here; call tune outside of torch.no_grad() and inference_mode().")
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        raise RuntimeError(
+            "tune is called within torch.autocast, whose copies of weights would serve all trainings; call it outside,"
+            " and use autocast in forward=."
+        )
+    if any(tensor.is_meta for tensor in (*network.parameters(), *network.buffers())):
+        raise ValueError("network has parameters on the meta device, without numbers; call to_empty and initialise it.")
+
+
+def _copied(network: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(network)
+    except Exception as error:  # of whatever it holds
+        raise ValueError(
+            f"network cannot be copied, and each training has a copy: {error}. Leave out of it what copy.deepcopy does"
+            " not take: locks, generators, outputs that it keeps; in place of torch.nn.utils.weight_norm use that of"
+            " torch.nn.utils.parametrizations."
+        ) from error
+
+
+def _usable(device: torch.device | str) -> torch.device:
+    try:
+        device = torch.device(device)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise ValueError(f"device={device!r} cannot be used here: {error}") from error
+    if device.type == "meta":
+        raise ValueError("device='meta' has no numbers to train; pass 'cpu' or a device of this machine.")
+    return device
+
+
+def _some_targets(network: nn.Module, chunks: Chunks, forward: Forward, device: torch.device) -> Tensor:
+    """Return the targets of up to 512 examples: those of one batch may be zeros and ones by chance."""
+    places = torch.linspace(0, len(chunks.order) - 1, min(512, len(chunks.order)), device="cpu").long()
+    found = []
+    with torch.no_grad(), evaluating(network):
+        for part in chunks.order[places].split(32):
+            batch = to_device(collated(chunks.dataset, part, chunks.collate), device)
+            found.append(forward(network, batch)[1])
+    return torch.cat(found)
+
+
 def _told(function: Any) -> str:
-    """Return a text that differs between functions, without addresses in memory."""
+    """Return a text that differs between functions and what they refer to, without addresses in memory."""
     if isinstance(function, functools.partial):
-        return f"{_told(function.func)}, {function.args}, {function.keywords}"
+        return f"{_told(function.func)}, {_plain(function.args)}, {_plain(function.keywords)}"
     if isinstance(function, nn.Module):
         return repr(function)
     code = getattr(function, "__code__", None)
-    plain = [each for each in code.co_consts if not hasattr(each, "co_code")] if code else []
-    return f"{getattr(function, '__qualname__', type(function).__name__)} {code and code.co_code.hex()} {plain}"
+    constants = [each for each in code.co_consts if not hasattr(each, "co_code")] if code else []
+    cells = [_plain(cell.cell_contents) for cell in getattr(function, "__closure__", None) or ()]
+    defaults = _plain(getattr(function, "__defaults__", None)), _plain(getattr(function, "__kwdefaults__", None))
+    name = getattr(function, "__qualname__", type(function).__name__)
+    return f"{name} {code and code.co_code.hex()} {constants} {cells} {defaults}"
 
 
-def _digest(parts: list, *holders: Any) -> str:
-    """Return hexadecimal digits of values and of the tensors of modules."""
-    found = hashlib.blake2b(repr(parts).encode(), digest_size=16)
+def _plain(value: Any) -> str:
+    """Return a text of numbers, text and tensors, alone or in containers; the type's name of anything else."""
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes | torch.dtype | torch.device):
+        return repr(value)
+    if isinstance(value, Tensor):
+        return _digest([], value)
+    if isinstance(value, dict):
+        return str({str(name): _plain(each) for name, each in value.items()})
+    if isinstance(value, tuple | list):
+        return str([_plain(each) for each in value])
+    return type(value).__name__
+
+
+def _attributes(module: nn.Module) -> dict[str, str]:
+    kept = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    return {name: _plain(value) for name, value in kept.items() if not isinstance(value, Tensor)}
+
+
+def _states(*holders: Any) -> Iterator[Tensor]:
+    """The tensors of modules."""
     for module in holders:
-        for name, value in module.state_dict().items() if isinstance(module, nn.Module) else ():
-            found.update(name.encode())
-            if isinstance(value, Tensor):
-                found.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        if isinstance(module, nn.Module):
+            yield from (value for value in module.state_dict().values() if isinstance(value, Tensor))
+
+
+def _digest(parts: list, *tensors: Any) -> str:
+    """Return hexadecimal digits of values and tensors."""
+    found = hashlib.blake2b(repr(parts).encode(), digest_size=16)
+    for value in tensors:
+        if isinstance(value, Tensor):
+            found.update(f"{list(value.shape)} {value.dtype}".encode())
+            found.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
     return found.hexdigest()
 
 
@@ -237,7 +346,18 @@ def as_data(data: Any, dtype: torch.dtype = torch.float32) -> Dataset | Sequence
 
 
 def _as_tensor(part: Any, dtype: torch.dtype) -> Tensor:
-    tensor = torch.as_tensor(part.to_numpy() if hasattr(part, "iloc") else part)
+    if hasattr(part, "iloc"):
+        part = part.to_numpy()
+    if isinstance(part, numpy.ndarray):
+        if part.dtype.kind not in "biufc":
+            raise TypeError(
+                f"data have an array of {part.dtype}; pass numbers, of labels such as numpy.unique(y,"
+                " return_inverse=True)[1]."
+            )
+        part = part if part.flags.writeable else part.copy()
+    tensor = torch.as_tensor(part).detach()
+    if tensor.layout != torch.strided:
+        raise TypeError(f"data have a tensor of layout {tensor.layout}; pass dense ones, such as x.to_dense().")
     return tensor.to(dtype) if tensor.dtype == torch.float64 else tensor
 
 
@@ -246,10 +366,10 @@ def usual_loss(output: Any, y: Any, targets: Any = None) -> Loss:
 
     Args:
         output, y: of a batch.
-        targets: all targets, where they are a tensor: those of one batch may be zeros and ones by chance.
+        targets: all targets, or a function that returns many: those of one batch may be zeros and ones by chance.
 
     Raises:
-        ValueError: neither is known to fit; pass loss=.
+        ValueError: neither is known to fit, or targets are rows with a single one each; pass loss=.
 
     Example:
         >>> usual_loss(torch.zeros(4, 3), torch.tensor([0, 1, 2, 0])) is F.cross_entropy
@@ -266,12 +386,25 @@ def usual_loss(output: Any, y: Any, targets: Any = None) -> Loss:
             " function of both that returns the mean negative log-likelihood."
         )
     if y.is_floating_point():
-        every = targets if isinstance(targets, Tensor) else y
-        is_binary = bool(((every == 0) | (every == 1)).all())
-        return F.binary_cross_entropy_with_logits if is_binary and output.shape == y.shape else F.mse_loss
+        if output.shape != y.shape or not _is_binary(y):
+            return F.mse_loss
+        every = targets() if callable(targets) else y if targets is None else targets
+        if not _is_binary(every):
+            return F.mse_loss
+        rows = every.reshape(-1, y.shape[-1]) if y.dim() > 1 else every[:, None]
+        if rows.shape[1] > 2 and bool((rows.sum(1) == 1).all()):
+            raise ValueError(
+                f"each of the targets {list(y.shape)} has a single one: pass y.argmax(1) as the classes; or, if an"
+                " example may have several labels, loss=F.binary_cross_entropy_with_logits."
+            )
+        return F.binary_cross_entropy_with_logits
     if output.dim() == y.dim() + 1 and output.dim() > 2 and output.shape[:-1] == y.shape != output[:, 0].shape:
         return token_cross_entropy
     return F.cross_entropy
+
+
+def _is_binary(y: Tensor) -> bool:
+    return bool(((y == 0) | (y == 1)).all())
 
 
 def checked_loss(
@@ -288,4 +421,11 @@ def checked_loss(
     loss = loss or usual_loss(output, y, targets)
     check_mean(loss)
     check_targets(loss, output, y)
+    if name_of(loss) in BINARY_OF_LOGITS and isinstance([network, *network.modules()][-1], nn.Sigmoid):
+        raise ValueError(
+            f"the network ends in nn.Sigmoid, and {name_of(loss)} takes logits; leave out the sigmoid, or pass"
+            " loss=F.binary_cross_entropy."
+        )
+    if isinstance(targets, Tensor):
+        check_range(loss, output, targets)
     return loss, y

@@ -25,7 +25,8 @@ class Trial:
         values: of each setting.
         nats: the loss of unseen data at each tenth of the training, in nats.
         batch_size: of the training, in the mean.
-        weight: how much the choice owes to it, in [0, 1]; all of a search have a sum of 1.
+        weight: how much the choice owes to it, in [0, 1]; with the untuned one, those of each factor have a sum of 1,
+            where several factors take less of the untuned one.
         cost: in trainings of `steps` full batches.
     """
 
@@ -34,6 +35,11 @@ class Trial:
     batch_size: float
     weight: float
     cost: float
+
+    @property
+    def late(self) -> float:
+        """The mean nats of the second half, by which the choice weighs it."""
+        return sum(self.nats[len(self.nats) // 2 :]) / len(self.nats[len(self.nats) // 2 :])
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,6 +50,7 @@ class Tuned:
         values: the chosen value of each setting, by its name.
         model: the network, trained with them on all data: torch modules only, in evaluation mode.
         lml: L_ML of the training at the chosen values, in nats; of a squared error -n / 2 log(error).
+        counted: how many targets L_ML is the sum of. Of a large unseen chunk only a part judges.
         steps: how many the final training took.
         schedule: the value of each number that learned by gradient descent, such as the width of an augmentation, at
             the start and after each tenth of the training. The final training repeats it; `values` has the last.
@@ -55,17 +62,18 @@ class Tuned:
 
     Example:
         >>> trial = Trial({"dropout": 0.5}, [3.0, 2.0], 8, 1.0, 0.25)
-        >>> print(Tuned({"dropout": 0.5}, nn.Identity(), -2.0, 100, {}, [trial], trial, 1.5, ["10 examples."]).report())
+        >>> print(Tuned({"dropout": 0.5}, nn.Identity(), -2.0, 10, 100, {}, [trial], trial, 1.5, ["Few."]).report())
         dropout 0.5
-        L_ML -2.0 nats, 100 steps in the final training, cost of 1.50 trainings
+        L_ML -2.0 nats of 10 unseen targets, 100 steps in the final training, cost of 1.50 trainings
         tried  weight  L_ML  dropout
             1    1.00  -2.0      0.5
-        10 examples.
+        Few.
     """
 
     values: dict[str, float]
     model: nn.Module = field(repr=False)
     lml: float
+    counted: int
     steps: int
     schedule: dict[str, list[float]]
     history: Sequence[Trial]
@@ -107,16 +115,20 @@ class Tuned:
         return f"Tuned({values}; L_ML {self.lml:.1f} nats, {self.steps} steps, cost {self.cost:.2f})"
 
     def report(self) -> str:
-        """Return the chosen values, the trainings of the search and the notes as text."""
+        """Return the chosen values, the trainings of the search and the notes as text.
+
+        L_ML of a training of the search is the mean over its second half, by which the choice weighs it.
+        """
         lines = [f"{name} {value:.4g}{self._begun(name)}" for name, value in self.values.items()]
         lines.append(
-            f"L_ML {self.lml:.1f} nats, {self.steps} steps in the final training, cost of {self.cost:.2f} trainings"
+            f"L_ML {self.lml:.1f} nats of {self.counted} unseen targets, {self.steps} steps in the final training, cost"
+            f" of {self.cost:.2f} trainings"
         )
         if self.history:
             rows = [["tried", "weight", "L_ML", *self.history[0].values]]
             for number, trial in enumerate(self.history, start=1):
                 values = [f"{value:.3g}" for value in trial.values.values()]
-                rows.append([str(number), f"{trial.weight:.2f}", f"{-trial.nats[-1]:.1f}", *values])
+                rows.append([str(number), f"{trial.weight:.2f}", f"{-trial.late:.1f}", *values])
             widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
             lines += ["  ".join(map(str.rjust, row, widths)) for row in rows]
         return "\n".join([*lines, *self.notes])

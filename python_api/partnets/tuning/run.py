@@ -6,9 +6,10 @@ import copy
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +22,10 @@ from partnets.data.batch import Forward, Loss, call
 from partnets.data.dataset import Data
 from partnets.data.examples import Collate
 from partnets.hyper import Hyperparameter
-from partnets.tuning.preflight import try_step
-from partnets.tuning.problem import Optimizer, Problem, check_function, make_problem
+from partnets.tuning.preflight import try_steps
+from partnets.tuning.problem import Optimizer, Problem, Scheduler, check_function, make_problem
 from partnets.tuning.result import Trial, Tuned
-from partnets.tuning.search import Plan, best_end, choose, design, plan
+from partnets.tuning.search import MAIN, Plan, best_end, choose, design, no_better, plan
 from partnets.tuning.training import UPDATES, Training, due, learning_cost, learning_steps
 from partnets.utils import random_state
 from partnets.utils.files import replacing
@@ -40,6 +41,12 @@ AVERAGED = 8
 STILL = 0.05
 # With fewer unseen examples a result has a note.
 FEW = 20
+# A note says if the cost is so many times the budget.
+OVER = 1.1
+GUESSING = (
+    "No training of the search predicted unseen data better than a guess that is the same for all; the values are those"
+    " of an untuned training. Pass more steps or a larger budget."
+)
 
 Callback = Callable[[Training], None]
 
@@ -54,10 +61,13 @@ def tune(
     budget: float = 2.0,
     loss: Loss | None = None,
     optimizer: Optimizer = torch.optim.Adam,
+    scheduler: Scheduler | None = None,
     proportions: Sequence[float] = (0.8, 0.2),
     clip: float | None = None,
     device: torch.device | str | None = None,
     seed: int = 0,
+    groups: Any = None,
+    stratify: Any = None,
     callbacks: Iterable[Callback] = (),
     collate: Collate | None = None,
     forward: Forward = call,
@@ -68,7 +78,8 @@ def tune(
     The search trains copies of the network at different values, from untuned to heavily regularised ones, for as many
     steps as the final training but with smaller batches, and judges each by the chunks that it has not seen. The chosen
     values are the mean of those of the trainings, weighted by exp(L_ML). One more training, at the chosen values, says
-    how many steps the final training takes. The final training starts from the given weights and takes all data.
+    how many steps the final training takes. The final training starts from the given weights and takes all data. If no
+    training predicts unseen data better than the best guess that is the same for all examples, it is an untuned one.
 
     Augmentations (hyper.Affine, ColourJitter) and modules that change predictions (hyper.InputMask, Temperature,
     ObservationNoise, Submodule) learn by gradient descent in the training at the chosen values, from its unseen data.
@@ -80,7 +91,7 @@ def tune(
         hyper: names of hyperparameters: 'dropout' (the rate of each nn.Dropout), 'dropout:one' (one rate for all),
             'weight_decay' and 'learning_rate' of the optimizer, 'label_smoothing' of the cross-entropy; and modules of
             partnets.hyper, inside the network or to be put before it, such as hyper.Affine(), which then acts in
-            training only.
+            training only. What changes predictions, such as hyper.InputMask, stays before the trained network.
         steps: of the final training, at most.
         batch_size: of the final training.
         budget: how many examples all trainings may take, in trainings of `steps` full batches, final training included;
@@ -89,11 +100,15 @@ def tune(
             (of tokens too), of several labels for zeros and ones in the shape of the output, and otherwise the squared
             error, which counts as n / 2 log(error) nats.
         optimizer: makes an optimizer of a list of parameters, such as functools.partial(torch.optim.AdamW, lr=3e-4).
+        scheduler: makes a scheduler of that optimizer, such as lambda optimizer: CosineAnnealingLR(optimizer, steps),
+            which steps after each step of each training.
         proportions: of the chunks. With two, networks train on the first and the second judges them. With more, they
             are partitioned (Mlodozeniec et al. 2023) and L_ML judges them, which needs no larger share of unseen data.
         clip: the largest norm of a gradient.
         device: of the trainings; by default the network's.
         seed: an int in [0, 2**63): of chunks, batches, noise and the values that are tried.
+        groups, stratify: a label for each example, by which chunks are made, as of partnets.chunk: of a group all are
+            in one chunk; of a class each chunk has its share.
         callbacks: called after each tenth of each training as callback(training): see Training.
         collate: makes a batch of a list of examples.
         forward: forward(network, batch), which returns output and y.
@@ -107,6 +122,7 @@ def tune(
         ValueError: an argument is out of range; nothing of `hyper` is in the network; the network does not take the
             data, or the loss its outputs and labels; resume_from is of another search. Nothing has been trained then.
         TypeError: data or hyper are of another type.
+        RuntimeError: gradients are disabled, or the call is within torch.autocast.
         FloatingPointError: no training of the search, or not the final one, has a finite loss.
 
     Example:
@@ -120,8 +136,10 @@ def tune(
         (['dropout', 'weight_decay'], <class 'torch.nn.modules.linear.Linear'>)
     """
     check_seed("seed", seed)
-    if not (budget > 1 and math.isfinite(budget)):
-        raise ValueError(f"budget={budget}; pass a number above 1: the final training takes 1.")
+    if not isinstance(budget, int | float) or not (budget > 1 and math.isfinite(budget)):
+        raise ValueError(f"budget={budget!r}; pass a number above 1: the final training takes 1.")
+    if not isinstance(resume_from, str | os.PathLike | None):
+        raise TypeError(f"resume_from is a {type(resume_from).__name__}; pass the path of a file.")
     callbacks = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
     for callback in callbacks:
         check_function("callbacks", callback, "a training, or a list of such functions")
@@ -133,10 +151,13 @@ def tune(
         batch_size=batch_size,
         loss=loss,
         optimizer=optimizer,
+        scheduler=scheduler,
         proportions=proportions,
         clip=clip,
         device=device,
         seed=seed,
+        groups=groups,
+        stratify=stratify,
         collate=collate,
         forward=forward,
     )
@@ -144,20 +165,43 @@ def tune(
     unseen = sum(problem.chunks.sizes[1:])
     options = {"batch_size": batch_size, "steps": steps, "unseen": unseen, "least": least}
     planned = plan(problem.settings, budget, learning=learning_cost(problem), **options)
-    try_step(problem, planned)
-    return _Search(problem, planned, seed, callbacks, resume_from).run()
+    problem = try_steps(problem, planned)
+    return _Search(problem, planned, budget, seed, callbacks, resume_from).run()
+
+
+class Finished(NamedTuple):
+    """What is kept of a training of the search.
+
+    Attributes:
+        nats: at each judgement.
+        cost: in trainings of full batches.
+        counted: how many targets each judgement is of.
+        averaged: the nats at the end averaged over augmented copies, of the training at the chosen values alone.
+        guessed: the nats of the best constant prediction, if known; likewise.
+    """
+
+    nats: list[float]
+    cost: float
+    counted: int
+    averaged: float | None
+    guessed: float | None
 
 
 class _Search:
     """The trainings of one call, in their order, kept in a file after each tenth of each."""
 
     def __init__(
-        self, problem: Problem, planned: Plan, seed: int, callbacks: list[Callback], path: str | os.PathLike | None
+        self,
+        problem: Problem,
+        planned: Plan,
+        budget: float,
+        seed: int,
+        callbacks: list[Callback],
+        path: str | os.PathLike | None,
     ) -> None:
-        self.problem, self.plan, self.seed, self.callbacks = problem, planned, seed, callbacks
+        self.problem, self.plan, self.budget, self.seed, self.callbacks = problem, planned, budget, seed, callbacks
         self.path = None if path is None else Path(path)
-        # Of each training that is done the nats, the cost, and the nats averaged over augmented copies or None.
-        self.finished: list[tuple[list[float], float, float | None]] = []
+        self.finished: list[Finished] = []
         # The state of the present one.
         self.present: dict | None = None
         self.schedule: dict[str, Tensor] = {}
@@ -178,31 +222,42 @@ class _Search:
             tried = [self._train(f"search {i + 1}", point.tolist(), **options) for i, point in enumerate(points)]
             chosen, weights = torch.zeros(0), torch.zeros(0)
             if settings:
-                chosen, weights = choose(points, factors, torch.tensor([nats for nats, *_ in tried]))
+                judged = torch.tensor([one.nats for one in tried])
+                chosen, weights = choose(points, factors, judged)
             options = {"batch_size": planned.confirm_batch, "seed": derived(self.seed, "confirm")}
-            confirmed = self._train("chosen", chosen.tolist(), learns=bool(problem.direct), **options)
-            end = best_end(confirmed[0])
+            confirmed = self._train("chosen", chosen.tolist(), learns=bool(problem.direct), last=True, **options)
+            guessing = bool(settings) and no_better(confirmed.guessed, [*judged.tolist(), confirmed.nats])
+            end = len(confirmed.nats) if guessing else best_end(confirmed.nats)
             steps = due(problem.steps)[end - 1]
-            final = self._final(chosen.tolist(), steps)
+            final = self._final((points[0] if guessing else chosen).tolist(), steps)
         history = [
             self._trial(point, found, planned.member_batch, float(weight))
             for point, found, weight in zip(points, tried, weights, strict=True)
         ]
         checked = self._trial(chosen, confirmed, planned.confirm_batch, 1.0)
         schedule = self._schedule(final, end)
-        values = checked.values | {name: values[-1] for name, values in schedule.items()}
+        values = history[0].values if guessing else checked.values
+        values = values | {name: values[-1] for name, values in schedule.items()}
         model = final.deployed()
         cost = sum(trial.cost for trial in [*history, checked]) + self._cost(final.examples)
         augmentation = _augmentation(final)
-        averaged = confirmed[2] if augmentation is not None else None
-        notes = _notes(problem, history, checked, chosen, end, schedule, averaged)
+        notes = [
+            *([GUESSING] if guessing else _notes_of_choice(problem, history, chosen)),
+            *_notes_of_end(problem, checked, end, schedule, confirmed.averaged if augmentation is not None else None),
+        ]
+        if cost > OVER * self.budget:
+            notes.append(
+                f"The cost of {cost:.2f} trainings is above the budget of {self.budget:g}: few steps or small batches."
+            )
         for note in notes:
             LOG.info("%s", note)
-        lml = -confirmed[0][end - 1]
-        return Tuned(values, model, lml, steps, schedule, history, checked, cost, notes, augmentation)
+        lml = -confirmed.nats[end - 1]
+        return Tuned(
+            values, model, lml, confirmed.counted, steps, schedule, history, checked, cost, notes, augmentation
+        )
 
-    def _train(self, name: str, positions: list[float], **options) -> tuple[list[float], float, float | None]:
-        """Return the nats, cost and averaged nats of a training, which may have been done before an interruption."""
+    def _train(self, name: str, positions: list[float], last: bool = False, **options) -> Finished:
+        """Return what is kept of a training, which may have been done before an interruption."""
         self.begun += 1
         if self.begun > len(self.finished):
             options |= {"steps": self.problem.steps, "unseen": self.plan.unseen}
@@ -210,7 +265,9 @@ class _Search:
             self._fit(training, name)
             self.schedule = {name: torch.stack(rows) for name, rows in training.schedule.items()}
             averaged = training.averaged_nats(AVERAGED) if training.direct and training.augmenting else None
-            self.finished.append((list(training.judged), self._cost(training.examples), averaged))
+            guessed = training.guessed_nats() if last else None
+            nats, cost = list(training.judged), self._cost(training.examples)
+            self.finished.append(Finished(nats, cost, training.counted, averaged, guessed))
             self.present = None
             LOG.info("%s: %.1f nats at %s", name, training.judged[-1], self._values(positions))
         else:
@@ -261,10 +318,8 @@ class _Search:
         named = zip(self.problem.settings, positions, strict=True)
         return {setting.name: setting.value(float(position)) for setting, position in named}
 
-    def _trial(
-        self, point: Tensor, found: tuple[list[float], float, float | None], batch_size: float, weight: float
-    ) -> Trial:
-        return Trial(self._values(point.tolist()), found[0], batch_size, weight, found[1])
+    def _trial(self, point: Tensor, found: Finished, batch_size: float, weight: float) -> Trial:
+        return Trial(self._values(point.tolist()), found.nats, batch_size, weight, found.cost)
 
     @property
     def _identity(self) -> str:
@@ -274,7 +329,8 @@ class _Search:
     def _save(self) -> None:
         if self.path is None:
             return
-        kept = {"identity": self._identity, "finished": self.finished, "present": self.present}
+        kept = {"identity": self._identity, "finished": [tuple(each) for each in self.finished]}
+        kept["present"] = self.present
         kept["schedule"] = self.schedule
         with replacing(self.path, binary=True) as file:
             torch.save(kept, file)
@@ -290,7 +346,7 @@ class _Search:
                 f"resume_from={str(self.path)!r} is of another search: the network, the data or an argument differs."
                 " Pass the arguments of that search, or another path."
             )
-        self.finished = [(list(nats), *rest) for nats, *rest in kept["finished"]]
+        self.finished = [Finished(*each) for each in kept["finished"]]
         self.present, self.schedule = kept["present"], kept["schedule"]
 
 
@@ -302,46 +358,48 @@ def _augmentation(final: Training) -> nn.Module | None:
     return copy.deepcopy(nn.Sequential(*found)) if found and len(found) == len(final.augmenting) else None
 
 
-def _notes(
-    problem: Problem,
-    history: list[Trial],
-    confirmed: Trial,
-    chosen: Tensor,
-    end: int,
-    schedule: dict[str, list[float]],
-    averaged: float | None,
-) -> list[str]:
-    """Return sentences about the limits of a result."""
-    notes, unseen = [], sum(problem.chunks.sizes[1:])
-    if problem.starts and learning_steps(problem.steps)[1] < UPDATES:
-        notes.append("Widths of augmentations learn in so few steps only a little, and begin narrow; pass more steps.")
-    for setting in (start for start in problem.starts if start.name in schedule):
-        before, last = schedule[setting.name][-2:]
-        if abs(last - before) > STILL * (setting.high - setting.low):
-            notes.append(f"{setting.name} still changed by {last - before:+.3g} in the last tenth; pass more steps.")
-    if unseen < FEW:
-        notes.append(f"{unseen} unseen examples judged the trainings; with so few, the choice is close to a guess.")
+def _notes_of_choice(problem: Problem, history: list[Trial], chosen: Tensor) -> Iterator[str]:
+    """Sentences about what the search can tell."""
+    if (unseen := sum(problem.chunks.sizes[1:])) < FEW:
+        yield f"{unseen} unseen examples judged the trainings; with so few, the choice is close to a guess."
     if (name := name_of(problem.loss)) in OTHERS:
-        notes.append(
+        yield (
             f"{name} is no negative log-likelihood in nats, so that its scale decides how closely the choice follows"
             " the best training; a squared error counts by its logarithm."
         )
-    if history:
-        ends = [trial.nats[-1] for trial in history if math.isfinite(trial.nats[-1])]
-        if len(ends) > 1 and max(ends) - min(ends) < 1:
-            notes.append("Unseen data do not tell the trainings of the search apart: all are within 1 nat.")
-        for setting, position in zip(problem.settings, chosen.tolist(), strict=True):
-            if position > 0.9 and setting.position < 0.9:
-                notes.append(f"{setting.name} is close to the upper end of its range, {setting.high:g}.")
-    if averaged is not None and confirmed.nats[-1] - averaged > 1:
-        notes.append(
+    ends = [trial.late for trial in history if math.isfinite(trial.late)]
+    if len(ends) > 1 and max(ends) - min(ends) < 1:
+        yield "Unseen data do not tell the trainings of the search apart: all are within 1 nat."
+    if len(ends) < len(history):
+        yield f"{len(history) - len(ends)} of {len(history)} trainings of the search had no finite loss."
+    for setting, position in zip(problem.settings, chosen.tolist(), strict=True):
+        tried = [trial.values[setting.name] for trial in history]
+        best = [value for value, trial in zip(tried, history, strict=True) if trial.weight > 0.5]
+        if setting.factor != MAIN and ({min(tried), max(tried)} - {setting.untuned}) & set(best):
+            yield f"{setting.name} was best at the end of what was tried; pass {best[0]:.3g} and tune it again."
+        if position > 0.9 and setting.position < 0.9:
+            yield f"{setting.name} is close to the upper end of its range, {setting.high:g}."
+
+
+def _notes_of_end(
+    problem: Problem, confirmed: Trial, end: int, schedule: dict[str, list[float]], averaged: float | None
+) -> Iterator[str]:
+    """Sentences about the training at the chosen values and about the final one."""
+    nats = confirmed.nats
+    if problem.starts and learning_steps(problem.steps)[1] < UPDATES:
+        yield "Widths of augmentations learn in so few steps only a little, and begin narrow; pass more steps."
+    for setting in (start for start in problem.starts if start.name in schedule):
+        before, last = schedule[setting.name][-2:]
+        if abs(last - before) > STILL * (setting.high - setting.low):
+            yield f"{setting.name} still changed by {last - before:+.3g} in the last tenth; pass more steps."
+    if averaged is not None and nats[-1] - averaged > 1:
+        yield (
             f"Predictions by the mean over {AVERAGED} augmented copies have a higher L_ML, by"
-            f" {confirmed.nats[-1] - averaged:.1f} nats: result.averaged({AVERAGED}), at {AVERAGED} times the time."
+            f" {nats[-1] - averaged:.1f} nats: result.averaged({AVERAGED}), at {AVERAGED} times the time."
         )
-    if end < len(confirmed.nats):
+    if end < len(nats):
         steps = due(problem.steps)[end - 1]
-        notes.append(f"L_ML was best after {steps} of {problem.steps} steps, at which the final training ended.")
-    elif len(confirmed.nats) > 1 and confirmed.nats[-2] - confirmed.nats[-1] > max(1.0, 0.02 * abs(confirmed.nats[-1])):
-        risen = confirmed.nats[-2] - confirmed.nats[-1]
-        notes.append(f"L_ML still rose by {risen:.1f} nats in the last tenth of the steps: more steps may be better.")
-    return notes
+        yield f"L_ML was best after {steps} of {problem.steps} steps, at which the final training ended."
+    elif len(nats) > 1 and nats[-2] - nats[-1] > max(1.0, 0.02 * abs(nats[-1])):
+        risen = nats[-2] - nats[-1]
+        yield f"L_ML still rose by {risen:.1f} nats in the last tenth of the steps: more steps may be better."

@@ -174,7 +174,8 @@ def choose(points: Tensor, factors: Sequence[str], judged: Tensor) -> tuple[Tens
     """
     if not _late(judged).isfinite().any():
         raise FloatingPointError(
-            "no training of the search has a finite loss; lower the learning rate, or pass clip=1.0 or a larger budget."
+            "no training of the search has a finite loss; look for NaN in data and weights, lower the learning rate, or"
+            " pass clip=1.0 or a larger budget."
         )
     chosen, found = points[0].clone(), torch.zeros(len(points), dtype=torch.float64)
     found[0] = 1.0
@@ -208,13 +209,38 @@ def weights(judged: Tensor) -> Tensor:
         >>> weights(torch.tensor([[10.0] * 4, [12.0] * 4]))
         tensor([0.8808, 0.1192], dtype=torch.float64)
     """
-    late = judged.double()[:, judged.shape[1] // 2 :]
-    # From one judgement to the next little is learned in the second half, so that most of their difference is noise.
-    changes = late.diff(dim=1)[late.isfinite().all(1)]
-    noise = float(changes.std(1).median()) / math.sqrt(2) if changes.shape[1] > 1 and len(changes) else 0.0
     nats = _late(judged)
-    nats = nats.masked_fill(~nats.isfinite(), math.inf) / max(1.0, noise)
+    nats = nats.masked_fill(~nats.isfinite(), math.inf) / _noise(judged)
     return (nats[nats.isfinite()].min() - nats).softmax(0)
+
+
+def _noise(judged: Tensor) -> float:
+    """Return the standard deviation of a judgement's noise, but at least 1."""
+    # From one judgement to the next little is learned in the second half, so that most of their difference is noise.
+    late = judged.double()[:, judged.shape[1] // 2 :]
+    changes = late.diff(dim=1)[late.isfinite().all(1)]
+    known = changes.shape[1] > 1 and len(changes)
+    return max(1.0, float(changes.std(1).median()) / math.sqrt(2)) if known else 1.0
+
+
+def no_better(guessed: float | None, judged: Sequence[Sequence[float]]) -> bool:
+    """Return whether no training is clearly better than the best prediction that is the same for all examples.
+
+    Then the search says nothing of how well values would serve a network that learns: the heaviest regularisation
+    guesses best.
+
+    Args:
+        guessed: nats of that prediction, or None if they are not known.
+        judged: nats of each training at each judgement.
+
+    Example:
+        >>> no_better(69.3, [[70.0, 69.5, 69.2, 69.1]]), no_better(69.3, [[70.0, 60.0, 50.0, 45.0]])
+        (True, False)
+    """
+    if guessed is None:
+        return False
+    nats = torch.tensor(judged, dtype=torch.float64)
+    return not bool((smoothed(nats) < guessed - max(CLEAR, _noise(nats))).any())
 
 
 def best_end(judged: Sequence[float]) -> int:

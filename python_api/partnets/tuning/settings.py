@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from partnets.hyper import Averaged, Hyperparameter, InTraining, Learned
+from partnets.hyper import Averaged, Hyperparameter, InTraining, Learned, ObservationNoise, Temperature
 from partnets.hyper.augmentation import Augmentation
-from partnets.utils.likelihood import is_cross_entropy
+from partnets.utils.likelihood import is_cross_entropy, setting
 from partnets.utils.targets import token_cross_entropy
 
 NAMES = ("dropout", "dropout:one", "weight_decay", "label_smoothing", "learning_rate")
@@ -112,6 +112,13 @@ def find_settings(
     _check(hyper)
     inside = set(network.modules())
     outside = [module for module in hyper if isinstance(module, nn.Module) and module not in inside]
+    for module in outside:
+        if isinstance(module, ObservationNoise | Temperature):
+            kind = type(module).__name__
+            raise ValueError(
+                f"{kind} acts on predictions; put it behind the network, as in model = nn.Sequential(network,"
+                f" hyper.{kind}()), and pass model and hyper=[model[-1]]."
+            )
     if outside:
         network = nn.Sequential(*map(_in_training, outside), network)
     paths = {module: path for path, module in network.named_modules()}
@@ -175,11 +182,18 @@ def _named(
     if name == "label_smoothing":
         if not (is_cross_entropy(loss) or loss is token_cross_entropy):
             raise ValueError("hyper has 'label_smoothing', which needs torch's cross-entropy as the loss.")
-        return [Setting(name, 0.0, 0.9, _put_smoothing, usual=(0.1, 0.5))]
+        untuned = float(setting(loss, name, 0.0))
+        return [Setting(name, 0.0, 0.9, _put_smoothing, untuned=untuned, usual=(0.1, 0.5))]
     if name == "weight_decay":
         return [_weight_decay(optimizer, steps)]
     if name == "learning_rate":
+        if "initial_lr" in optimizer.param_groups[0]:
+            raise ValueError(
+                "hyper has 'learning_rate', which a scheduler in optimizer= sets; pass the scheduler as scheduler=."
+            )
         rate = float(optimizer.param_groups[0]["lr"])
+        if rate <= 0:
+            raise ValueError(f"the optimizer has a learning rate of {rate:g}; pass one above 0, which is tuned.")
         # A fifth, and five times as much.
         options = {"untuned": rate, "usual": (0.25, 0.75), "factor": name}
         return [Setting(name, rate / 25, rate * 25, _rate_putter(rate), logarithmic=True, **options)]
@@ -187,11 +201,13 @@ def _named(
 
 
 def _dropout(network: nn.Module, front: str, together: bool) -> list[Setting]:
-    places = list(_rates(network))
+    # Of a network in training mode, what is not stays off.
+    user = network.get_submodule(front.removesuffix("."))
+    places = [place for place in _rates(network) if network.get_submodule(place[0]).training or not user.training]
     if not places:
         raise ValueError(
-            "hyper has 'dropout', but the network has no nn.Dropout; put nn.Dropout(0.1) where activations may be"
-            " dropped, such as before each nn.Linear but the first."
+            "hyper has 'dropout', but the network has no nn.Dropout in training mode; put nn.Dropout(0.1) where"
+            " activations may be dropped, such as before each nn.Linear but the first."
         )
     untuned = max(float(getattr(network.get_submodule(path), attribute)) for path, attribute in places)
     if together or len(places) == 1:
@@ -246,6 +262,8 @@ def _weight_decay(optimizer: torch.optim.Optimizer, steps: int) -> Setting:
     if isinstance(optimizer, torch.optim.AdamW) or groups[0].get("decoupled_weight_decay"):
         # Weights shrink by the factor exp(-lr * decay * steps), whatever the gradient.
         shrinking = float(groups[largest]["lr"]) * steps
+        if shrinking <= 0:
+            raise ValueError("the optimizer has a learning rate of 0, with which its weight decay does nothing.")
         low, high = 0.01 / shrinking, 5.0 / shrinking
     return Setting("weight_decay", low, high, put, logarithmic=True, untuned=present[largest], usual=(0.35, 0.8))
 

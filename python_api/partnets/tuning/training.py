@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -19,6 +19,7 @@ from partnets.convert import partition
 from partnets.convert.deploying import deployed
 from partnets.data.batch import is_torchs, mean, scores
 from partnets.data.chunks import draw_k
+from partnets.data.fetching import batches
 from partnets.evaluation.metrics import total_loss
 from partnets.evaluation.running_statistics import fresh_statistics
 from partnets.hyper import Hyperparameter, InTraining, hyperparameters
@@ -26,6 +27,7 @@ from partnets.hyper.penalty import penalised
 from partnets.nn.live import subnetwork
 from partnets.optim.entrywise import arguments
 from partnets.training.step import clip_gradient, parameters_of, step_weights
+from partnets.tuning.guessing import guessed_nats
 from partnets.tuning.problem import Problem
 from partnets.tuning.search import JUDGEMENTS
 from partnets.utils import random_state
@@ -44,6 +46,8 @@ COPIES = 4
 START = 0.4
 # Examples without augmentation from which statistics of batch normalisation are estimated: at a judgement, at the end.
 ESTIMATED = 512, 2048
+# Of examples that are judged.
+BATCH = 256
 
 
 def due(steps: int, judgements: int = JUDGEMENTS) -> list[int]:
@@ -114,6 +118,7 @@ class Training:
         schedule: by the name of each parameter that learns by gradient descent, its values at the start and at each
             judgement, [1 + judgements, ...].
         examples: the examples that it has been trained on so far, of unseen data too.
+        counted: how many targets of unseen data were judged the last time.
     """
 
     def __init__(
@@ -132,7 +137,7 @@ class Training:
     ) -> None:
         self.problem, self.batch_size, self.steps, self.seed = problem, batch_size, steps, seed
         self.chunks = problem.everything if everything else problem.chunks
-        self.done, self.judged, self.examples = 0, [], 0.0
+        self.done, self.judged, self.examples, self.counted = 0, [], 0.0, 0
         self.due, self.unseen = due(steps, judgements), unseen
         # The final training may end early, and has the schedule of a whole one.
         self.times = [0, *due(problem.steps, judgements)]
@@ -159,6 +164,7 @@ class Training:
             self.optimizer = problem.optimizer(weights)
         for setting, position in zip(problem.settings, positions, strict=True):
             setting.put(self, setting.value(position))
+        self.scheduler = problem.scheduler(self.optimizer) if problem.scheduler else None
         self.judge = problem.judge
         self.direct = direct if learns else {}
         self.direct_optimizer = None
@@ -219,6 +225,8 @@ class Training:
             loss = step_weights(self.network, self.optimizer, k, batch, self._loss, clip=self.problem.clip)
         else:
             loss = self._step_weights(batch)
+        if self.scheduler:
+            self.scheduler.step()
         self.done += 1
         self.examples += size
         if not math.isfinite(loss):
@@ -329,29 +337,49 @@ class Training:
 
         Of a partitioned network the loss of each chunk k by subnetwork k - 1 (Eq. 2).
         """
-        chunks, share = self.chunks, 1.0
-        if self.unseen is not None:
-            share = self.unseen / sum(chunks.sizes[1:])
-        how = {"batch_size": 256, "forward": self.problem.forward}
+        how = {"batch_size": BATCH, "forward": self.problem.forward}
         judging = how | {"forward": functools.partial(self._averaged, copies=copies)} if copies else how
         found, count = 0.0, 0
-        with fresh_statistics(self.network, chunks, **how) if self.partitioned else nullcontext():
-            for k in range(2, chunks.count + 1):
-                unseen = Subset(chunks[k], range(max(1, round(share * len(chunks[k])))))
+        with fresh_statistics(self.network, self.chunks, **how) if self.partitioned else nullcontext():
+            for k, unseen in self._unseen():
                 with subnetwork(self.network, active=k - 1) if self.partitioned else nullcontext():
                     loss, counted = total_loss(
-                        self.network, unseen, self.judge, collate=chunks.collate, loading={}, **judging
+                        self.network, unseen, self.judge, collate=self.chunks.collate, loading={}, **judging
                     )
                 found, count = found + loss, count + counted
                 self.examples += max(1, copies) * len(unseen) / 3  # a forward pass is a third of a step
+        self.counted = count
         if not math.isfinite(found):
             return math.inf
         if self.problem.squared:
             return count * self.problem.squared / 2 * math.log(max(found / count, 1e-30))
         return found
 
+    def _unseen(self) -> Iterator[tuple[int, Subset]]:
+        """The part of each unseen chunk that judges, with the chunk's number."""
+        chunks = self.chunks
+        share = 1.0 if self.unseen is None else self.unseen / sum(chunks.sizes[1:])
+        for k in range(2, chunks.count + 1):
+            yield k, Subset(chunks[k], range(max(1, round(share * len(chunks[k])))))
+
+    @torch.no_grad()
+    def guessed_nats(self) -> float | None:
+        """Return the loss in nats, on the same unseen data, of the best prediction that is the same for all examples.
+
+        None for a loss of the user's.
+        """
+        targets = []
+        with random_state.preserved(self.problem.device), evaluating(self.network):
+            for _, unseen in self._unseen():
+                for batch in batches(unseen, BATCH, collate=self.chunks.collate):
+                    targets.append(self.problem.forward(self.network, to_device(batch, self.problem.device))[1])
+                self.examples += len(unseen) / 3
+        return guessed_nats(self.judge, targets)
+
     def deployed(self) -> nn.Module:
         """Return the user's network as trained here, in evaluation mode and without modules of partnets.hyper.
+
+        Modules that were put before it and change predictions, such as an input mask, stay there as torch's.
 
         Raises:
             ValueError: a module has no counterpart in torch.
@@ -360,7 +388,11 @@ class Training:
         if any(isinstance(module, Hyperparameter) for module in network.modules()):
             network = deployed(network, draws=0, seed=0)
         if self.problem.outside:
-            network = network[self.problem.outside]
+            *front, network = network
+            kept = [layer for layer in front if type(layer) is not nn.Identity]
+            network = nn.Sequential(*kept, network) if kept else network
+        for parameter in network.parameters():
+            parameter.grad = None
         return network.eval()
 
     def state(self) -> dict:
@@ -368,6 +400,7 @@ class Training:
         return {
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict() if self.scheduler else None,
             "direct_optimizer": self.direct_optimizer.state_dict() if self.direct_optimizer else None,
             "generator": self.generator.get_state(),
             "noise": self.noise,
@@ -381,6 +414,8 @@ class Training:
         """Continue from a state."""
         self.network.load_state_dict(state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
+        if self.scheduler:
+            self.scheduler.load_state_dict(state["scheduler"])
         if self.direct_optimizer:
             self.direct_optimizer.load_state_dict(state["direct_optimizer"])
         self.generator.set_state(state["generator"])

@@ -33,7 +33,7 @@ def tried(model: nn.Module, batch: Any, forward: Callable[[nn.Module, Any], tupl
     """Return the output of a model and the targets of a batch.
 
     Raises:
-        ValueError: the model does not take the batch; with the shape of its inputs.
+        ValueError: the model does not take the batch; with the shape of its inputs. Or forward returns no pair.
 
     Example:
         >>> tried(nn.Conv2d(1, 2, 3), (torch.rand(4, 8, 8), torch.zeros(4)), lambda model, batch: (model(batch[0]), batch[1]))
@@ -41,12 +41,15 @@ def tried(model: nn.Module, batch: Any, forward: Callable[[nn.Module, Any], tupl
         ValueError: the model does not take a batch of these data: ... channels: x.unsqueeze(1) for grey ones.
     """  # noqa: E501, an example is one line
     try:
-        return forward(model, batch)
+        found = forward(model, batch)
     except (RuntimeError, TypeError) as error:
         hint = described(batch)
         if not hint:
             raise
         raise ValueError(f"the model does not take a batch of these data: {error}.{hint}") from error
+    if not isinstance(found, tuple | list) or len(found) != 2:
+        raise ValueError(f"forward returned a {type(found).__name__}; return the output and the targets.")
+    return found
 
 
 def described(batch: Any) -> str:
@@ -130,16 +133,31 @@ def _check_labels(loss: Any, output: Tensor, y: Tensor) -> None:
         raise ValueError(f"the labels are {y.dtype}, {shapes}; pass labels.long() of classes 0..{classes - 1}.")
     if y.dim() == output.dim() and y.shape[1:2] == (1,):
         raise ValueError(f"the labels are {shapes}; pass labels.squeeze(1).")
-    counted = y[y != ignored(loss)]
-    if counted.numel() and not 0 <= int(counted.min()) <= int(counted.max()) < classes:
-        raise ValueError(
-            f"the labels are {int(counted.min())} to {int(counted.max())}, and the network has {classes} outputs; pass"
-            f" labels from 0 to {classes - 1}."
-        )
+    check_range(loss, output, y)
     rows = output.detach().float().movedim(axis, 1)
     sums = rows.sum(1)
     if bool((rows >= 0).all()) and bool(((sums - 1).abs() < ROUNDING).all()):
         raise ValueError(
             "the outputs are probabilities: each row is positive and its sum is 1. A cross-entropy takes logits; leave"
             " out the softmax at the end of the network."
+        )
+
+
+def check_range(loss: Any, output: Any, y: Tensor) -> None:
+    """Raise ValueError if class labels are out of range; `y` may be of other examples than the outputs.
+
+    Example:
+        >>> check_range(F.cross_entropy, torch.zeros(2, 3), torch.tensor([0, 1, 2, 3]))
+        Traceback (most recent call last):
+        ValueError: the labels are 0 to 3, and the network has 3 outputs; pass labels from 0 to 2.
+    """
+    output = getattr(output, "logits", output)
+    tokens = loss is token_cross_entropy
+    if not (tokens or is_cross_entropy(loss)) or y.is_floating_point() or not isinstance(output, Tensor):
+        return
+    classes, counted = output.shape[-1 if tokens else 1], y[y != ignored(loss)]
+    if counted.numel() and not 0 <= int(counted.min()) <= int(counted.max()) < classes:
+        raise ValueError(
+            f"the labels are {int(counted.min())} to {int(counted.max())}, and the network has {classes} outputs; pass"
+            f" labels from 0 to {classes - 1}."
         )

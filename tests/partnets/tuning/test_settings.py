@@ -35,7 +35,7 @@ def test_rates_of_recurrent_layers_and_attention_are_found():
 
 
 def test_a_network_without_dropout_is_refused_with_a_cure():
-    with pytest.raises(ValueError, match=r"has no nn\.Dropout; put nn\.Dropout\(0\.1\)"):
+    with pytest.raises(ValueError, match=r"has no nn\.Dropout in training mode; put nn\.Dropout\(0\.1\)"):
         found(["dropout"], nn.Linear(4, 3))
 
 

@@ -1,0 +1,299 @@
+"""tune on what users bring: what it leaves alone, what it refuses before training, and what it says of a result."""
+
+import copy
+import functools
+import random
+import warnings
+
+import numpy
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import Dataset
+
+import partnets
+from partnets import hyper
+
+FAST = functools.partial(torch.optim.Adam, lr=0.03)
+
+
+def classifier(classes=3):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, classes))
+
+
+def labelled(n=60):
+    torch.manual_seed(1)
+    x = torch.randn(n, 4)
+    return x, x[:, :3].argmax(1)
+
+
+X, Y = labelled()
+
+
+def tuned(network=None, data=None, names=("dropout", "weight_decay"), **options):
+    options = {"steps": 6, "batch_size": 16, "optimizer": FAST} | options
+    return partnets.tune(network or classifier(), (X, Y) if data is None else data, list(names), **options)
+
+
+class Rows(Dataset):
+    """A Dataset of pairs; noise: draws of torch, NumPy and Python are added to x."""
+
+    def __init__(self, x, y, noise=False):
+        self.x, self.y, self.noise = x, y, noise
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        drawn = (torch.rand(()) + numpy.random.rand() + random.random()) if self.noise else 0.0
+        return self.x[i] + drawn, self.y[i]
+
+
+def test_what_changes_predictions_stays_before_the_network():
+    result = tuned(names=[hyper.InputMask(4), hyper.Submodule(nn.Linear(4, 4))], steps=20)
+    assert len(result.model) == 3 and isinstance(result.model[1], nn.Linear)
+    assert not torch.equal(result.model(X), result.model[2](X))
+    mask = torch.tensor([result.values[name] for name in sorted(result.values)[:4]])
+    assert mask.shape == (4,)
+
+
+@pytest.mark.parametrize("kind", [hyper.Temperature, hyper.ObservationNoise])
+def test_what_acts_on_predictions_is_not_put_before_the_network(kind):
+    with pytest.raises(ValueError, match=f"{kind.__name__} acts on predictions; put it behind the network"):
+        tuned(names=[kind()])
+
+
+def test_targets_of_a_dataset_that_are_mostly_zero_are_a_regression():
+    y = torch.zeros(600, 1)
+    y[::50] = 5.0
+    losses = []
+    data = Rows(torch.randn(600, 4), y)
+    tuned(classifier(1), data, ["weight_decay"], callbacks=[lambda training: losses.append(training.loss)])
+    assert set(losses) == {F.mse_loss}
+
+
+def test_a_search_that_learns_nothing_leaves_the_values_as_they_are():
+    torch.manual_seed(0)
+    x, y = torch.randn(400, 4), torch.randint(2, (400,))  # labels of which nothing can be known
+    result = tuned(classifier(2), (x, y), ["dropout", "label_smoothing"], steps=20)
+    assert result.values == {"dropout": pytest.approx(0.1), "label_smoothing": 0.0}
+    assert result.notes[0].startswith("No training of the search predicted unseen data better than a guess")
+    assert result.confirmed.values != result.values
+    assert result.steps == 20 and not any("of the search apart" in note for note in result.notes)
+
+
+def test_settings_that_change_nothing_are_refused():
+    other = nn.Linear(4, 4)
+    with pytest.raises(ValueError, match=r"changes nothing in 3 training steps; leave it out of hyper"):
+        tuned(names=["dropout", hyper.WeightDecay(other)])
+    unused = pytest.raises(ValueError, match=r"changes nothing in 3 training steps; leave it out of hyper")
+    with pytest.warns(UserWarning, match=r"ClassWeights \(0\) acts in the training loss alone"), unused:
+        tuned(names=[hyper.ClassWeights(3)])
+
+
+def test_dropout_that_is_not_used_or_frozen_is_left_out():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.backbone = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3)).requires_grad_(False).eval()
+            self.network, self.unused = classifier(), nn.Dropout(0.2)
+
+        def forward(self, x):
+            return self.network(self.backbone(x))
+
+    result = tuned(Model())
+    assert sorted(result.values) == ["dropout.network.2", "weight_decay"]
+    assert result.model.backbone[1].p == 0.3 and result.model.unused.p == 0.2
+    model = Model()
+    model.network = nn.Linear(4, 3)
+    with pytest.raises(ValueError, match=r"dropout changes nothing|no nn\.Dropout in training mode"):
+        tuned(model, names=["dropout"])
+
+
+def test_the_learning_rate_follows_a_schedule_in_every_training(tmp_path):
+    cosine = functools.partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=10)
+    rates, path = [], tmp_path / "search.pt"
+
+    def watch(training):
+        rates.append((training.done, training.optimizer.param_groups[0]["lr"]))
+        if len(rates) == 25:
+            raise KeyboardInterrupt
+
+    options = {"names": ["learning_rate"], "scheduler": cosine, "steps": 10}
+    whole = tuned(**options)
+    with pytest.raises(KeyboardInterrupt):
+        tuned(callbacks=[watch], resume_from=path, **options)
+    assert [rate for done, rate in rates if done == 10] == pytest.approx([0.0, 0.0])
+    assert rates[4][1] == pytest.approx(0.015) and rates[14][1] != rates[4][1]
+    assert tuned(resume_from=path, **options).values == whole.values
+    with pytest.raises(TypeError, match="scheduler returned a ReduceLROnPlateau; return one that steps without a loss"):
+        tuned(scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau)
+    with pytest.raises(ValueError, match="learning_rate changes nothing"):
+        tuned(**options | {"scheduler": lambda one: torch.optim.lr_scheduler.OneCycleLR(one, 0.1, total_steps=11)})
+
+
+def test_a_scheduler_within_an_optimizer_is_refused_where_its_rate_is_tuned():
+    def scheduled(parameters):
+        optimizer = torch.optim.SGD(parameters, lr=0.1)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer)
+        optimizer.register_step_post_hook(lambda *_: schedule.step())
+        return optimizer
+
+    with pytest.raises(ValueError, match="pass the scheduler as scheduler="):
+        tuned(names=["learning_rate"], optimizer=scheduled)
+
+
+def scaled(factor):
+    return lambda output, y: factor * F.cross_entropy(output, y)
+
+
+def shifted(value):
+    network = classifier()
+    network.shift = value
+    return network
+
+
+def changed(values, by):
+    """One of many is another."""
+    values = values.clone()
+    values[150] = (values[150] + by) % 3
+    return values
+
+
+MANY = labelled(300)
+
+
+@pytest.mark.parametrize(
+    ("first", "other"),
+    [
+        ({"loss": scaled(1.0)}, {"loss": scaled(2.0)}),
+        ({"network": shifted(1)}, {"network": shifted(2)}),
+        ({"data": Rows(X, Y)}, {"data": Rows(X, 2 - Y)}),
+        ({"data": MANY}, {"data": (MANY[0], changed(MANY[1], 1))}),
+        ({"data": MANY}, {"data": (changed(MANY[0], 0.5), MANY[1])}),
+    ],
+)
+def test_a_file_of_other_data_or_of_a_function_of_other_values_is_refused(tmp_path, first, other):
+    path = tmp_path / "search.pt"
+    values = tuned(resume_from=path, names=["dropout"], **first).values
+    assert tuned(resume_from=path, names=["dropout"], **first).values == values
+    with pytest.raises(ValueError, match="is of another search"):
+        tuned(resume_from=path, names=["dropout"], **other)
+
+
+def test_the_label_smoothing_of_a_loss_is_the_untuned_one():
+    result = tuned(names=["label_smoothing"], loss=nn.CrossEntropyLoss(label_smoothing=0.3))
+    assert result.history[0].values["label_smoothing"] == pytest.approx(0.3)
+
+
+def test_random_states_gradients_and_data_are_left_alone():
+    network = classifier()
+    states = torch.get_rng_state(), random.getstate(), numpy.random.get_state()[1].copy()
+    tuned(network, Rows(X, Y, noise=True))
+    assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1]
+    assert (numpy.random.get_state()[1] == states[2]).all()
+    x = X.clone().requires_grad_()
+    result = tuned(data=(x, Y))
+    assert x.grad is None and all(parameter.grad is None for parameter in result.model.parameters())
+    frozen = X.numpy().copy()
+    frozen.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tuned(data=(frozen, Y.numpy()))
+
+
+def test_chunks_keep_the_share_of_a_rare_class():
+    y = torch.zeros(60, dtype=torch.long)
+    y[:5] = 1
+    seen = []
+    tuned(
+        classifier(2), (X, y), ["weight_decay"], stratify=y,
+        callbacks=[lambda training: seen.append(y[training.problem.chunks.indices(2)].sum().item())],
+    )  # fmt: skip
+    assert set(seen) == {1}
+
+
+def test_the_report_has_the_unseen_targets_and_the_means_that_decide():
+    result = tuned(steps=20)
+    assert f"nats of {result.counted} unseen targets" in result.report() and result.counted == 12
+    late = result.history[0].nats[5:]
+    assert f"{-sum(late) / 5:.1f}" in result.report().splitlines()[4]
+    assert any(note.startswith("The cost of") for note in tuned(steps=4, batch_size=4, budget=6).notes)
+
+
+def test_a_learning_rate_at_the_end_of_what_was_tried_has_a_note():
+    slow = functools.partial(torch.optim.Adam, lr=2e-3)
+    notes = tuned(data=labelled(400), names=["learning_rate"], steps=40, optimizer=slow).notes
+    assert any(note.startswith("learning_rate was best at the end of what was tried; pass 0.0") for note in notes)
+
+
+class Scaled(nn.Module):
+    """A loss with a parameter of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, output, y):
+        return self.scale * F.cross_entropy(output, y)
+
+
+class Locked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.generator = classifier(), (i for i in range(3))
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+def traced():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.trace(classifier().eval(), X)
+
+
+ONE_HOT = F.one_hot(Y, 3).float()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"loss": Scaled()}, ValueError, "the loss has 1 parameters that are not in the network"),
+        ({"network": nn.Sequential(classifier(1), nn.Sigmoid()), "data": (X, (X[:, :1] > 0).float())}, ValueError,
+         "ends in nn.Sigmoid, and binary_cross_entropy_with_logits takes logits"),
+        ({"data": (X, ONE_HOT)}, ValueError, r"has a single one: pass y\.argmax\(1\)"),
+        ({"data": (MANY[0], MANY[1].index_fill(0, torch.tensor([150]), 3))}, ValueError,
+         "labels are 0 to 3, and the network has 3"),
+        ({"data": (X.to_sparse(), Y)}, TypeError, "layout torch.sparse_coo; pass dense ones"),
+        ({"data": (X.numpy(), numpy.array(["a", "b"] * 30))}, TypeError, "an array of <U1; pass numbers"),
+        ({"network": classifier().to("meta")}, ValueError, "on the meta device, without numbers"),
+        ({"device": "meta"}, ValueError, "device='meta' has no numbers"),
+        ({"device": "nowhere"}, ValueError, "device='nowhere' cannot be used here"),
+        ({"network": traced()}, TypeError, r"compiled by torch\.jit"),
+        ({"network": partnets.partition(classifier(), (0.8, 0.2))}, ValueError, "is partitioned; pass the plain one"),
+        ({"network": Locked()}, ValueError, "network cannot be copied"),
+        ({"budget": "2"}, ValueError, "budget='2'; pass a number above 1"),
+        ({"resume_from": 3}, TypeError, "resume_from is a int; pass the path"),
+        ({"collate": 3}, TypeError, "collate is of type int; pass a function"),
+        ({"forward": lambda network, batch: network(batch[0])}, ValueError, "forward returned a Tensor; return the"),
+        ({"names": ["learning_rate"], "optimizer": functools.partial(torch.optim.SGD, lr=0.0)}, ValueError,
+         "has a learning rate of 0; pass one above 0"),
+        ({"names": ["weight_decay"], "optimizer": functools.partial(torch.optim.AdamW, lr=0.0)}, ValueError,
+         "a learning rate of 0, with which its weight decay does nothing"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_tuned_is_refused_before_training(options, error, message):
+    options = copy.copy(options)
+    with pytest.raises(error, match=message):
+        tuned(options.pop("network", None), callbacks=[lambda _: pytest.fail("it trained")], **options)
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_a_call_without_gradients_is_refused(context):
+    with context(), pytest.raises(RuntimeError, match="gradients are disabled here"):
+        tuned()
+    with torch.autocast("cpu"), pytest.raises(RuntimeError, match=r"within torch\.autocast"):
+        tuned()
