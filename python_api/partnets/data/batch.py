@@ -101,7 +101,9 @@ def losses(loss: Loss, output: Any, y: Any) -> Tensor:
         raise TypeError(
             f"loss(output, y) gave a {type(found).__name__}; it must give a tensor: a mean, or the loss of each target."
         )
-    return found
+    # A mean with keepdim=True; of a batch of one example it may be that example's loss.
+    single = found.shape == (1,) and isinstance(y, Tensor) and y.dim() > 0 and len(y) > 1
+    return found[0] if single else found
 
 
 def mean(loss: Loss, output: Any, y: Any) -> Tensor:

@@ -396,3 +396,13 @@ def test_a_mean_of_few_bits_is_not_rounded_before_it_is_summed():
     low = logits.bfloat16()
     expected = F.cross_entropy(low.double(), y).item()
     assert partnets.mean_loss(nn.Identity(), (low, y), batch_size=64) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 20])
+def test_a_mean_that_keeps_its_dimension_is_a_mean(batch_size):
+    x, y = torch.randn(20, 4), torch.randint(3, (20,))
+    network = nn.Linear(4, 3)
+    kept = partnets.mean_loss(
+        network, (x, y), lambda output, y: F.cross_entropy(output, y)[None], batch_size=batch_size
+    )
+    assert kept == pytest.approx(F.cross_entropy(network(x), y).item(), rel=1e-5)
