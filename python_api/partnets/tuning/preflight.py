@@ -56,6 +56,8 @@ def _without_unused(problem: Problem) -> Problem:
     middle = [0.5] * len(problem.settings)
     before, unused = _trained(problem, middle), []
     for i, setting in enumerate(problem.settings):
+        if setting.name == "weight_decay":  # which the optimizer has, and which may be too small to see in a few steps
+            continue
         after = _trained(problem, [*middle[:i], 0.0, *middle[i + 1 :]])
         if all(torch.equal(one, other) for one, other in zip(before, after, strict=True)):
             unused.append(setting)
@@ -70,8 +72,9 @@ def _without_unused(problem: Problem) -> Problem:
 
 
 def _trained(problem: Problem, positions: list[float]) -> list[torch.Tensor]:
-    """Return the weights of a network after a few steps."""
+    """Return the weights of a network after a few steps, and their last gradients: small steps may be rounded away."""
     size = min(EXAMPLES, problem.batch_size, problem.chunks.sizes[0])
     training = Training(problem, positions, batch_size=size, steps=STEPS + 1, seed=0, unseen=1, judgements=1)
     training.run(STEPS)
-    return [weight.detach() for weight in parameters_of(training.optimizer)]
+    weights = list(parameters_of(training.optimizer))
+    return [weight.detach() for weight in weights] + [weight.grad for weight in weights if weight.grad is not None]

@@ -93,6 +93,18 @@ def test_settings_that_change_nothing_are_refused():
         tuned(names=[hyper.ClassWeights(3)])
 
 
+@pytest.mark.parametrize("names", [["weight_decay"], ["penalty"]])
+def test_settings_whose_effect_is_rounded_away_at_first_are_taken(names):
+    """Warming up from a hundred thousandth of a small learning rate."""
+    network = classifier()
+    if names == ["penalty"]:
+        names = [hyper.WeightDecay(network)]
+        network = nn.Sequential(network, names[0])
+    warm = functools.partial(torch.optim.lr_scheduler.LinearLR, start_factor=1e-5)
+    result = tuned(network, names=names, scheduler=warm, optimizer=functools.partial(torch.optim.AdamW, lr=1e-5))
+    assert len(result.values) == 1
+
+
 def test_dropout_that_is_not_used_or_frozen_is_left_out():
     class Model(nn.Module):
         def __init__(self):
