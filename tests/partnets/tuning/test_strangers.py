@@ -95,13 +95,13 @@ def test_settings_that_change_nothing_are_refused():
 
 @pytest.mark.parametrize("names", [["weight_decay"], ["penalty"]])
 def test_settings_whose_effect_is_rounded_away_at_first_are_taken(names):
-    """Warming up from a hundred thousandth of a small learning rate."""
+    """With a learning rate that a schedule raises later."""
     network = classifier()
     if names == ["penalty"]:
         names = [hyper.WeightDecay(network)]
         network = nn.Sequential(network, names[0])
-    warm = functools.partial(torch.optim.lr_scheduler.LinearLR, start_factor=1e-5)
-    result = tuned(network, names=names, scheduler=warm, optimizer=functools.partial(torch.optim.AdamW, lr=1e-5))
+    warm = functools.partial(torch.optim.lr_scheduler.LinearLR, start_factor=1e-6, total_iters=10**6)
+    result = tuned(network, names=names, scheduler=warm, optimizer=functools.partial(torch.optim.SGD, lr=0.1))
     assert len(result.values) == 1
 
 
