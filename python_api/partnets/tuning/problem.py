@@ -9,6 +9,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import numpy
@@ -175,11 +176,11 @@ def make_problem(
     everything = chunk(dataset, (1.0,), seed=seed, **options)
     states = [{name: value for name, value in group.items() if name != "params"} for group in made.param_groups]
     parts = [
-        *(chunks.fingerprint, steps, batch_size, clip, proportions, type(made).__name__, states, repr(wrapped)),
+        *(chunks.fingerprint, steps, batch_size, clip, proportions, type(made).__name__, states),
         *[[(one.name, one.low, one.high, one.untuned) for one in some] for some in (settings, starts)],
         [path for path, module in wrapped.named_modules() if module in direct],
-        [_attributes(module) for module in wrapped.modules()],
-        *(_told(loss), _told(forward), _told(scheduler)),
+        [(path, type(module).__name__, _attributes(module)) for path, module in wrapped.named_modules()],
+        *(_told(loss), _told(forward), _told(scheduler), _told(collate)),
     ]
     identity = _digest(parts, *_states(wrapped, loss), *tensors, y)
     outside = 0 if wrapped is network else len(wrapped) - 1
@@ -281,13 +282,18 @@ def _told(function: Any) -> str:
     if isinstance(function, functools.partial):
         return f"{_told(function.func)}, {_plain(function.args)}, {_plain(function.keywords)}"
     if isinstance(function, nn.Module):
-        return repr(function)
+        return f"{type(function).__name__} {[_attributes(module) for module in function.modules()]}"
     code = getattr(function, "__code__", None)
-    constants = [each for each in code.co_consts if not hasattr(each, "co_code")] if code else []
     cells = [_plain(cell.cell_contents) for cell in getattr(function, "__closure__", None) or ()]
     defaults = _plain(getattr(function, "__defaults__", None)), _plain(getattr(function, "__kwdefaults__", None))
     name = getattr(function, "__qualname__", type(function).__name__)
-    return f"{name} {code and code.co_code.hex()} {constants} {cells} {defaults}"
+    return f"{name} {code and _of_code(code)} {cells} {defaults}"
+
+
+def _of_code(code: CodeType) -> str:
+    """Return a text of a function's instructions, names and constants, those of functions in it too."""
+    constants = [_of_code(each) if isinstance(each, CodeType) else _plain(each) for each in code.co_consts]
+    return f"{code.co_code.hex()} {code.co_names} {constants}"
 
 
 def _plain(value: Any) -> str:
@@ -300,6 +306,8 @@ def _plain(value: Any) -> str:
         return str({str(name): _plain(each) for name, each in value.items()})
     if isinstance(value, tuple | list):
         return str([_plain(each) for each in value])
+    if isinstance(value, set | frozenset):  # whose order differs between processes
+        return str(sorted(map(_plain, value)))
     return type(value).__name__
 
 

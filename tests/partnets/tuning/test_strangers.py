@@ -77,11 +77,20 @@ def test_targets_of_a_dataset_that_are_mostly_zero_are_a_regression():
 def test_a_search_that_learns_nothing_leaves_the_values_as_they_are():
     torch.manual_seed(0)
     x, y = torch.randn(400, 4), torch.randint(2, (400,))  # labels of which nothing can be known
-    result = tuned(classifier(2), (x, y), ["dropout", "label_smoothing"], steps=20)
+    result = tuned(classifier(2), (x, y), ["dropout", "label_smoothing"], steps=20, optimizer=torch.optim.Adam)
     assert result.values == {"dropout": pytest.approx(0.1), "label_smoothing": 0.0}
     assert result.notes[0].startswith("No training of the search predicted unseen data better than a guess")
     assert result.confirmed.values != result.values
     assert result.steps == 20 and not any("of the search apart" in note for note in result.notes)
+
+
+def test_a_network_that_learns_its_examples_by_heart_keeps_the_chosen_values():
+    torch.manual_seed(0)
+    x, y = torch.randn(60, 8), torch.randn(60, 1)  # nothing to learn, and few examples
+    network = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Dropout(0.0), nn.Linear(64, 1))
+    result = tuned(network, (x, y), steps=80)
+    assert result.values == result.confirmed.values != result.history[0].values
+    assert "better than a guess that is the same for all; an untuned training is far worse" in result.notes[0]
 
 
 def test_settings_that_change_nothing_are_refused():
@@ -181,6 +190,8 @@ MANY = labelled(300)
     ("first", "other"),
     [
         ({"loss": scaled(1.0)}, {"loss": scaled(2.0)}),
+        ({"loss": lambda o, y: F.cross_entropy(o, y)}, {"loss": lambda o, y: F.multi_margin_loss(o, y)}),
+        ({"loss": nn.CrossEntropyLoss()}, {"loss": nn.CrossEntropyLoss(label_smoothing=0.3)}),
         ({"network": shifted(1)}, {"network": shifted(2)}),
         ({"data": Rows(X, Y)}, {"data": Rows(X, 2 - Y)}),
         ({"data": MANY}, {"data": (MANY[0], changed(MANY[1], 1))}),
