@@ -358,10 +358,9 @@ class _Search:
 
 
 def _augmentation(final: Training) -> nn.Module | None:
-    """Return a copy of the augmentations before a network, or None if there are none, or more inside."""
+    """Return a copy of the augmentations before a network; None without them, or if one is behind another module."""
     layers = final.network if isinstance(final.network, nn.Sequential) else ()
-    front = takewhile(lambda layer: isinstance(layer, Hyperparameter), layers)
-    found = [module.module for module in front if module in final.augmenting]
+    found = [layer.module for layer in takewhile(lambda layer: layer in final.augmenting, layers)]
     return copy.deepcopy(nn.Sequential(*found)) if found and len(found) == len(final.augmenting) else None
 
 

@@ -59,6 +59,14 @@ def test_what_changes_predictions_stays_before_the_network():
     assert mask.shape == (4,)
 
 
+def test_averages_are_over_augmentations_that_come_first():
+    images, labels = torch.rand(40, 1, 6, 6), torch.randint(2, (40,))
+    network, filtered = nn.Sequential(nn.Flatten(), nn.Linear(36, 2)), hyper.Submodule(nn.Conv2d(1, 1, 3, padding=1))
+    assert tuned(network, (images, labels), [hyper.Affine(), filtered]).averaged(2)(images).shape == (40, 2)
+    with pytest.raises(ValueError, match="no augmentation before the network was tuned"):
+        tuned(network, (images, labels), [filtered, hyper.Affine()]).averaged(2)
+
+
 @pytest.mark.parametrize("kind", [hyper.Temperature, hyper.ObservationNoise])
 def test_what_acts_on_predictions_is_not_put_before_the_network(kind):
     with pytest.raises(ValueError, match=f"{kind.__name__} acts on predictions; put it behind the network"):
