@@ -56,13 +56,16 @@ def find(root: Path, test: float, seed: int) -> Files:
 
 def _labels(reader: ModuleType, root: Path) -> dict[str, int]:
     try:
-        return reader.find_classes(str(root))[1]
+        names = [name for name in reader.find_classes(str(root))[0] if not name.startswith(".")]
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{root} has no folders; pass {EXPECTED}.") from error
+    return {name: label for label, name in enumerate(names)}
 
 
 def _listed(reader: ModuleType, root: Path, labels: dict[str, int]) -> list[tuple[str, int]]:
     found = reader.make_dataset(str(root), labels, reader.IMG_EXTENSIONS)
+    # Hidden files and folders are copies of others, as in .ipynb_checkpoints, or no images.
+    found = [(path, label) for path, label in found if "/." not in f"/{Path(path).relative_to(root).as_posix()}"]
     # torchvision looks into all folders below: a split of another name would pass as classes.
     for name, label in labels.items():
         below = {Path(path).relative_to(root / name).parts[0] for path, of in found if of == label}

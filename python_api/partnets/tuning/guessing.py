@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partnets.utils.likelihood import BINARY, CROSS_ENTROPIES, SQUARED, ignored, name_of
+from partnets.utils.likelihood import BINARY, CROSS_ENTROPIES, NLL_LOSSES, SQUARED, ignored, name_of
 from partnets.utils.targets import token_cross_entropy
 
 
@@ -17,7 +17,7 @@ def guessed_nats(loss: Any, targets: Sequence[Any]) -> float | None:
     """Return the loss of the best constant prediction in nats; of a squared error n / 2 log(error) for n numbers.
 
     Args:
-        loss: of torch: a cross-entropy, one of several labels, or a squared error.
+        loss: of torch: a cross-entropy or NLLLoss, one of several labels, or a squared error.
         targets: the targets of each batch.
 
     Returns:
@@ -32,7 +32,7 @@ def guessed_nats(loss: Any, targets: Sequence[Any]) -> float | None:
     if not targets or not all(isinstance(y, Tensor) and y.shape[1:] == targets[0].shape[1:] for y in targets):
         return None
     y = torch.cat([each.cpu() for each in targets])
-    if (name in CROSS_ENTROPIES or loss is token_cross_entropy) and not y.is_floating_point():
+    if (name in CROSS_ENTROPIES | NLL_LOSSES or loss is token_cross_entropy) and not y.is_floating_point():
         counts = y[y != ignored(loss)].flatten().bincount().double()
         return _entropy(counts, counts.sum())
     y = y.double().flatten(1) if y.dim() > 1 else y.double()[:, None]

@@ -62,6 +62,15 @@ def test_folders_of_a_split_do_not_pass_as_classes(tmp_path):
     assert Data.from_folder(tmp_path / "nested", test=0.5).names == ("ape", "owl")
 
 
+def test_hidden_files_and_folders_are_left_out(tmp_path):
+    of_two_classes(tmp_path)
+    for path in (".ipynb_checkpoints/0.png", "cat/.ipynb_checkpoints/1.png", "cat/.2.png"):
+        write(tmp_path / path)
+    (tmp_path / "dog" / "._0.png").write_bytes(b"no image")
+    data = Data.from_folder(tmp_path)
+    assert data.names == ("cat", "dog") and len(data.train[1]) + len(data.test[1]) == 10
+
+
 def test_images_are_scaled_and_cropped_to_a_size(tmp_path):
     of_two_classes(tmp_path)
     image = Image.new("RGB", (30, 10))

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from partnets.tuning.guessing import guessed_nats
 from partnets.tuning.search import MAIN, best_end, choose, design, plan, weights
 from partnets.tuning.settings import Setting
 
@@ -117,3 +118,17 @@ def test_a_training_goes_on_to_its_end_unless_that_is_clearly_worse():
     assert best_end([*falling[:-1], falling[-2] + 0.2]) == 10
     assert 3 <= best_end([50.0, 30.0, 20.0, 20.0, 25.0, 40.0, 60.0, 80.0, 100.0, 120.0]) <= 4
     assert 5 < best_end([53.0, 51.0, 50.0, 50.5, 51.0, 51.5, 52.0, 52.5, 53.0, 53.5]) < 10
+
+
+@pytest.mark.parametrize(
+    ("loss", "y", "expected"),
+    [
+        (torch.nn.NLLLoss(), torch.tensor([0, 1, 1, 0, -100]), 4 * math.log(2)),
+        (torch.nn.functional.binary_cross_entropy_with_logits, torch.tensor([[0.0, 1], [1, 1]]), 2 * math.log(2)),
+        (torch.nn.functional.mse_loss, torch.tensor([[1.0], [3.0]]), 0.0),
+        (lambda output, y: output.mean(), torch.tensor([0, 1]), None),
+    ],
+)
+def test_a_guess_is_the_best_constant_prediction(loss, y, expected):
+    found = guessed_nats(loss, [y[:1], y[1:]])
+    assert found == (None if expected is None else pytest.approx(expected))
