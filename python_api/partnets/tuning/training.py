@@ -406,6 +406,7 @@ class Training:
             "noise": self.noise,
             "done": self.done,
             "judged": self.judged,
+            "counted": self.counted,
             "schedule": self.schedule,
             "examples": self.examples,
         }
@@ -420,7 +421,7 @@ class Training:
             self.direct_optimizer.load_state_dict(state["direct_optimizer"])
         self.generator.set_state(state["generator"])
         self.noise, self.done = state["noise"], state["done"]
-        self.judged, self.examples = list(state["judged"]), state["examples"]
+        self.judged, self.counted, self.examples = list(state["judged"]), state["counted"], state["examples"]
         self.schedule = {name: list(values) for name, values in state["schedule"].items()}
 
 

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import partnets
 from partnets import hyper
+from partnets.tuning.training import Training
 
 
 def classifier(classes=3):
@@ -120,6 +121,18 @@ def test_an_interrupted_search_resumes_to_the_same_bits(tmp_path, names, tenths)
     assert torch.equal(weights(result.model), weights(whole.model))
     assert (result.values, result.lml, result.steps, result.cost) == (whole.values, whole.lml, whole.steps, whole.cost)
     assert result.history == whole.history
+
+
+def test_a_search_that_is_killed_after_its_last_judgement_knows_of_how_many_it_was(tmp_path, monkeypatch):
+    def kill(training):
+        raise Killed
+
+    whole = tuned(steps=20)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Training, "guessed_nats", kill)
+        tuned(steps=20, resume_from=tmp_path / "search.pt")
+    result = tuned(steps=20, resume_from=tmp_path / "search.pt")
+    assert result.counted == whole.counted > 0 and result.values == whole.values
 
 
 def test_a_file_of_another_search_is_refused(tmp_path):
