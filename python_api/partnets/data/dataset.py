@@ -13,6 +13,7 @@ from torch import Generator, Tensor
 
 from partkernels.arguments import check_seed
 from partnets.data import folders
+from partnets.data.examples import as_tensor
 from partnets.data.splitting import stratified
 from partnets.hyper.affine import GENERATORS
 from partnets.hyper.warp import warp
@@ -197,7 +198,7 @@ def _pair(what: str, pair: Sequence) -> tuple[Tensor, Tensor]:
     """Return x, in float32 or uint8, and labels in int64."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise TypeError(f"{what} is a {type(pair).__name__}; pass (x, y), images or features and labels.")
-    x, y = (torch.as_tensor(part).detach().cpu() for part in pair)
+    x, y = (as_tensor(part).cpu() for part in pair)
     x = x[:, None] if x.dim() == 3 else x
     if x.dim() == 4 and x.dtype != torch.uint8 and not x.is_floating_point():
         kind = str(x.dtype).removeprefix("torch.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
@@ -101,6 +102,32 @@ def as_dataset(data: Dataset | Sequence) -> Dataset:
     if (cure := _cure(data)) is not None:
         raise TypeError(f"data are a {type(data).__name__}; {cure}")
     return data
+
+
+def as_tensor(part: Any) -> Tensor:
+    """Return a tensor, a NumPy array, a DataFrame or a list as a dense tensor without a gradient.
+
+    Raises:
+        TypeError: an array has no numbers, or a tensor is sparse.
+
+    Example:
+        >>> as_tensor(numpy.arange(3)[::-1])
+        tensor([2, 1, 0])
+    """
+    if hasattr(part, "iloc"):
+        part = part.to_numpy()
+    if isinstance(part, numpy.ndarray):
+        if part.dtype.kind not in "biufc":
+            raise TypeError(
+                f"data have an array of {part.dtype}; pass numbers, of labels such as numpy.unique(y,"
+                " return_inverse=True)[1]."
+            )
+        fits = part.flags.writeable and all(stride >= 0 for stride in part.strides)
+        part = part if fits else part.copy()
+    tensor = torch.as_tensor(part).detach()
+    if tensor.layout != torch.strided:
+        raise TypeError(f"data have a tensor of layout {tensor.layout}; pass dense ones, such as x.to_dense().")
+    return tensor
 
 
 def refuse_separate(call: str, separate: tuple) -> None:

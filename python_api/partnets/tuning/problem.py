@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
-import numpy
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -22,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from partnets.data.batch import Forward, Loss, call, mean, scores
 from partnets.data.chunks import Chunks, chunk
 from partnets.data.dataset import Data
-from partnets.data.examples import Collate, as_dataset, collated
+from partnets.data.examples import Collate, as_dataset, as_tensor, collated
 from partnets.hyper import Hyperparameter, hyperparameters
 from partnets.nn.partitioned import partitioned_layers
 from partnets.training.start import warn_of_unused_losses
@@ -348,25 +347,9 @@ def as_data(data: Any, dtype: torch.dtype = torch.float32) -> Dataset | Sequence
             "data are a DataLoader; pass loader.dataset, batch_size=loader.batch_size and collate=loader.collate_fn."
         )
     if isinstance(data, tuple | list) and data and all(hasattr(part, "__array__") for part in data):
-        *inputs, y = (_as_tensor(part, dtype) for part in data)
+        *inputs, y = (part.to(dtype) if part.dtype == torch.float64 else part for part in map(as_tensor, data))
         data = *inputs, y.long() if y.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32) else y
     return as_dataset(data)
-
-
-def _as_tensor(part: Any, dtype: torch.dtype) -> Tensor:
-    if hasattr(part, "iloc"):
-        part = part.to_numpy()
-    if isinstance(part, numpy.ndarray):
-        if part.dtype.kind not in "biufc":
-            raise TypeError(
-                f"data have an array of {part.dtype}; pass numbers, of labels such as numpy.unique(y,"
-                " return_inverse=True)[1]."
-            )
-        part = part if part.flags.writeable else part.copy()
-    tensor = torch.as_tensor(part).detach()
-    if tensor.layout != torch.strided:
-        raise TypeError(f"data have a tensor of layout {tensor.layout}; pass dense ones, such as x.to_dense().")
-    return tensor.to(dtype) if tensor.dtype == torch.float64 else tensor
 
 
 def usual_loss(output: Any, y: Any, targets: Any = None) -> Loss:

@@ -185,6 +185,17 @@ def test_arrays_become_data():
     assert Data.from_arrays((numpy.zeros((8, 3), int), numpy.array([True, False] * 4))).train[0].dtype == torch.float32
 
 
+def test_arrays_may_be_flipped_frozen_or_of_pandas():
+    pandas = pytest.importorskip("pandas")
+    x, y = numpy.arange(60.0).reshape(20, 3), numpy.arange(20) % 2
+    y.flags.writeable = False
+    plain = Data.from_arrays((x, y))
+    for pair in ((x[::-1].copy()[::-1], y), (pandas.DataFrame(x), pandas.Series(y))):
+        assert torch.equal(Data.from_arrays(pair).train[0], plain.train[0])
+    with pytest.raises(TypeError, match="an array of <U1; pass numbers"):
+        Data.from_arrays((x, numpy.array(["a", "b"] * 10)))
+
+
 LABELS = numpy.zeros(4, dtype=int)
 
 
