@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from partnets.utils.likelihood import Loss, counting, ignored, is_of_numbers
+from partnets.utils.likelihood import Loss, counting, ignored, ignores, is_of_numbers
 from partnets.utils.random_state import preserved
 
 # Under which of these a batch has its targets.
@@ -107,15 +107,22 @@ def losses(loss: Loss, output: Any, y: Any) -> Tensor:
 
 
 def mean(loss: Loss, output: Any, y: Any) -> Tensor:
-    """The loss to be minimised, a scalar.
+    """The loss to be minimised, a scalar; 0 of a batch whose classes count nowhere.
 
     Example:
         >>> logits, y = torch.zeros(3, 2), torch.tensor([0, 1, 1])
         >>> mean(nn.CrossEntropyLoss(reduction="none"), logits, y)
         tensor(0.6931)
+        >>> mean(nn.CrossEntropyLoss(), logits, y.fill_(-100))
+        tensor(0.)
     """
     found = losses(loss, output, y)
-    return counting(loss, found, y).mean() if found.dim() else found
+    if found.dim():
+        counted = counting(loss, found, y)
+        return counted.mean() if counted.numel() else found.sum()
+    if isinstance(y, Tensor) and ignores(loss) and not y.is_floating_point():
+        return found.masked_fill((y == ignored(loss)).all(), 0.0)
+    return found
 
 
 def check_no_sum(loss: Loss, output: Any, y: Any, value: Tensor) -> None:

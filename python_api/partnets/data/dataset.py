@@ -65,7 +65,8 @@ class Data:
         their EXIF orientation. All are kept in memory.
 
         Args:
-            root: has a folder for each class, or train and test (or val, valid, validation) with such folders.
+            root: has a folder for each class, or train and test (or val, valid, validation) with such folders. If it
+                has both test and val, the images of val are trained on: nothing here needs a validation set.
             size: height and width, or both in one number, to which images are scaled and cropped around their middle;
                 None if they are alike.
             test: the share of each class to test on, of a folder without a test part.
@@ -77,8 +78,8 @@ class Data:
         Raises:
             ImportError: torchvision is not installed.
             FileNotFoundError: there is no such folder, or a class has no image.
-            ValueError: a file is damaged or has more than 8 bits a channel; sizes differ and size is None; a class is
-                in the test part alone.
+            ValueError: a file is damaged, has more than 8 bits a channel or is there twice, by a link; sizes differ
+                and size is None; a class is in the test part alone; root has parts of other names.
 
         Example:
             >>> import pathlib, tempfile
@@ -92,6 +93,8 @@ class Data:
             (torch.Size([8, 3, 8, 8]), 2, ('cat', 'dog'))
         """
         check_seed("seed", seed)
+        if not isinstance(root, str | PathLike):
+            raise TypeError(f"root is of type {type(root).__name__}; pass the path of a folder.")
         files = folders.find(Path(root), test, seed)
         train, tested = folders.decode([files.train, files.test], size)
         name = Path(root).resolve().name
@@ -110,7 +113,8 @@ class Data:
 
         Raises:
             TypeError: labels are no whole numbers; for a regression pass (x, y) to partnets.chunk or tune.
-            ValueError: shapes do not fit, x has NaN or infinite numbers, or a label is negative.
+            ValueError: shapes do not fit; x has NaN, infinite or masked numbers, or bytes as floats; or a label is
+                negative or not below the number of examples.
 
         Example:
             >>> Data.from_arrays((torch.rand(10, 8, 8), [0, 1] * 5))
@@ -118,9 +122,8 @@ class Data:
         """
         check_seed("seed", seed)
         x, y = _pair("train", train)
-        if isinstance(test, float):
-            if not 0 < test < 1:
-                raise ValueError(f"test={test}; pass a share between 0 and 1, or (x, y).")
+        if not isinstance(test, tuple | list):
+            folders.check_share(test)
             parts = stratified(y.unique(return_inverse=True)[1], (1 - test, test), Generator().manual_seed(seed))
             pairs = (x[parts == 0], y[parts == 0]), (x[parts == 1], y[parts == 1])
         else:
@@ -128,7 +131,13 @@ class Data:
         if not len(pairs[0][0]) or not len(pairs[1][0]) or pairs[0][0].shape[1:] != pairs[1][0].shape[1:]:
             shapes = " and ".join(str(list(x.shape)) for x, _ in pairs)
             raise ValueError(f"x to train and to test are {shapes}; pass examples of one shape for both.")
-        return cls(name, *pairs, 1 + int(max(y.max() for _, y in pairs)), *moments(pairs[0][0]))
+        largest = int(max(y.max() for _, y in pairs))
+        if largest >= len(pairs[0][1]) + len(pairs[1][1]):
+            raise ValueError(
+                f"there is a label {largest} of {len(pairs[0][1]) + len(pairs[1][1])} examples; pass labels from 0,"
+                " such as numpy.unique(y, return_inverse=True)[1]."
+            )
+        return cls(name, *pairs, 1 + largest, *moments(pairs[0][0]))
 
     def subset(self, n: int, seed: int = 0) -> Data:
         """n training examples at random, and all test examples; with the same seed, smaller subsets lie in larger ones.
@@ -213,6 +222,11 @@ def _pair(what: str, pair: Sequence) -> tuple[Tensor, Tensor]:
         )
     if x.dim() == 4 and x.shape[3] in (1, 3, 4) and x.shape[1] not in (1, 3, 4):
         raise ValueError(f"{what} has images {list(x.shape)}, with channels last; pass x.transpose(0, 3, 1, 2).")
+    if x.dim() == 4 and x.is_floating_point() and x.max() > 2 and bool((x == x.round()).all()) and x.min() >= 0:
+        raise ValueError(
+            f"{what} has images of whole numbers to {x.max():.0f}, in floats; pass x.astype(numpy.uint8), which are"
+            " scaled to [0, 1], or x / 255."
+        )
     if not bool(x.isfinite().all()) or int(y.min()) < 0:
         raise ValueError(f"{what} has {'a negative label' if int(y.min()) < 0 else 'NaN or infinite numbers'}.")
     return x, y.long()

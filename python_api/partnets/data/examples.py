@@ -109,6 +109,7 @@ def as_tensor(part: Any) -> Tensor:
 
     Raises:
         TypeError: an array has no numbers, or a tensor is sparse.
+        ValueError: a list is not rectangular, or an array has masked entries.
 
     Example:
         >>> as_tensor(numpy.arange(3)[::-1])
@@ -117,13 +118,17 @@ def as_tensor(part: Any) -> Tensor:
     if hasattr(part, "iloc"):
         part = part.to_numpy()
     if isinstance(part, numpy.ndarray):
+        if masked := int(numpy.ma.getmaskarray(part).sum()) if isinstance(part, numpy.ma.MaskedArray) else 0:
+            raise ValueError(f"data have an array with {masked} masked entries; pass x.filled(...), or leave them out.")
         if part.dtype.kind not in "biufc":
             raise TypeError(
                 f"data have an array of {part.dtype}; pass numbers, of labels such as numpy.unique(y,"
                 " return_inverse=True)[1]."
             )
-        fits = part.flags.writeable and all(stride >= 0 for stride in part.strides)
-        part = part if fits else part.copy()
+        fits = part.flags.writeable and all(stride >= 0 for stride in part.strides) and part.dtype.isnative
+        # torch compares no unsigned numbers of more than 8 bits.
+        wide = part.dtype.kind == "u" and part.dtype.itemsize > 1
+        part = part.astype(numpy.int64 if wide else part.dtype.newbyteorder("=")) if wide or not fits else part
     tensor = torch.as_tensor(part).detach()
     if tensor.layout != torch.strided:
         raise TypeError(f"data have a tensor of layout {tensor.layout}; pass dense ones, such as x.to_dense().")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from numbers import Real
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -15,7 +18,10 @@ from tqdm import tqdm
 
 from partnets.data.splitting import stratified
 
-TRAIN, TEST = "train", ("test", "val", "valid", "validation")
+# With both a folder to test and one to validate, the images of the latter are trained on.
+TRAIN, TEST, VALIDATE = "train", "test", ("val", "valid", "validation")
+# Classes are not called so; parts of a data set are.
+PARTS = re.compile("(train|test|val|eval|dev|held)", re.IGNORECASE)
 EXPECTED = "a folder with a folder of images for each class, or with two such folders, train and test"
 # Pillow's modes of grey images, and of more than 8 bits, which it would clip to white.
 GREY, DEEP = ("1", "L", "LA"), ("I", "F")
@@ -40,18 +46,17 @@ def find(root: Path, test: float, seed: int) -> Files:
     reader = import_torchvision("datasets.folder")
     if not root.is_dir():
         raise FileNotFoundError(f"there is no folder {root}; pass {EXPECTED}.")
-    tested = next((root / name for name in TEST if (root / name).is_dir()), None)
-    if not (root / TRAIN).is_dir() or tested is None:
-        whole = root / TRAIN if (root / TRAIN).is_dir() else root
-        labels = _labels(reader, whole)
-        return Files(*_split(_listed(reader, whole, labels), test, seed), list(labels))
-    labels, others = _labels(reader, root / TRAIN), _labels(reader, tested)
-    if strange := sorted(others.keys() - labels.keys()):
-        raise ValueError(
-            f"{tested} has the classes {', '.join(strange)}, and {root / TRAIN} does not; name them alike."
-        )
-    of_test = {name: label for name, label in labels.items() if name in others}
-    return Files(_listed(reader, root / TRAIN, labels), _listed(reader, tested, of_test), list(labels))
+    train = root / TRAIN if (root / TRAIN).is_dir() else None
+    others = [root / name for name in (TEST, *VALIDATE) if train and (root / name).is_dir()]
+    labels = _labels(reader, train or root)
+    if labels and all(map(PARTS.match, labels)):
+        raise ValueError(f"{train or root} has the folders {', '.join(labels)}; name them train and test, or classes.")
+    parts = [_listed(reader, train or root, labels), *(_listed(reader, other, labels, train) for other in others)]
+    _check_distinct([path for part in parts for path, _ in part])
+    if not others:
+        return Files(*_split(parts[0], test, seed), list(labels))
+    trained = [file for part in (parts[0], *parts[2:]) for file in part]
+    return Files(trained, parts[1], list(labels))
 
 
 def _labels(reader: ModuleType, root: Path) -> dict[str, int]:
@@ -62,8 +67,14 @@ def _labels(reader: ModuleType, root: Path) -> dict[str, int]:
     return {name: label for label, name in enumerate(names)}
 
 
-def _listed(reader: ModuleType, root: Path, labels: dict[str, int]) -> list[tuple[str, int]]:
-    found = reader.make_dataset(str(root), labels, reader.IMG_EXTENSIONS)
+def _listed(reader: ModuleType, root: Path, labels: dict[str, int], train: Path | None = None) -> list[tuple[str, int]]:
+    """Return (path, label) of each image; of another part than `train` those of the classes that it has."""
+    if train is not None:
+        own = _labels(reader, root)
+        if strange := sorted(own.keys() - labels.keys()):
+            raise ValueError(f"{root} has the classes {', '.join(strange)}, and {train} does not; name them alike.")
+        labels = {name: label for name, label in labels.items() if name in own}
+    found = reader.make_dataset(str(root), labels, is_valid_file=_is_image)
     # Hidden files and folders are copies of others, as in .ipynb_checkpoints, or no images.
     found = [(path, label) for path, label in found if "/." not in f"/{Path(path).relative_to(root).as_posix()}"]
     # torchvision looks into all folders below: a split of another name would pass as classes.
@@ -74,15 +85,35 @@ def _listed(reader: ModuleType, root: Path, labels: dict[str, int]) -> list[tupl
     return found
 
 
+def _is_image(path: str) -> bool:
+    """Return whether Pillow reads files of this ending as images; torchvision knows fewer."""
+    pillow = import_module("PIL.Image")
+    format = pillow.registered_extensions().get(Path(path).suffix.lower())
+    return format in pillow.OPEN and pillow.MIME.get(format, "").startswith("image/")
+
+
+def _check_distinct(paths: list[str]) -> None:
+    """Raise ValueError if two paths lead to one file, by links: it would be counted, or tested, twice."""
+    first: dict[str, str] = {}
+    for path in paths:
+        if (other := first.setdefault(os.path.realpath(path), path)) != path:
+            raise ValueError(f"{other} and {path} are one file; leave out one of the links.")
+
+
 def _split(files: list[tuple[str, int]], test: float, seed: int) -> tuple[list, list]:
-    if not 0 < test < 1:
-        raise ValueError(f"test={test}; pass the share of the images to test on, between 0 and 1.")
+    check_share(test)
     labels = torch.tensor([label for _, label in files], device="cpu")
     parts = stratified(labels, (1 - test, test), Generator().manual_seed(seed)).tolist()
     train, tested = ([file for file, part in zip(files, parts, strict=True) if part == which] for which in (0, 1))
     if not train or not tested:
         raise ValueError(f"test={test} leaves no image of {len(files)} to {'test' if train else 'train'}; add images.")
     return train, tested
+
+
+def check_share(test: Any) -> None:
+    """Raise ValueError if something is no share of examples to test on."""
+    if isinstance(test, bool) or not isinstance(test, Real) or not 0 < test < 1:
+        raise ValueError(f"test={test!r}; pass a share between 0 and 1.")
 
 
 def decode(parts: Sequence[list[tuple[str, int]]], size: int | tuple[int, int] | None) -> list[tuple[Tensor, Tensor]]:
@@ -99,8 +130,8 @@ def decode(parts: Sequence[list[tuple[str, int]]], size: int | tuple[int, int] |
         ValueError: an image is damaged, has more than 8 bits, or another size than the first one and size is None.
     """
     height_width = (size, size) if isinstance(size, int) else size
-    if height_width is not None and (len(height_width) != 2 or min(height_width) < 1):
-        raise ValueError(f"size={size}; pass a positive int, or height and width.")
+    if height_width is not None and not _is_size(height_width):
+        raise ValueError(f"size={size!r}; pass a positive int, or height and width.")
     first, grey = height_width, True
     for path, _ in (file for part in parts for file in part):
         found, mode = _header(path)
@@ -111,6 +142,11 @@ def decode(parts: Sequence[list[tuple[str, int]]], size: int | tuple[int, int] |
                 " size=, to which images are scaled and cropped."
             )
     return [_decoded(part, first, "L" if grey else "RGB") for part in parts]
+
+
+def _is_size(size: Any) -> bool:
+    ints = isinstance(size, tuple | list) and len(size) == 2 and {type(each) for each in size} == {int}
+    return ints and min(size) > 0
 
 
 def _header(path: str) -> tuple[tuple[int, int], str]:

@@ -9,26 +9,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from partnets.data.batch import summed
 from partnets.utils.likelihood import BINARY, CROSS_ENTROPIES, NLL_LOSSES, SQUARED, ignored, name_of
 from partnets.utils.targets import token_cross_entropy
 
 
-def guessed_nats(loss: Any, targets: Sequence[Any]) -> float | None:
+def guessed_nats(loss: Any, judged: Sequence[tuple[Any, Any]]) -> float | None:
     """Return the loss of the best constant prediction in nats; of a squared error n / 2 log(error) for n numbers.
 
     Args:
-        loss: of torch: a cross-entropy or NLLLoss, one of several labels, or a squared error.
-        targets: the targets of each batch.
+        loss: of torch, for which it is known; of another loss the constant is the best mean of the outputs, whatever
+            their weights: a constant of its own might be nothing that the network can predict.
+        judged: outputs and targets of each batch.
 
     Returns:
-        None for another loss, or for targets that differ in shape.
+        None if outputs are no tensors of one shape, or targets differ in shape.
 
     Example:
         >>> y = torch.tensor([0, 1, 1, 0])
-        >>> round(guessed_nats(torch.nn.functional.cross_entropy, [y]) / math.log(2), 6)
+        >>> round(guessed_nats(torch.nn.functional.cross_entropy, [(torch.zeros(4, 2), y)]) / math.log(2), 6)
         4.0
     """
-    name = name_of(loss)
+    name, targets = name_of(loss), [y for _, y in judged]
+    known = CROSS_ENTROPIES | NLL_LOSSES | BINARY | SQUARED
+    if name not in known and loss is not token_cross_entropy:
+        return _of_means(loss, judged)
     if not targets or not all(isinstance(y, Tensor) and y.shape[1:] == targets[0].shape[1:] for y in targets):
         return None
     y = torch.cat([each.cpu() for each in targets])
@@ -43,6 +48,31 @@ def guessed_nats(loss: Any, targets: Sequence[Any]) -> float | None:
         error = (y - y.mean(0)).square().mean()
         return y.numel() / 2 * math.log(max(float(error), 1e-30))
     return None
+
+
+def _of_means(loss: Any, judged: Sequence[tuple[Any, Any]]) -> float | None:
+    """Return the least total loss of a weighted mean of the outputs as the output of each example."""
+    outputs = [output for output, _ in judged]
+    if not outputs or not all(isinstance(each, Tensor) and each.dim() and each.is_floating_point() for each in outputs):
+        return None
+    if any(each.shape[1:] != outputs[0].shape[1:] for each in outputs):
+        return None
+    rows, found = torch.cat(outputs).detach(), []
+    weights = torch.zeros(len(rows), device=rows.device, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weights], max_iter=50, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        constant = torch.tensordot(weights.softmax(0).to(rows.dtype), rows, 1)
+        total = sum(summed(loss, constant.expand_as(output), y, len(output))[0] for output, y in judged)
+        found.append(float(total.detach()))
+        if total.requires_grad:
+            total.backward()
+        return total
+
+    with torch.enable_grad():
+        optimizer.step(closure)
+    return min((value for value in found if math.isfinite(value)), default=None)
 
 
 def _entropy(counts: Tensor, total: Tensor | int) -> float:

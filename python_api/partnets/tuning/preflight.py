@@ -8,7 +8,7 @@ import torch
 
 from partnets.hyper.augmentation import Augmentation
 from partnets.training.step import parameters_of
-from partnets.tuning.problem import Problem
+from partnets.tuning.problem import Problem, rates
 from partnets.tuning.search import Plan
 from partnets.tuning.training import Training
 from partnets.utils.targets import described
@@ -29,7 +29,7 @@ def try_steps(problem: Problem, planned: Plan) -> Problem:
     """
     size = planned.member_batch if problem.settings else planned.confirm_batch
     untuned = [setting.position for setting in problem.settings]
-    options = {"batch_size": size, "steps": 1, "seed": 0, "learns": bool(problem.direct), "unseen": 1}
+    options = {"batch_size": size, "steps": 1, "seed": 0, "learns": bool(problem.direct), "unseen": planned.unseen}
     try:
         training = Training(problem, untuned, **options)
         training.run(1)
@@ -58,6 +58,13 @@ def _without_unused(problem: Problem) -> Problem:
     for i, setting in enumerate(problem.settings):
         if setting.name == "weight_decay":  # which the optimizer has, and which may be too small to see in a few steps
             continue
+        if setting.name == "learning_rate" and problem.scheduler is not None:
+            if _scheduled(problem, middle) == _scheduled(problem, [*middle[:i], 0.0, *middle[i + 1 :]]):
+                raise ValueError(
+                    "learning_rate changes nothing, as the scheduler sets it; leave it out of hyper, or pass a"
+                    " scheduler that scales the rate of the optimizer."
+                )
+            continue
         after = _trained(problem, [*middle[:i], 0.0, *middle[i + 1 :]])
         if all(torch.equal(one, other) for one, other in zip(before, after, strict=True)):
             unused.append(setting)
@@ -71,8 +78,15 @@ def _without_unused(problem: Problem) -> Problem:
     return dataclasses.replace(problem, settings=kept)
 
 
+def _scheduled(problem: Problem, positions: list[float]) -> list[list[float]]:
+    """Return the learning rates of all steps."""
+    training = Training(dataclasses.replace(problem, scheduler=None), positions, batch_size=1, steps=1, seed=0)
+    return rates(problem.scheduler, training.optimizer, problem.steps)
+
+
 def _trained(problem: Problem, positions: list[float]) -> list[torch.Tensor]:
     """Return the weights of a network after a few steps, and their last gradients: small steps may be rounded away."""
+    problem = dataclasses.replace(problem, scheduler=None)  # which may begin with a rate of 0
     size = min(EXAMPLES, problem.batch_size, problem.chunks.sizes[0])
     training = Training(problem, positions, batch_size=size, steps=STEPS + 1, seed=0, unseen=1, judgements=1)
     training.run(STEPS)

@@ -7,11 +7,13 @@ import functools
 import hashlib
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -26,13 +28,15 @@ from partnets.hyper import Hyperparameter, hyperparameters
 from partnets.nn.partitioned import partitioned_layers
 from partnets.training.start import warn_of_unused_losses
 from partnets.training.step import check_clip, parameters_of
-from partnets.tuning.settings import Setting, check_names, find_settings
+from partnets.tuning.settings import Setting, check_names, find_settings, put_before
 from partnets.utils.checks import check_at_least
 from partnets.utils.likelihood import BINARY_OF_LOGITS, SQUARED, check_mean, name_of, plain
 from partnets.utils.modules import device_of, evaluating, to_device
 from partnets.utils.random_state import preserved
 from partnets.utils.targets import check_range, check_targets, token_cross_entropy, tried
 
+# So many objects may refer to each other in what tells a search from others.
+DEPTH = 20
 Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 Scheduler = Callable[[torch.optim.Optimizer], LRScheduler]
 
@@ -135,10 +139,11 @@ def make_problem(
     if chunks.count < 2:
         raise ValueError(f"proportions={tuple(proportions)}; pass two or more: data that are not seen judge the rest.")
     device = _usable(device_of(network) if device is None else device)
-    copied = _copied(network)
+    wrapped, hyper, outside = put_before(network, hyper)
+    copied = _copied(wrapped)
     with preserved(device):
-        generator = torch.Generator().manual_seed(0)
-        batch = chunks.sample(1, min(batch_size, 32), generator)
+        generator = torch.Generator()
+        batch, again = (chunks.sample(1, min(batch_size, 32), generator.manual_seed(0)) for _ in range(2))
         tensors = dataset.tensors if isinstance(dataset, TensorDataset) else ()
         targets = tensors[-1] if tensors and forward is call else lambda: _some_targets(copied, chunks, forward, device)
         loss, y = checked_loss(copied, batch, forward, device, loss, targets)
@@ -153,13 +158,7 @@ def make_problem(
     if not isinstance(made, torch.optim.Optimizer):
         raise TypeError(f"optimizer returned a {type(made).__name__}; return a torch.optim.Optimizer.")
     if scheduler is not None:
-        check_function("scheduler", scheduler, "an optimizer, which returns a scheduler")
-        schedule = scheduler(optimizer(given))
-        if not isinstance(schedule, LRScheduler) or isinstance(schedule, ReduceLROnPlateau):
-            raise TypeError(
-                f"scheduler returned a {type(schedule).__name__}; return one that steps without a loss, such as"
-                " torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)."
-            )
+        _check_scheduler(scheduler, optimizer, given, steps)
     closure = inspect.signature(made.step).parameters.get("closure")
     if closure and closure.default is closure.empty:
         raise ValueError(f"step of {type(made).__name__} needs a closure; pass an optimizer that needs no closure.")
@@ -168,7 +167,7 @@ def make_problem(
             f"optimizer steps {strange} parameters that it was not given, and would train nothing: each training has a"
             " copy of the network. Make it of the list of parameters that it is called with."
         )
-    wrapped, settings, direct, starts = find_settings(network, hyper, loss, made, steps)
+    settings, direct, starts = find_settings(wrapped, hyper, outside, loss, made, steps)
     check_names(settings, direct)
     warn_of_unused_losses(wrapped, {}, loss)
     still = [path for path, module in wrapped.named_modules() if network.training and not module.training]
@@ -179,10 +178,11 @@ def make_problem(
         *[[(one.name, one.low, one.high, one.untuned) for one in some] for some in (settings, starts)],
         [path for path, module in wrapped.named_modules() if module in direct],
         [(path, type(module).__name__, _attributes(module)) for path, module in wrapped.named_modules()],
-        *(_told(loss), _told(forward), _told(scheduler), _told(collate)),
+        *map(_plain, (loss, forward, scheduler, collate)),
+        # An example that is drawn anew each time says nothing.
+        *({_plain(batch)} & {_plain(again)}),
     ]
     identity = _digest(parts, *_states(wrapped, loss), *tensors, y)
-    outside = 0 if wrapped is network else len(wrapped) - 1
     squared = y[0].numel() if name_of(loss) in SQUARED else 0
     return Problem(
         *(wrapped, outside, settings, direct, starts, loss, optimizer, scheduler, chunks, everything, steps),
@@ -196,6 +196,51 @@ def check_function(name: str, given: Any, arguments: str) -> None:
         return
     kind = f"the class {given.__name__}" if isinstance(given, type) else f"of type {type(given).__name__}"
     raise TypeError(f"{name} is {kind}; pass a function of {arguments}.")
+
+
+def rates(scheduler: Scheduler, optimizer: torch.optim.Optimizer, steps: int) -> list[list[float]]:
+    """Return the learning rate of each group in each step.
+
+    Raises:
+        ValueError: the scheduler has fewer steps.
+
+    Example:
+        >>> halved = lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        >>> rates(halved, torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.4), 4)
+        [[0.4], [0.4], [0.2], [0.2]]
+    """
+    schedule, found = scheduler(optimizer), []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of an optimizer that takes no steps
+        for step in range(steps):
+            found.append([float(group["lr"]) for group in optimizer.param_groups])
+            try:
+                schedule.step()
+            except ValueError as error:
+                raise ValueError(f"the scheduler fails after {step} of {steps} steps: {error}") from error
+    return found
+
+
+def _check_scheduler(scheduler: Any, optimizer: Optimizer, given: list[nn.Parameter], steps: int) -> None:
+    """Raise an error unless something makes a scheduler of an optimizer that sets rates in so many steps."""
+    check_function("scheduler", scheduler, "an optimizer, which returns a scheduler")
+    made = optimizer(given)
+    try:
+        schedule = scheduler(made)
+    except TypeError as error:
+        raise TypeError(
+            f"scheduler cannot be called with an optimizer alone: {error}. Pass a function of it, such as lambda"
+            " optimizer: StepLR(optimizer, 100)."
+        ) from error
+    if not isinstance(schedule, LRScheduler) or isinstance(schedule, ReduceLROnPlateau):
+        raise TypeError(
+            f"scheduler returned a {type(schedule).__name__}; return one that steps without a loss, such as"
+            " torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)."
+        )
+    if schedule.optimizer is not made:
+        raise ValueError("scheduler returned one of another optimizer; make it of that with which it is called.")
+    if not any(map(any, rates(scheduler, optimizer(given), steps))):
+        raise ValueError(f"the scheduler has a learning rate of 0 in all {steps} steps; pass another.")
 
 
 def _check_finite(network: nn.Module, chunks: Chunks, forward: Forward, device: torch.device, loss: Loss) -> None:
@@ -276,38 +321,58 @@ def _some_targets(network: nn.Module, chunks: Chunks, forward: Forward, device: 
     return torch.cat(found)
 
 
-def _told(function: Any) -> str:
-    """Return a text that differs between functions and what they refer to, without addresses in memory."""
-    if isinstance(function, functools.partial):
-        return f"{_told(function.func)}, {_plain(function.args)}, {_plain(function.keywords)}"
-    if isinstance(function, nn.Module):
-        return f"{type(function).__name__} {[_attributes(module) for module in function.modules()]}"
-    code = getattr(function, "__code__", None)
-    cells = [_plain(cell.cell_contents) for cell in getattr(function, "__closure__", None) or ()]
-    defaults = _plain(getattr(function, "__defaults__", None)), _plain(getattr(function, "__kwdefaults__", None))
-    name = getattr(function, "__qualname__", type(function).__name__)
-    return f"{name} {code and _of_code(code)} {cells} {defaults}"
+def _plain(value: Any, above: tuple = ()) -> str:
+    """Return a text that differs between values, and between functions and what they refer to, without addresses.
 
-
-def _of_code(code: CodeType) -> str:
-    """Return a text of a function's instructions, names and constants, those of functions in it too."""
-    constants = [_of_code(each) if isinstance(each, CodeType) else _plain(each) for each in code.co_consts]
-    return f"{code.co_code.hex()} {code.co_names} {constants}"
-
-
-def _plain(value: Any) -> str:
-    """Return a text of numbers, text and tensors, alone or in containers; the type's name of anything else."""
+    Args:
+        value: of containers each member, of functions the code, closure, defaults and globals, of other objects the
+            attributes.
+        above: the objects that refer to it.
+    """
     if value is None or isinstance(value, bool | int | float | complex | str | bytes | torch.dtype | torch.device):
         return repr(value)
     if isinstance(value, Tensor):
         return _digest([], value)
+    if isinstance(value, numpy.ndarray):
+        return f"{value.dtype} {value.shape} {_digest([value.tobytes()])}"
+    if isinstance(value, CodeType):
+        constants = [_plain(each, above) for each in value.co_consts]
+        return f"{value.co_code.hex()} {value.co_names} {constants}"
+    if len(above) > DEPTH or any(value is each for each in above):
+        return type(value).__name__
+
+    def inner(each: Any) -> str:
+        return _plain(each, (*above, value))
+
     if isinstance(value, dict):
-        return str({str(name): _plain(each) for name, each in value.items()})
+        return str({str(name): inner(each) for name, each in value.items()})
     if isinstance(value, tuple | list):
-        return str([_plain(each) for each in value])
+        return str([inner(each) for each in value])
     if isinstance(value, set | frozenset):  # whose order differs between processes
-        return str(sorted(map(_plain, value)))
-    return type(value).__name__
+        return str(sorted(map(inner, value)))
+    if isinstance(value, functools.partial):
+        return inner([value.func, value.args, value.keywords])
+    if isinstance(value, nn.Module):
+        return f"{type(value).__name__} {[_attributes(module) for module in value.modules()]}"
+    if isinstance(value, MethodType):
+        return inner([value.__func__, value.__self__])
+    if isinstance(value, FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        parts = [value.__code__, cells, value.__defaults__, value.__kwdefaults__, _read_globals(value)]
+        return f"{value.__qualname__} {inner(parts)}"
+    name = getattr(value, "__qualname__", type(value).__name__)
+    return name if isinstance(value, type | ModuleType) else f"{name} {inner(getattr(value, '__dict__', {}))}"
+
+
+def _read_globals(function: FunctionType) -> dict[str, Any]:
+    """Return the global variables that a function reads, of functions and classes those of its own module."""
+    codes = [function.__code__]
+    for code in codes:
+        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+    names = sorted({name for code in codes for name in code.co_names} & function.__globals__.keys())
+    found = {name: function.__globals__[name] for name in names}
+    own = function.__module__
+    return {name: each for name, each in found.items() if not callable(each) or getattr(each, "__module__", "") == own}
 
 
 def _attributes(module: nn.Module) -> dict[str, str]:

@@ -47,9 +47,10 @@ OVER = 1.1
 # examples. Parity of three bits and a transformer, whose small batches had learned nothing, were worse by .04 at most,
 # regressions of a weak signal by .1 and more.
 MEMORISED = 0.05
-GUESSING = "No training of the search predicted unseen data better than a guess that is the same for all; "
-UNLEARNED = "the values are those of an untuned training. Pass more steps or a larger budget."
-WEAK = "an untuned training is far worse. The data say little of the targets, or the network does not fit them."
+GUESSING = "No training of the search predicted unseen data better than a guess that is the same for all"
+UNLEARNED = "; the values are those of an untuned training. Pass more steps or a larger budget."
+MEMORY = "; an untuned training is far worse"
+WEAK = ". The data say little of the targets, the network does not fit them, or the steps are too few."
 
 Callback = Callable[[Training], None]
 
@@ -226,13 +227,12 @@ class _Search:
             tried = [self._train(f"search {i + 1}", point.tolist(), **options) for i, point in enumerate(points)]
             chosen, weights = torch.zeros(0), torch.zeros(0)
             if settings:
-                judged = torch.tensor([one.nats for one in tried])
-                chosen, weights = choose(points, factors, judged)
+                chosen, weights = choose(points, factors, torch.tensor([one.nats for one in tried]))
             options = {"batch_size": planned.confirm_batch, "seed": derived(self.seed, "confirm")}
             confirmed = self._train("chosen", chosen.tolist(), learns=bool(problem.direct), last=True, **options)
-            guessing = bool(settings) and no_better(confirmed.guessed, [*judged.tolist(), confirmed.nats])
-            memorised = guessing and tried[0].nats[-1] > confirmed.guessed + MEMORISED * confirmed.counted
-            unlearned = guessing and not memorised
+            guessing = no_better(confirmed.guessed, [one.nats for one in (*tried, confirmed)])
+            memorised = tried and guessing and tried[0].nats[-1] > confirmed.guessed + MEMORISED * confirmed.counted
+            unlearned = tried and guessing and not memorised
             end = len(confirmed.nats) if unlearned else best_end(confirmed.nats)
             steps = due(problem.steps)[end - 1]
             final = self._final((points[0] if unlearned else chosen).tolist(), steps)
@@ -248,7 +248,7 @@ class _Search:
         cost = sum(trial.cost for trial in [*history, checked]) + self._cost(final.examples)
         augmentation = _augmentation(final)
         notes = [
-            *([GUESSING + (UNLEARNED if unlearned else WEAK)] if guessing else ()),
+            *([GUESSING + (UNLEARNED if unlearned else MEMORY * bool(memorised) + WEAK)] if guessing else ()),
             *(() if unlearned else _notes_of_choice(problem, history, chosen)),
             *_notes_of_end(problem, checked, end, schedule, confirmed.averaged if augmentation is not None else None),
         ]
@@ -258,7 +258,7 @@ class _Search:
             )
         for note in notes:
             LOG.info("%s", note)
-        lml = -confirmed.nats[end - 1]
+        lml = -(tried[0] if unlearned else confirmed).nats[end - 1]
         return Tuned(
             values, model, lml, confirmed.counted, steps, schedule, history, checked, cost, notes, augmentation
         )

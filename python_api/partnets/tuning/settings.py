@@ -83,24 +83,15 @@ class Setting:
         return min(1.0, (self.untuned - self.low) / (self.high - self.low))
 
 
-def find_settings(
-    network: nn.Module, hyper: Sequence[str | Hyperparameter], loss: Any, optimizer: torch.optim.Optimizer, steps: int
-) -> tuple[nn.Module, list[Setting], list[Hyperparameter], list[Setting]]:
-    """Return the settings of `hyper`, and the network behind those of its modules that were outside.
+def put_before(
+    network: nn.Module, hyper: str | Hyperparameter | Sequence[str | Hyperparameter]
+) -> tuple[nn.Module, list[str | Hyperparameter], int]:
+    """Return a network behind those modules of `hyper` that are not in it, a list of `hyper`, and their number.
 
-    Args:
-        network: the user's, which is left unchanged.
-        hyper: names and modules.
-        loss: of training.
-        optimizer: one that the user's factory has made for this network.
-        steps: of a training.
-
-    Returns:
-        The network, behind a Sequential with modules that were outside; the settings; the modules that learn by
-        gradient descent, because they change the predictions of given weights; and the numbers of augmentations.
+    The user's network is left unchanged.
 
     Raises:
-        ValueError: a name is unknown or does not fit the network, or two of hyper are the same.
+        ValueError: a name is unknown, two of hyper are the same, or a module acts on predictions.
         TypeError: hyper has something other than names and modules.
     """
     hyper = [hyper] if isinstance(hyper, str | nn.Module) else hyper
@@ -121,8 +112,34 @@ def find_settings(
             )
     if outside:
         network = nn.Sequential(*map(_in_training, outside), network)
+    return network, list(hyper), len(outside)
+
+
+def find_settings(
+    network: nn.Module,
+    hyper: Sequence[str | Hyperparameter],
+    outside: int,
+    loss: Any,
+    optimizer: torch.optim.Optimizer,
+    steps: int,
+) -> tuple[list[Setting], list[Hyperparameter], list[Setting]]:
+    """Return the settings of `hyper`.
+
+    Args:
+        network, hyper, outside: of put_before.
+        loss: of training.
+        optimizer: one that the user's factory has made for this network.
+        steps: of a training.
+
+    Returns:
+        The settings; the modules that learn by gradient descent, because they change the predictions of given weights;
+        and the numbers of augmentations among them.
+
+    Raises:
+        ValueError: a name does not fit the network, the loss or the optimizer.
+    """
     paths = {module: path for path, module in network.named_modules()}
-    front = f"{len(outside)}." if outside else ""
+    front = f"{outside}." if outside else ""
     settings, direct, starts = [], [], []
     for each in hyper:
         if isinstance(each, str):
@@ -134,7 +151,7 @@ def find_settings(
             starts += _learned(module, paths[module]) if isinstance(module, Augmentation) else []
         else:
             settings += _learned(module, paths[module])
-    return network, settings, direct, starts
+    return settings, direct, starts
 
 
 def _check(hyper: Sequence) -> None:

@@ -366,15 +366,15 @@ class Training:
     def guessed_nats(self) -> float | None:
         """Return the loss in nats, on the same unseen data, of the best prediction that is the same for all examples.
 
-        None for a loss of the user's.
+        None if it is not known: see partnets.tuning.guessing.
         """
-        targets = []
+        judged = []
         with random_state.preserved(self.problem.device), evaluating(self.network):
             for _, unseen in self._unseen():
                 for batch in batches(unseen, BATCH, collate=self.chunks.collate):
-                    targets.append(self.problem.forward(self.network, to_device(batch, self.problem.device))[1])
+                    judged.append(self.problem.forward(self.network, to_device(batch, self.problem.device)))
                 self.examples += len(unseen) / 3
-        return guessed_nats(self.judge, targets)
+        return guessed_nats(self.judge, judged)
 
     def deployed(self) -> nn.Module:
         """Return the user's network as trained here, in evaluation mode and without modules of partnets.hyper.

@@ -105,6 +105,11 @@ def ignored(loss: Loss) -> int:
     return setting(loss, "ignore_index", IGNORED)
 
 
+def ignores(loss: Loss) -> bool:
+    """Whether this is one of torch's losses that leave a class out."""
+    return name_of(loss) in CROSS_ENTROPIES | NLL_LOSSES
+
+
 def are_classes(targets: Any, losses: Tensor) -> bool:
     """Whether these are classes, of each of which there is a loss."""
     return isinstance(targets, Tensor) and not targets.is_floating_point() and losses.shape == targets.shape

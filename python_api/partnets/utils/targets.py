@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from partnets.utils.likelihood import BINARY, SQUARED, ignored, is_cross_entropy, name_of
+from partnets.utils.likelihood import BINARY, IGNORED, SQUARED, ignored, is_cross_entropy, name_of
 
 # Losses of torch that broadcast outputs and targets.
 DISTANCES = {*SQUARED, "l1_loss", "L1Loss", "smooth_l1_loss", "SmoothL1Loss", "huber_loss", "HuberLoss"}
@@ -20,13 +20,15 @@ ROUNDING = 1e-4
 def token_cross_entropy(logits: Tensor, labels: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
     """Return the mean cross-entropy of tokens, of logits [batch, length, classes] and labels [batch, length].
 
+    0 if all labels are -100, which count nowhere.
+
     Example:
         >>> token_cross_entropy(torch.zeros(2, 5, 3), torch.ones(2, 5, dtype=torch.int64))
         tensor(1.0986)
     """
-    return F.cross_entropy(
-        getattr(logits, "logits", logits).flatten(0, -2), labels.flatten(), label_smoothing=label_smoothing
-    )
+    rows = getattr(logits, "logits", logits).flatten(0, -2)
+    found = F.cross_entropy(rows, labels.flatten(), label_smoothing=label_smoothing)
+    return found.masked_fill((labels == IGNORED).all(), 0.0)
 
 
 def tried(model: nn.Module, batch: Any, forward: Callable[[nn.Module, Any], tuple[Any, Any]]) -> tuple[Any, Any]:

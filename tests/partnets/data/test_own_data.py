@@ -1,6 +1,7 @@
 """Data.from_folder and Data.from_arrays: data of the user's own become Data, or an error says what to change."""
 
 import re
+import shutil
 
 import numpy
 import pytest
@@ -40,6 +41,23 @@ def test_a_folder_of_classes_is_split_by_class_and_seed(tmp_path):
     assert data.mean == pytest.approx((data.train[0][:, 0].float().mean().item() / 255, 0, 0))
 
 
+def test_images_to_validate_are_trained_on(tmp_path):
+    for part in ("train", "test", "val"):
+        of_two_classes(tmp_path / part, colour=(len(part), 0, 0))
+    data = Data.from_folder(tmp_path)
+    assert data.train[0].shape[0] == 20 and data.train[0].unique().tolist() == [0, 3, 5]
+    assert data.test[0].unique().tolist() == [0, 4]
+
+
+def test_all_formats_of_images_are_read(tmp_path):
+    of_two_classes(tmp_path)
+    for name, format in (("a.gif", "GIF"), ("b.JFIF", "JPEG"), ("c.webp", "WEBP"), ("d.tiff", "TIFF")):
+        Image.new("RGB", (6, 4)).save(tmp_path / "cat" / name, format=format)
+    (tmp_path / "cat" / "notes.pdf").write_bytes(b"no image")
+    data = Data.from_folder(tmp_path)
+    assert len(data.train[1]) + len(data.test[1]) == 14
+
+
 @pytest.mark.parametrize("test", ["test", "val", "valid", "validation"])
 def test_a_folder_that_is_split_stays_so(tmp_path, test):
     of_two_classes(tmp_path / "train")
@@ -52,9 +70,9 @@ def test_a_folder_that_is_split_stays_so(tmp_path, test):
 def test_folders_of_a_split_do_not_pass_as_classes(tmp_path):
     of_two_classes(tmp_path / "train")
     assert Data.from_folder(tmp_path).names == ("cat", "dog")
-    of_two_classes(tmp_path / "held-out")
-    (tmp_path / "train").rename(tmp_path / "training")
-    with pytest.raises(ValueError, match="held-out has folders and no images; pass a folder with a folder of images"):
+    of_two_classes(tmp_path / "first")
+    (tmp_path / "train").rename(tmp_path / "second")
+    with pytest.raises(ValueError, match="first has folders and no images; pass a folder with a folder of images"):
         Data.from_folder(tmp_path)
     for kind in ("ape", "owl"):  # as of Tiny ImageNet
         write(tmp_path / "nested" / kind / "images" / "0.png")
@@ -83,8 +101,9 @@ def test_images_are_scaled_and_cropped_to_a_size(tmp_path):
     images = torch.cat([data.train[0], data.test[0]])
     assert images.shape == (10, 3, 5, 5) and (images > 200).flatten(1).all(1).sum() == 1
     assert Data.from_folder(tmp_path, size=(2, 7)).train[0].shape[2:] == (2, 7)
-    with pytest.raises(ValueError, match="size=0; pass a positive int"):
-        Data.from_folder(tmp_path, size=0)
+    for size in (0, True, 2.5, "5", (5,), (5, 0)):
+        with pytest.raises(ValueError, match=re.escape(f"size={size!r}; pass a positive int, or height and width")):
+            Data.from_folder(tmp_path, size=size)
 
 
 def test_grey_images_have_one_channel_if_all_are_grey(tmp_path):
@@ -130,6 +149,23 @@ def _unknown(root):
     write(root / "test" / "owl" / "0.png")
 
 
+def _loop(root):
+    (root / "cat" / "again").symlink_to(root / "cat", target_is_directory=True)
+
+
+def _leak(root):
+    of_two_classes(root / "train")
+    (root / "test" / "cat").mkdir(parents=True)
+    (root / "test" / "cat" / "0.png").symlink_to(root / "train" / "cat" / "3.png")
+
+
+def _parts(root):
+    for part in ("Training", "Testing"):
+        write(root / part / "cat" / "0.png")
+    for kind in ("cat", "dog"):
+        shutil.rmtree(root / kind)
+
+
 def _single(root):
     for path in root.glob("*/[1-9].png"):
         path.unlink()
@@ -143,6 +179,9 @@ def _single(root):
         (_deep, ValueError, r"3\.png has more than 8 bits a channel .*; convert it"),
         (_empty, FileNotFoundError, "owl"),
         (_unknown, ValueError, "test has the classes owl, and .*train does not"),
+        (_loop, ValueError, r"cat.*\.png are one file"),
+        (_leak, ValueError, r"3\.png and .*0\.png are one file"),
+        (_parts, ValueError, "has the folders Testing, Training; name them train and test"),
         (_single, ValueError, "all differ|leaves no image"),
     ],
 )
@@ -157,8 +196,13 @@ def test_folders_that_are_missing_are_named(tmp_path):
         Data.from_folder(tmp_path / "none")
     with pytest.raises(FileNotFoundError, match="has no folders; pass a folder with a folder of images for each class"):
         Data.from_folder(tmp_path)
-    with pytest.raises(ValueError, match=r"test=1\.5; pass the share"):
-        Data.from_folder(of_two_classes(tmp_path), test=1.5)
+    of_two_classes(tmp_path)
+    for test in (1.5, 0, True, "0.2"):
+        with pytest.raises(ValueError, match=re.escape(f"test={test!r}; pass a share")):
+            Data.from_folder(tmp_path, test=test)
+    assert len(Data.from_folder(tmp_path, test=numpy.float32(0.2)).test[1]) == 2
+    with pytest.raises(TypeError, match="root is of type int"):
+        Data.from_folder(3)
 
 
 def test_images_of_a_folder_train_a_network(tmp_path):
@@ -190,7 +234,9 @@ def test_arrays_may_be_flipped_frozen_or_of_pandas():
     x, y = numpy.arange(60.0).reshape(20, 3), numpy.arange(20) % 2
     y.flags.writeable = False
     plain = Data.from_arrays((x, y))
-    for pair in ((x[::-1].copy()[::-1], y), (pandas.DataFrame(x), pandas.Series(y))):
+    swapped, unsigned = x.astype(">f8"), y.astype("uint64")
+    masked = numpy.ma.masked_array(x, numpy.zeros_like(x))
+    for pair in ((x[::-1].copy()[::-1], y), (pandas.DataFrame(x), pandas.Series(y)), (swapped, unsigned), (masked, y)):
         assert torch.equal(Data.from_arrays(pair).train[0], plain.train[0])
     with pytest.raises(TypeError, match="an array of <U1; pass numbers"):
         Data.from_arrays((x, numpy.array(["a", "b"] * 10)))
@@ -211,6 +257,10 @@ LABELS = numpy.zeros(4, dtype=int)
         ((numpy.zeros((4, 32, 32, 3), numpy.uint8), LABELS), {}, ValueError, r"channels last; pass x\.transpose"),
         ((numpy.zeros((4, 8, 8), int), LABELS), {}, TypeError, r"images of int64; pass uint8"),
         (numpy.zeros((4, 3)), {}, TypeError, r"train is a ndarray; pass \(x, y\)"),
+        ((numpy.full((4, 1, 8, 8), 200.0), LABELS), {}, ValueError, r"whole numbers to 200, in floats; pass x\.astype"),
+        ((numpy.ma.masked_equal(numpy.zeros((4, 3)), 0), LABELS), {}, ValueError, r"12 masked entries; pass x\.filled"),
+        ((numpy.zeros((4, 3)), LABELS + 10**6), {}, ValueError, r"label 1000000 of 4 examples; .*return_inverse"),
+        (([[1.0], [1.0, 2.0]], [0, 1]), {}, ValueError, "expected sequence of length 1"),
         ((numpy.zeros((4, 3)), LABELS), {"test": 0.0}, ValueError, r"test=0\.0; pass a share"),
         ((numpy.zeros((4, 3)), LABELS), {"test": (numpy.zeros((2, 5)), LABELS[:2])}, ValueError, "of one shape"),
     ],

@@ -126,9 +126,11 @@ def test_a_training_goes_on_to_its_end_unless_that_is_clearly_worse():
         (torch.nn.NLLLoss(), torch.tensor([0, 1, 1, 0, -100]), 4 * math.log(2)),
         (torch.nn.functional.binary_cross_entropy_with_logits, torch.tensor([[0.0, 1], [1, 1]]), 2 * math.log(2)),
         (torch.nn.functional.mse_loss, torch.tensor([[1.0], [3.0]]), 0.0),
-        (lambda output, y: output.mean(), torch.tensor([0, 1]), None),
+        (torch.nn.functional.l1_loss, torch.tensor([[0.0, 0.0], [1.0, 0.0], [-1.0, 0.0]]), 1.0),
+        (lambda output, y: torch.stack([output, output]).mean(), [0, 1], 0.0),
     ],
 )
 def test_a_guess_is_the_best_constant_prediction(loss, y, expected):
-    found = guessed_nats(loss, [y[:1], y[1:]])
+    outputs = torch.zeros(5, 2)
+    found = guessed_nats(loss, [(outputs[:1], y[:1]), (outputs[1 : len(y)], y[1:])])
     assert found == (None if expected is None else pytest.approx(expected))

@@ -11,7 +11,7 @@ from torch import nn
 
 import partnets
 from partnets import hyper
-from partnets.tuning.settings import Setting, find_settings
+from partnets.tuning.settings import Setting, find_settings, put_before
 
 
 def network():
@@ -20,7 +20,8 @@ def network():
 
 def found(names, model=None, loss=F.cross_entropy, make=torch.optim.Adam, steps=100):
     model = model or network()
-    return find_settings(model, names, loss, make(model.parameters()), steps)
+    wrapped, names, outside = put_before(model, names)
+    return wrapped, *find_settings(wrapped, names, outside, loss, make(model.parameters()), steps)
 
 
 def test_dropout_is_a_rate_for_each_module_or_one_for_all():
@@ -53,7 +54,7 @@ def test_groups_keep_the_ratios_of_their_decays(given, put):
     layers = [module for module in model if isinstance(module, nn.Linear)]
     groups = [{"params": list(layer.parameters()), "weight_decay": d} for layer, d in zip(layers, given, strict=True)]
     optimizer = torch.optim.SGD(groups, lr=0.1)
-    (decay,) = find_settings(model, ["weight_decay"], F.cross_entropy, optimizer, 100)[1]
+    (decay,) = find_settings(model, ["weight_decay"], 0, F.cross_entropy, optimizer, 100)[0]
     decay.put(types.SimpleNamespace(optimizer=optimizer), 0.5)
     assert decay.untuned == max(given)
     assert tuple(group["weight_decay"] for group in optimizer.param_groups) == pytest.approx(put)

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import math
 import random
 import warnings
 
@@ -59,6 +60,12 @@ def test_what_changes_predictions_stays_before_the_network():
     assert mask.shape == (4,)
 
 
+def test_what_changes_the_shape_of_inputs_may_come_first():
+    network = nn.Linear(6, 3)
+    result = tuned(network, names=["weight_decay", hyper.Submodule(nn.Linear(4, 6))], steps=8)
+    assert result.model(X).shape == (60, 3)
+
+
 def test_averages_are_over_augmentations_that_come_first():
     images, labels = torch.rand(40, 1, 6, 6), torch.randint(2, (40,))
     network, filtered = nn.Sequential(nn.Flatten(), nn.Linear(36, 2)), hyper.Submodule(nn.Conv2d(1, 1, 3, padding=1))
@@ -89,7 +96,42 @@ def test_a_search_that_learns_nothing_leaves_the_values_as_they_are():
     assert result.values == {"dropout": pytest.approx(0.1), "label_smoothing": 0.0}
     assert result.notes[0].startswith("No training of the search predicted unseen data better than a guess")
     assert result.confirmed.values != result.values
+    assert result.lml == -result.history[0].nats[-1]
     assert result.steps == 20 and not any("of the search apart" in note for note in result.notes)
+
+
+@pytest.mark.parametrize(
+    ("loss", "names"),
+    [
+        (lambda output, y: F.cross_entropy(output, y), ["dropout"]),
+        (lambda output, y: F.l1_loss(output[:, 0], y.float()), ["dropout"]),
+        (None, [hyper.Affine()]),
+    ],
+)
+def test_a_guess_is_known_of_every_loss_of_rows(loss, names):
+    torch.manual_seed(0)
+    x, y = torch.rand(300, 1, 2, 2), torch.randint(2, (300,))  # labels of which nothing can be known
+    network = nn.Sequential(nn.Flatten(), classifier(2))
+    result = tuned(network, (x, y), names, steps=20, loss=loss, optimizer=torch.optim.Adam)
+    assert result.notes[0].startswith("No training of the search predicted unseen data better than a guess")
+    learnt = (x, (x[:, 0, 0, 0] > 0.5).long())
+    result = tuned(network, learnt, names, steps=60, loss=loss, optimizer=FAST)
+    assert not any(note.startswith("No training of the search") for note in result.notes)
+
+
+def test_log_probabilities_of_a_loss_of_the_users_are_not_outdone_by_what_is_none():
+    network = nn.Sequential(*classifier(), nn.LogSoftmax(1))
+    result = tuned(network, labelled(300), ["dropout"], steps=60, loss=lambda output, y: F.nll_loss(output, y))
+    assert not any(note.startswith("No training of the search") for note in result.notes)
+
+
+def test_batches_of_ignored_labels_alone_train_nothing():
+    x, y = labelled(300)
+    y[60:] = -100
+    losses = []
+    result = tuned(data=(x, y), steps=40, callbacks=[lambda training: losses.extend(training.judged)])
+    assert all(map(math.isfinite, losses)) and result.counted < 60
+    assert (result.model(x[:60]).argmax(1) == y[:60]).float().mean() > 0.8
 
 
 def test_a_network_that_learns_its_examples_by_heart_keeps_the_chosen_values():
@@ -157,10 +199,28 @@ def test_the_learning_rate_follows_a_schedule_in_every_training(tmp_path):
     assert [rate for done, rate in rates if done == 10] == pytest.approx([0.0, 0.0])
     assert rates[4][1] == pytest.approx(0.015) and rates[14][1] != rates[4][1]
     assert tuned(resume_from=path, **options).values == whole.values
-    with pytest.raises(TypeError, match="scheduler returned a ReduceLROnPlateau; return one that steps without a loss"):
-        tuned(scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau)
-    with pytest.raises(ValueError, match="learning_rate changes nothing"):
-        tuned(**options | {"scheduler": lambda one: torch.optim.lr_scheduler.OneCycleLR(one, 0.1, total_steps=11)})
+    later = torch.optim.lr_scheduler.LambdaLR  # as a warm-up that is stepped by epochs
+    assert "learning_rate" in tuned(**options | {"scheduler": lambda one: later(one, lambda step: step // 5)}).values
+
+
+def cycle(optimizer, steps=11):
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "error", "message"),
+    [
+        (cycle, ValueError, "learning_rate changes nothing, as the scheduler sets it"),
+        (functools.partial(cycle, steps=4), ValueError, r"the scheduler fails after 4 of 10 steps: Tried to step 5"),
+        (lambda _: torch.optim.lr_scheduler.StepLR(FAST([nn.Parameter(X)]), 3), ValueError, "of another optimizer"),
+        (torch.optim.lr_scheduler.StepLR, TypeError, "scheduler cannot be called with an optimizer alone"),
+        (lambda one: torch.optim.lr_scheduler.LambdaLR(one, lambda _: 0.0), ValueError, "rate of 0 in all 10 steps"),
+        (torch.optim.lr_scheduler.ReduceLROnPlateau, TypeError, "a ReduceLROnPlateau; return one that steps without"),
+    ],
+)
+def test_schedulers_that_schedule_nothing_are_refused(scheduler, error, message):
+    with pytest.raises(error, match=message):
+        tuned(names=["learning_rate"], scheduler=scheduler, steps=10)
 
 
 def test_a_scheduler_within_an_optimizer_is_refused_where_its_rate_is_tuned():
@@ -176,6 +236,31 @@ def test_a_scheduler_within_an_optimizer_is_refused_where_its_rate_is_tuned():
 
 def scaled(factor):
     return lambda output, y: factor * F.cross_entropy(output, y)
+
+
+class Weighed:
+    """A loss that can be called, and has a method that is one."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, output, y):
+        return self.factor * F.cross_entropy(output, y)
+
+    method = __call__
+
+
+def with_global(factor):
+    """A loss that reads a global variable, in a module where it has this value."""
+    scope = {"F": F, "FACTOR": factor}
+    exec("def loss(output, y): return FACTOR * F.cross_entropy(output, y)", scope)
+    return scope["loss"]
+
+
+def nested(factor):
+    """A loss that calls one of another value."""
+    inner = scaled(factor)
+    return lambda output, y: inner(output, y)
 
 
 def shifted(value):
@@ -200,7 +285,13 @@ MANY = labelled(300)
         ({"loss": scaled(1.0)}, {"loss": scaled(2.0)}),
         ({"loss": lambda o, y: F.cross_entropy(o, y)}, {"loss": lambda o, y: F.multi_margin_loss(o, y)}),
         ({"loss": nn.CrossEntropyLoss()}, {"loss": nn.CrossEntropyLoss(label_smoothing=0.3)}),
+        ({"loss": Weighed(1.0)}, {"loss": Weighed(2.0)}),
+        ({"loss": Weighed(1.0).method}, {"loss": Weighed(2.0).method}),
+        ({"loss": nested(1.0)}, {"loss": nested(2.0)}),
+        ({"loss": functools.partial(nested(1.0))}, {"loss": functools.partial(nested(2.0))}),
+        ({"loss": with_global(1.0)}, {"loss": with_global(2.0)}),
         ({"network": shifted(1)}, {"network": shifted(2)}),
+        ({"data": Rows(X, Y)}, {"data": Rows(2 * X, Y)}),
         ({"data": Rows(X, Y)}, {"data": Rows(X, 2 - Y)}),
         ({"data": MANY}, {"data": (MANY[0], changed(MANY[1], 1))}),
         ({"data": MANY}, {"data": (changed(MANY[0], 0.5), MANY[1])}),

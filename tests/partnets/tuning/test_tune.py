@@ -198,7 +198,7 @@ def test_a_squared_error_counts_by_its_logarithm_whatever_the_chunks():
 )
 def test_losses_of_torch_that_are_not_in_nats_have_a_note(loss, is_noted):
     x, _ = labelled()
-    notes = tuned(classifier(1), (x, x[:, :1]), ["weight_decay"], loss=loss, steps=1).notes
+    notes = tuned(classifier(1), (x, x[:, :1]), ["weight_decay"], loss=loss, steps=30).notes
     assert any("no negative log-likelihood" in note for note in notes) == is_noted
 
 
