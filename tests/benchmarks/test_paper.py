@@ -183,6 +183,17 @@ def test_decay_and_smoothing_learn_and_train_the_last_network(tmp_path):
     assert learner.loss(model) is regularisers(model)[1] and len(decay.decayed()) == 4
 
 
+@pytest.mark.full
+def test_tune_takes_as_many_passes_and_predicts_by_one_copy_or_by_several(tmp_path):
+    data = load("digits", rotated=True).subset(64)
+    learner = Learner(recipe("digits", quick=True), data, 0, steps=20, checkpoint=tmp_path / "x.checkpoint")
+    torch.manual_seed(0)
+    found = learner.tune()
+    assert 1 < found["cost"] < 2.5 and found["psi"]["rotation"] > 0
+    assert 0 < found["averaged_accuracy"] <= 100 and math.isfinite(found["loss"])
+    assert learner.tune() == found  # from its checkpoint
+
+
 def test_the_last_layers_likelihood_takes_as_many_passes(tmp_path, monkeypatch):
     monkeypatch.setattr("partbench.paper.methods.PRETRAINING", 2)
     data = load("digits", rotated=True).subset(128)

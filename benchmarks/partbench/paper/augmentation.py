@@ -22,7 +22,7 @@ from partbench.paper.experiment import (
     text,
 )
 from partbench.paper.methods import Learner
-from partbench.paper.recipes import limited, recipe
+from partbench.paper.recipes import FOR_PROCESSORS, limited, recipe
 
 METHODS = {
     "standard": "standard training",
@@ -37,10 +37,18 @@ METHODS = {
     "ensemble": "partitioned (ens.)",
     "partitioned": "partitioned",
     "retraining": "partitioned: the recipe",
+    "tune": "partnets.tune",
+    "tune_averaged": "partnets.tune, averaged over 8 copies",
 }
 # The ensemble is what the method approximates, not what it should beat.
-NOT_BASELINES = ("ensemble", "partitioned", "retraining", "validation_retraining")
+NOT_BASELINES = ("ensemble", "partitioned", "retraining", "validation_retraining", "tune", "tune_averaged")
+# Rows of other methods' trainings, and the names of their accuracies there.
+PARTS = {"finetuned": ("validation", "finetuned_accuracy"), "tune_averaged": ("tune", "averaged_accuracy")}
 QUICK = ("standard", "partitioned")
+# Where trainings take minutes; the paper has the last layer's likelihood and the ensemble on MNIST alone.
+LONG = ("standard", "validation", "tpe", "augerino", "partitioned", "tune")
+OF_DATASET = {"digits": [name for name in METHODS if name not in (*PARTS, "tune")],
+              "mnist-cpu": [*LONG, "last_layer", "ensemble"], "cifar10-cpu": LONG}  # fmt: skip
 # Enough to learn a rotation.
 QUICK_STEPS = 1000
 # Half-widths above and below which a rotation counts as learned, in degrees.
@@ -53,9 +61,10 @@ class Augmentation(Experiment):
 
     name = "augmentation"
     paper = "Table 1, Fig. 3"
+    datasets = (*Experiment.datasets, *FOR_PROCESSORS)
 
     def settings(self, dataset: str, seeds: Sequence[int], quick: bool) -> list[Record]:
-        methods = QUICK if quick else [each for each in METHODS if each != "finetuned"]
+        methods = QUICK if quick else OF_DATASET.get(dataset, [each for each in METHODS if each not in PARTS])
         return in_all_sizes(dataset, methods, seeds, quick, QUICK_STEPS)
 
     def train(self, setting: Record, checkpoint: Path) -> Record:
@@ -68,16 +77,16 @@ class Augmentation(Experiment):
             widths = rotations(cell)
             return text(widths, 0 if rotated else 1) if len(widths) else ""
 
-        head, rows = tabled(with_finetuned(found), METHODS, learned)
+        head, rows = tabled(with_parts(found), METHODS, learned)
         return [*head, "rotation ±°, rotated", "upright"], rows
 
     def draw(self, found: pd.DataFrame) -> Figure:
         """Accuracy over the number of examples, as Fig. 3."""
-        return draw_sizes(with_finetuned(found), METHODS, "partitioned")
+        return draw_sizes(with_parts(found), METHODS, "partitioned")
 
     def claims(self, found: pd.DataFrame) -> list[Claim]:
         """What learned augmentations must do for rotated images, and must not do to upright ones."""
-        found = with_finetuned(found)
+        found = with_parts(found)
         return [claim for size in sorted(found.examples.unique()) for claim in _claims(found, size)]
 
 
@@ -138,12 +147,14 @@ def _claims(found: pd.DataFrame, size: int) -> Iterable[Claim]:
     yield at_least(f"{size} upright, partitioned ≥ standard training", ours, theirs)
 
 
-def with_finetuned(found: pd.DataFrame) -> pd.DataFrame:
-    """Finetuned networks, which are part of the trainings of "validation", as a method of their own."""
-    mine = select(found, method="validation")
-    if mine.empty:
-        return found
-    return pd.concat([found, mine.assign(method="finetuned", accuracy=mine.finetuned_accuracy)])
+def with_parts(found: pd.DataFrame) -> pd.DataFrame:
+    """Results that are part of the trainings of another method, as methods of their own."""
+    parts = [found]
+    for name, (method, accuracy) in PARTS.items():
+        mine = select(found, method=method)
+        if not mine.empty:
+            parts.append(mine.assign(method=name, accuracy=mine[accuracy]))
+    return pd.concat(parts)
 
 
 def rotations(found: pd.DataFrame) -> pd.Series:

@@ -33,6 +33,8 @@ VALIDATION = 0.1
 FINETUNE_LR = 0.1
 FINETUNE_EPOCHS = 20
 EVALUATION_BATCH = 250
+# Copies over which a tuned network is averaged.
+AVERAGED = 8
 # Of the last-layer method: with as many as 800 the network knows its data by heart, and ψ goes back (digits, seed 0).
 PRETRAINING = 200
 # Of the recipe: the share of the steps in which ψ is sought, and after each how many it has a step. What learns
@@ -60,11 +62,11 @@ class Learner:
     @classmethod
     def of(cls, setting: Record, checkpoint: Path) -> Learner:
         """What an experiment's setting says: dataset, seed and steps; rotated, examples and quick where they matter."""
-        seed = setting["seed"]
-        data = load(setting["dataset"], rotated=setting.get("rotated", True), seed=seed)
+        seed, chosen = setting["seed"], recipe(setting["dataset"], setting.get("quick", False))
+        data = load(chosen.data or setting["dataset"], rotated=setting.get("rotated", True), seed=seed)
         if "examples" in setting:
             data = data.subset(setting["examples"], seed=seed)
-        return cls(recipe(setting["dataset"], setting.get("quick", False)), data, seed, setting["steps"], checkpoint)
+        return cls(chosen, data, seed, setting["steps"], checkpoint)
 
     # --- the methods of Table 1 and Fig. 3 ---
 
@@ -153,6 +155,30 @@ class Learner:
         retrained = self.result(self.train(*whole, part=".retrained"))
         psi = {"psi": found["psi"], "psi_in_training": in_training["psi"]}
         return {**retrained, **psi, "lml": lml, "searched_accuracy": found["accuracy"]}
+
+    def tune(self) -> Record:
+        """partnets.tune, with as many passes as w and ψ take elsewhere; the network as it is, and averaged."""
+        result = partnets.tune(
+            nn.Sequential(ToFloat(), self.network()),
+            self.data,
+            hyper.Affine(),
+            steps=self.steps,
+            batch_size=self.recipe.batch * self.recipe.samples,
+            optimizer=self.torch_optimizer,
+            scheduler=lambda optimizer: self.recipe.scheduler(optimizer, self.steps),
+            seed=self.seed,
+            resume_from=self.checkpoint,
+        )
+        found = self.tested(result.model, result.values)
+        averaged = self.tested(result.averaged(AVERAGED), {})["accuracy"]
+        return {**found, "averaged_accuracy": averaged, "lml": result.lml, "cost": result.cost, "notes": result.notes}
+
+    def torch_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """Of the recipe's settings, without partitions."""
+        one = self.recipe
+        if one.momentum is None:
+            return torch.optim.Adam(parameters, lr=one.lr, weight_decay=one.weight_decay)
+        return torch.optim.SGD(parameters, lr=one.lr, momentum=one.momentum, weight_decay=one.weight_decay)
 
     def last_layer(self) -> Record:
         """ψ by the marginal likelihood of a last layer, at as many passes as w and ψ take elsewhere."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import numpy
 import torch
 from torch import Generator, Tensor
 from tqdm import tqdm
@@ -25,7 +26,6 @@ PARTS = re.compile("(train|test|val|eval|dev|held)", re.IGNORECASE)
 EXPECTED = "a folder with a folder of images for each class, or with two such folders, train and test"
 # Pillow's modes of grey images, and of more than 8 bits, which it would clip to white.
 GREY, DEEP = ("1", "L", "LA"), ("I", "F")
-ORIENTATION, TURNED = 0x0112, (5, 6, 7, 8)
 
 
 class Files(NamedTuple):
@@ -132,16 +132,12 @@ def decode(parts: Sequence[list[tuple[str, int]]], size: int | tuple[int, int] |
     height_width = (size, size) if isinstance(size, int) else size
     if height_width is not None and not _is_size(height_width):
         raise ValueError(f"size={size!r}; pass a positive int, or height and width.")
-    first, grey = height_width, True
-    for path, _ in (file for part in parts for file in part):
-        found, mode = _header(path)
-        grey &= mode in GREY
-        if height_width is None and found != (first := first or found):
-            raise ValueError(
-                f"{path} is an image of {found[0]}x{found[1]}, and {parts[0][0][0]} of {first[0]}x{first[1]}; pass"
-                " size=, to which images are scaled and cropped."
-            )
-    return [_decoded(part, first, "L" if grey else "RGB") for part in parts]
+    files = [file for part in parts for file in part]
+    images, grey = _decoded([path for path, _ in files], height_width)
+    images = images[:, :1].contiguous() if grey else images
+    labels = torch.tensor([label for _, label in files], device="cpu")
+    lengths = [len(part) for part in parts]
+    return list(zip(images.split(lengths), labels.split(lengths), strict=True))
 
 
 def _is_size(size: Any) -> bool:
@@ -149,25 +145,30 @@ def _is_size(size: Any) -> bool:
     return ints and min(size) > 0
 
 
-def _header(path: str) -> tuple[tuple[int, int], str]:
-    """Return height, width and Pillow's mode of an image, of which nothing is decoded."""
-    with _opened(path) as image:
-        mode, (width, height) = image.mode, image.size
-        turned = image.getexif().get(ORIENTATION) in TURNED
-    if mode.startswith(DEEP):
-        raise ValueError(f"{path} has more than 8 bits a channel (mode {mode}); convert it to 8 bits.")
-    return ((width, height) if turned else (height, width)), mode
-
-
-def _decoded(files: list[tuple[str, int]], size: tuple[int, int], channels: str) -> tuple[Tensor, Tensor]:
-    pillow = import_module("PIL.ImageOps")
-    images = torch.empty(len(files), len(channels), *size, dtype=torch.uint8, device="cpu")
-    for image, (path, _) in zip(images.numpy(), tqdm(files, unit=" images", disable=None), strict=True):
+def _decoded(paths: list[str], size: tuple[int, int] | None) -> tuple[Tensor, bool]:
+    """Return images [n, 3, height, width], and whether all are grey; of no size they must be as the first one."""
+    pillow, grey = import_module("PIL.ImageOps"), True
+    images = torch.empty(len(paths), 3, *(size or (0, 0)), dtype=torch.uint8, device="cpu")
+    for i, path in enumerate(tqdm(paths, unit=" images", disable=None)):
         with _opened(path) as picture:
-            upright = pillow.exif_transpose(picture).convert(channels)
-        for channel, band in zip(image, pillow.fit(upright, size[::-1]).split(), strict=True):
-            channel[:] = band
-    return images, torch.tensor([label for _, label in files], device="cpu")
+            mode = picture.mode
+            upright = pillow.exif_transpose(picture).convert("RGB")
+        if mode.startswith(DEEP):
+            raise ValueError(f"{path} has more than 8 bits a channel (mode {mode}); convert it to 8 bits.")
+        grey &= mode in GREY
+        width, height = upright.size
+        if i == 0 and size is None:
+            images = images.new_empty(len(paths), 3, height, width)
+        if [height, width] != list(images.shape[2:]):
+            if size is None:
+                first = "x".join(map(str, images.shape[2:]))
+                raise ValueError(
+                    f"{path} is an image of {height}x{width}, and {paths[0]} of {first}; pass size=, to which images"
+                    " are scaled and cropped."
+                )
+            upright = pillow.fit(upright, (images.shape[3], images.shape[2]))
+        images[i] = torch.from_numpy(numpy.array(upright)).permute(2, 0, 1)
+    return images, grey
 
 
 @contextmanager

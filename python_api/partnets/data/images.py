@@ -94,7 +94,8 @@ def cifar10(root: str | PathLike) -> Data:
     Args:
         root: the folder of cifar-10-batches-py, which is in cifar-10-python.tar.gz, or that folder itself: its
             data_batch_1 to data_batch_5, test_batch and batches.meta. They are pickles, which can run code: torchvision
-            reads them only if they have the official MD5.
+            reads them only if they have the official MD5. Or the folder of cifar10/train/<class>/*.png and
+            cifar10/test/<class>/*.png, as Data.from_folder reads them, with which copies of the data are spread.
 
     Returns:
         Images uint8 [n, 3, 32, 32], red, green and blue. mean and std are the constants of published code.
@@ -102,7 +103,7 @@ def cifar10(root: str | PathLike) -> Data:
     Raises:
         ImportError: torchvision is not installed.
         FileNotFoundError: a file is missing. The binary version, cifar-10-batches-bin, is not read.
-        ValueError: a file is not the official one.
+        ValueError: a file is not the official one, or images are not those of ten classes, 32x32 and in colour.
 
     Example:
         >>> cifar10("nowhere")
@@ -110,6 +111,8 @@ def cifar10(root: str | PathLike) -> Data:
         FileNotFoundError: there is no nowhere/cifar-10-batches-py/data_batch_1, and no nowhere/data_batch_1; expected a file of cifar-10-python.tar.gz, unpacked. Nothing is downloaded: put the official files there, or pass the folder that holds them as root.
     """  # noqa: E501, a message is one line
     datasets = import_torchvision("datasets")
+    if (images := Path(root, "cifar10")).is_dir():
+        return _cifar10_images(images)
 
     class Files(datasets.CIFAR10):
         base_folder = ""  # so root is the folder of the files
@@ -126,6 +129,15 @@ def cifar10(root: str | PathLike) -> Data:
         return images.contiguous(), torch.tensor(files.targets, device="cpu")
 
     return Data("cifar10", part(train=True), part(train=False), 10, MEAN, STD)
+
+
+def _cifar10_images(root: Path) -> Data:
+    # The official labels are in the order of the classes' names.
+    found = Data.from_folder(root)
+    shape = list(found.train[0].shape[1:])
+    if shape != [3, 32, 32] or found.classes != 10:
+        raise _damaged(root, f"has {found.classes} classes of images {shape}", "10 classes of 32x32, in colour")
+    return Data("cifar10", found.train, found.test, 10, MEAN, STD)
 
 
 def tiny_imagenet(root: str | PathLike) -> Data:

@@ -21,6 +21,7 @@ from partkernels.arguments import check_seed
 from partnets.data.batch import Forward, Loss, call
 from partnets.data.dataset import Data
 from partnets.data.examples import Collate
+from partnets.data.normalise import ToFloat
 from partnets.hyper import Hyperparameter
 from partnets.tuning.preflight import try_steps
 from partnets.tuning.problem import Optimizer, Problem, Scheduler, check_function, make_problem
@@ -360,8 +361,10 @@ class _Search:
 def _augmentation(final: Training) -> nn.Module | None:
     """Return a copy of the augmentations before a network; None without them, or if one is behind another module."""
     layers = final.network if isinstance(final.network, nn.Sequential) else ()
-    found = [layer.module for layer in takewhile(lambda layer: layer in final.augmenting, layers)]
-    return copy.deepcopy(nn.Sequential(*found)) if found and len(found) == len(final.augmenting) else None
+    first = list(takewhile(lambda layer: layer in final.augmenting or isinstance(layer, ToFloat), layers))
+    found = [getattr(layer, "module", layer) for layer in first]
+    count = sum(layer in final.augmenting for layer in first)
+    return copy.deepcopy(nn.Sequential(*found)) if found and count == len(final.augmenting) else None
 
 
 def _notes_of_choice(problem: Problem, history: list[Trial], chosen: Tensor) -> Iterator[str]:

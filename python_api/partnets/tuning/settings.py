@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from partnets.data.normalise import ToFloat
 from partnets.hyper import Averaged, Hyperparameter, InTraining, Learned, ObservationNoise, Temperature
 from partnets.hyper.augmentation import Augmentation
 from partnets.utils.likelihood import is_cross_entropy, setting
@@ -86,9 +87,9 @@ class Setting:
 def put_before(
     network: nn.Module, hyper: str | Hyperparameter | Sequence[str | Hyperparameter]
 ) -> tuple[nn.Module, list[str | Hyperparameter], int]:
-    """Return a network behind those modules of `hyper` that are not in it, a list of `hyper`, and their number.
+    """Return a network behind those modules of `hyper` that are not in it, a list of `hyper`, and the number before it.
 
-    The user's network is left unchanged.
+    The user's network is left unchanged. If it has a ToFloat, for images of bytes, one is before augmentations as well.
 
     Raises:
         ValueError: a name is unknown, two of hyper are the same, or a module acts on predictions.
@@ -110,9 +111,10 @@ def put_before(
                 f"{kind} acts on predictions; put it behind the network, as in model = nn.Sequential(network,"
                 f" hyper.{kind}()), and pass model and hyper=[model[-1]]."
             )
-    if outside:
-        network = nn.Sequential(*map(_in_training, outside), network)
-    return network, list(hyper), len(outside)
+    front = [_in_training(module) for module in outside]
+    if any(isinstance(module, InTraining) for module in front) and any(isinstance(one, ToFloat) for one in inside):
+        front.insert(0, ToFloat())
+    return nn.Sequential(*front, network) if front else network, list(hyper), len(front)
 
 
 def find_settings(

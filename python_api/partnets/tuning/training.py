@@ -20,6 +20,7 @@ from partnets.convert.deploying import deployed
 from partnets.data.batch import is_torchs, mean, scores
 from partnets.data.chunks import draw_k
 from partnets.data.fetching import batches
+from partnets.data.normalise import ToFloat
 from partnets.evaluation.metrics import total_loss
 from partnets.evaluation.running_statistics import fresh_statistics
 from partnets.hyper import Hyperparameter, InTraining, hyperparameters
@@ -390,7 +391,9 @@ class Training:
         if self.problem.outside:
             *front, network = network
             kept = [layer for layer in front if type(layer) is not nn.Identity]
-            network = nn.Sequential(*kept, network) if kept else network
+            # The network has a ToFloat of its own.
+            needless = sum(isinstance(layer, ToFloat) for layer in self.network[: self.problem.outside])
+            network = nn.Sequential(*kept, network) if len(kept) > needless else network
         for parameter in network.parameters():
             parameter.grad = None
         return network.eval()

@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -63,6 +64,25 @@ def test_cifar10_is_read(layout, tmp_path, monkeypatch):
     assert [255 * value for value in data.mean + data.std] == pytest.approx([125.3, 123.0, 113.9, 63.0, 62.1, 66.7])
     assert (data.name, data.classes) == ("cifar10", 10)
     assert torch.equal(load("cifar10", tmp_path).test[0], data.test[0])
+
+
+def test_cifar10_is_read_of_folders_of_images(tmp_path):
+    for part, count in (("train", 2), ("test", 1)):
+        for label in range(10):
+            for i in range(count):
+                save(
+                    tmp_path / "cifar10" / part / f"class-{label}" / f"{i}.png",
+                    colour(label % 3, i),
+                    (32, 32),
+                    kind="PNG",
+                )
+    data = load("cifar10", tmp_path)
+    assert data.train[0].shape == (20, 3, 32, 32) and data.test[1].tolist() == list(range(10))
+    assert data.test[0][4, :, 0, 0].tolist() == list(colour(1, 0)) and data.mean == cifar10(tmp_path).mean
+    shutil.rmtree(tmp_path / "cifar10" / "test" / "class-9")
+    shutil.rmtree(tmp_path / "cifar10" / "train" / "class-9")
+    with pytest.raises(ValueError, match=r"cifar10 has 9 classes of images \[3, 32, 32\]; expected 10"):
+        cifar10(tmp_path)
 
 
 def test_tiny_imagenet_is_read_in_the_order_of_wnids_and_labelled_by_the_annotations(layout, tmp_path, monkeypatch):

@@ -60,6 +60,16 @@ def test_what_changes_predictions_stays_before_the_network():
     assert mask.shape == (4,)
 
 
+def test_images_of_bytes_are_augmented_before_a_network_that_takes_them():
+    images, labels = torch.randint(256, (40, 1, 6, 6), dtype=torch.uint8), torch.randint(2, (40,))
+    network = nn.Sequential(partnets.data.ToFloat(), nn.Flatten(), nn.Linear(36, 2))
+    result = tuned(network, (images, labels), [hyper.Affine()])
+    assert len(result.model) == 3 and torch.equal(result.model(images), result.model(images / 255))
+    assert result.averaged(2)(images).shape == (40, 2)
+    masked = tuned(network, (images, labels), [hyper.Affine(), hyper.InputMask(6)])
+    assert torch.allclose(masked.model(images), masked.model(images / 255))
+
+
 def test_what_changes_the_shape_of_inputs_may_come_first():
     network = nn.Linear(6, 3)
     result = tuned(network, names=["weight_decay", hyper.Submodule(nn.Linear(4, 6))], steps=8)
