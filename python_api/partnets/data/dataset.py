@@ -14,7 +14,6 @@ from torch import Generator, Tensor
 from partkernels.arguments import check_seed
 from partnets.data import folders
 from partnets.data.examples import as_tensor
-from partnets.data.splitting import stratified
 from partnets.hyper.affine import GENERATORS
 from partnets.hyper.warp import warp
 
@@ -123,8 +122,7 @@ class Data:
         check_seed("seed", seed)
         x, y = _pair("train", train)
         if not isinstance(test, tuple | list):
-            folders.check_share(test)
-            parts = stratified(y.unique(return_inverse=True)[1], (1 - test, test), Generator().manual_seed(seed))
+            parts = folders.share_off(y, test, seed)
             pairs = (x[parts == 0], y[parts == 0]), (x[parts == 1], y[parts == 1])
         else:
             pairs = (x, y), _pair("test", test)

@@ -117,6 +117,8 @@ def as_tensor(part: Any) -> Tensor:
     """
     if hasattr(part, "iloc"):
         part = part.to_numpy()
+    if isinstance(part, list) and not any(isinstance(each, Tensor) for each in part):
+        part = numpy.asarray(part)
     if isinstance(part, numpy.ndarray):
         if masked := int(numpy.ma.getmaskarray(part).sum()) if isinstance(part, numpy.ma.MaskedArray) else 0:
             raise ValueError(f"data have an array with {masked} masked entries; pass x.filled(...), or leave them out.")
@@ -126,10 +128,10 @@ def as_tensor(part: Any) -> Tensor:
                 " return_inverse=True)[1]."
             )
         fits = part.flags.writeable and all(stride >= 0 for stride in part.strides) and part.dtype.isnative
-        # torch compares no unsigned numbers of more than 8 bits.
-        wide = part.dtype.kind == "u" and part.dtype.itemsize > 1
-        part = part.astype(numpy.int64 if wide else part.dtype.newbyteorder("=")) if wide or not fits else part
+        part = part if fits else part.astype(part.dtype.newbyteorder("="))
     tensor = torch.as_tensor(part).detach()
+    if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64):  # which torch does not compare
+        tensor = tensor.long()
     if tensor.layout != torch.strided:
         raise TypeError(f"data have a tensor of layout {tensor.layout}; pass dense ones, such as x.to_dense().")
     return tensor

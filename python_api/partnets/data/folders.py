@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mimetypes
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -86,10 +87,11 @@ def _listed(reader: ModuleType, root: Path, labels: dict[str, int], train: Path 
 
 
 def _is_image(path: str) -> bool:
-    """Return whether Pillow reads files of this ending as images; torchvision knows fewer."""
+    """Return whether files of this ending are images, those that Pillow reads, and others, which then are refused."""
     pillow = import_module("PIL.Image")
     format = pillow.registered_extensions().get(Path(path).suffix.lower())
-    return format in pillow.OPEN and pillow.MIME.get(format, "").startswith("image/")
+    kind = pillow.MIME.get(format) if format in pillow.OPEN else mimetypes.guess_type(path)[0]
+    return (kind or "").startswith("image/")
 
 
 def _check_distinct(paths: list[str]) -> None:
@@ -101,19 +103,26 @@ def _check_distinct(paths: list[str]) -> None:
 
 
 def _split(files: list[tuple[str, int]], test: float, seed: int) -> tuple[list, list]:
-    check_share(test)
     labels = torch.tensor([label for _, label in files], device="cpu")
-    parts = stratified(labels, (1 - test, test), Generator().manual_seed(seed)).tolist()
+    parts = share_off(labels, test, seed).tolist()
     train, tested = ([file for file, part in zip(files, parts, strict=True) if part == which] for which in (0, 1))
     if not train or not tested:
         raise ValueError(f"test={test} leaves no image of {len(files)} to {'test' if train else 'train'}; add images.")
     return train, tested
 
 
-def check_share(test: Any) -> None:
-    """Raise ValueError if something is no share of examples to test on."""
+def share_off(labels: Tensor, test: Any, seed: int) -> Tensor:
+    """Return 1 for a share of the examples of each class, chosen at random, and 0 for the others.
+
+    Raises:
+        ValueError: it is no share, or no class has two examples.
+    """
     if isinstance(test, bool) or not isinstance(test, Real) or not 0 < test < 1:
         raise ValueError(f"test={test!r}; pass a share between 0 and 1.")
+    classes = labels.unique(return_inverse=True)[1]
+    if len(classes) and classes.bincount().max() < 2:
+        raise ValueError("each class has a single example, so that none can be split off to test; pass more examples.")
+    return stratified(classes, (1 - test, test), Generator().manual_seed(seed))
 
 
 def decode(parts: Sequence[list[tuple[str, int]]], size: int | tuple[int, int] | None) -> list[tuple[Tensor, Tensor]]:
@@ -177,7 +186,7 @@ def _opened(path: str) -> Iterator[Any]:
         with import_module("PIL.Image").open(path) as image:
             yield image
     except Exception as error:  # Pillow's are of many types
-        raise ValueError(f"{path} cannot be decoded ({error}); delete or replace it.") from error
+        raise ValueError(f"{path} cannot be decoded ({error}); convert, replace or delete it.") from error
 
 
 def import_torchvision(module: str) -> ModuleType:

@@ -9,6 +9,7 @@ from partnets.hyper.concrete import check_temperature, concrete
 from partnets.hyper.hyperparameter import Hyperparameter
 from partnets.hyper.learned import Learned, check_real
 from partnets.hyper.tracing import traced
+from partnets.utils.checks import check_at_least
 
 
 class InputMask(Hyperparameter):
@@ -46,8 +47,7 @@ class InputMask(Hyperparameter):
 
     def __init__(self, features: int, *, probability: float = 0.5, temperature: float = 0.1) -> None:
         super().__init__()
-        if features < 1:
-            raise ValueError(f"features={features}; pass at least 1.")
+        check_at_least(1, features=features)
         ranges.probability.check("probability", probability)
         check_temperature(temperature)
         self.temperature = temperature

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from partnets.data.batch import summed
-from partnets.utils.likelihood import BINARY, CROSS_ENTROPIES, NLL_LOSSES, SQUARED, ignored, name_of
+from partnets.utils.likelihood import BINARY, CROSS_ENTROPIES, NLL_LOSSES, SQUARED, ignored, name_of, weighs
 from partnets.utils.targets import token_cross_entropy
 
 
@@ -31,23 +31,22 @@ def guessed_nats(loss: Any, judged: Sequence[tuple[Any, Any]]) -> float | None:
         4.0
     """
     name, targets = name_of(loss), [y for _, y in judged]
-    known = CROSS_ENTROPIES | NLL_LOSSES | BINARY | SQUARED
-    if name not in known and loss is not token_cross_entropy:
+    of_classes = name in CROSS_ENTROPIES | NLL_LOSSES or loss is token_cross_entropy
+    soft = of_classes and any(isinstance(y, Tensor) and y.is_floating_point() for y in targets)
+    if soft or weighs(loss) or not (of_classes or name in BINARY | SQUARED):
         return _of_means(loss, judged)
     if not targets or not all(isinstance(y, Tensor) and y.shape[1:] == targets[0].shape[1:] for y in targets):
         return None
     y = torch.cat([each.cpu() for each in targets])
-    if (name in CROSS_ENTROPIES | NLL_LOSSES or loss is token_cross_entropy) and not y.is_floating_point():
+    if of_classes:
         counts = y[y != ignored(loss)].flatten().bincount().double()
         return _entropy(counts, counts.sum())
     y = y.double().flatten(1) if y.dim() > 1 else y.double()[:, None]
     if name in BINARY:
         ones = y.sum(0)
         return _entropy(torch.stack([ones, len(y) - ones]), len(y))
-    if name in SQUARED:
-        error = (y - y.mean(0)).square().mean()
-        return y.numel() / 2 * math.log(max(float(error), 1e-30))
-    return None
+    error = (y - y.mean(0)).square().mean()
+    return y.numel() / 2 * math.log(max(float(error), 1e-30))
 
 
 def _of_means(loss: Any, judged: Sequence[tuple[Any, Any]]) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 
 import torch
 
@@ -32,8 +33,11 @@ def try_steps(problem: Problem, planned: Plan) -> Problem:
     options = {"batch_size": size, "steps": 1, "seed": 0, "learns": bool(problem.direct), "unseen": planned.unseen}
     try:
         training = Training(problem, untuned, **options)
-        training.run(1)
-        training.deployed()
+        with warnings.catch_warnings():
+            # Of a single step nobody predicts.
+            warnings.filterwarnings("ignore", "running statistics of .* are older than the weights")
+            training.run(1)
+            training.deployed()
         return _without_unused(problem)
     except (RuntimeError, IndexError, TypeError, AttributeError) as error:
         # Drawn from the data as the trainings draw, which may run code of the user's.

@@ -10,13 +10,14 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -33,7 +34,7 @@ from partnets.utils.checks import check_at_least
 from partnets.utils.likelihood import BINARY_OF_LOGITS, SQUARED, check_mean, name_of, plain
 from partnets.utils.modules import device_of, evaluating, to_device
 from partnets.utils.random_state import preserved
-from partnets.utils.targets import check_range, check_targets, token_cross_entropy, tried
+from partnets.utils.targets import ROUNDING, check_broadcast, check_range, check_targets, token_cross_entropy, tried
 
 # So many objects may refer to each other in what tells a search from others.
 DEPTH = 20
@@ -86,8 +87,8 @@ class Problem:
 
     @property
     def judge(self) -> Loss:
-        """The loss of unseen data: the negative log-likelihood without label smoothing and the like."""
-        return plain(self.loss)
+        """The loss of unseen data, without label smoothing; the weights of classes are the user's, and stay."""
+        return plain(self.loss, weighed=True)
 
 
 def make_problem(
@@ -121,6 +122,7 @@ def make_problem(
     check_clip(clip)
     _check_network(network)
     check_function("optimizer", optimizer, "a list of parameters, such as functools.partial(torch.optim.Adam, lr=1e-3)")
+    optimizer = functools.partial(_with_own_rates, optimizer)
     check_function("forward", forward, "the network and a batch, which returns outputs and targets")
     if loss is not None:
         check_function("loss", loss, "outputs and targets, such as torch.nn.CrossEntropyLoss()")
@@ -146,7 +148,15 @@ def make_problem(
         batch, again = (chunks.sample(1, min(batch_size, 32), generator.manual_seed(0)) for _ in range(2))
         tensors = dataset.tensors if isinstance(dataset, TensorDataset) else ()
         targets = tensors[-1] if tensors and forward is call else lambda: _some_targets(copied, chunks, forward, device)
-        loss, y = checked_loss(copied, batch, forward, device, loss, targets)
+        try:
+            loss, y = checked_loss(copied, batch, forward, device, loss, targets)
+        except ValueError as error:
+            if not outside or (isinstance(batch, tuple | list) and isinstance(batch[0], Tensor)):
+                raise
+            raise ValueError(
+                f"{error} Modules of hyper that are not in the network are put before it, and take one tensor; put them"
+                " into it, such as hyper.InTraining(hyper.Affine()), where it has the images."
+            ) from error
         _check_finite(copied, chunks, forward, device, loss)
         psi = set(hyperparameters(copied))
         given = [parameter for parameter in copied.parameters() if parameter.requires_grad and parameter not in psi]
@@ -178,7 +188,10 @@ def make_problem(
         *[[(one.name, one.low, one.high, one.untuned) for one in some] for some in (settings, starts)],
         [path for path, module in wrapped.named_modules() if module in direct],
         [(path, type(module).__name__, _attributes(module)) for path, module in wrapped.named_modules()],
-        *map(_plain, (loss, forward, scheduler, collate)),
+        [_plain(type(module).forward) for module in wrapped.modules() if not _is_of_a_library(module)],
+        *map(_plain, (loss, forward, scheduler, collate, optimizer)),
+        [(name, parameter.requires_grad) for name, parameter in wrapped.named_parameters()],
+        [len(group["params"]) for group in made.param_groups],
         # An example that is drawn anew each time says nothing.
         *({_plain(batch)} & {_plain(again)}),
     ]
@@ -188,6 +201,14 @@ def make_problem(
         *(wrapped, outside, settings, direct, starts, loss, optimizer, scheduler, chunks, everything, steps),
         *(batch_size, forward, device, clip, squared, still, identity),
     )
+
+
+def _with_own_rates(optimizer: Optimizer, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Return an optimizer that shares no tensor with others, such as a learning rate, which is changed in place."""
+    made = optimizer(parameters)
+    for group in made.param_groups if isinstance(made, torch.optim.Optimizer) else ():
+        group.update({name: value.clone() for name, value in group.items() if isinstance(value, Tensor)})
+    return made
 
 
 def check_function(name: str, given: Any, arguments: str) -> None:
@@ -284,6 +305,8 @@ def _check_network(network: Any) -> None:
             "tune is called within torch.autocast, whose copies of weights would serve all trainings; call it outside,"
             " and use autocast in forward=."
         )
+    if any(map(is_lazy, network.parameters())):
+        raise ValueError("network has lazy modules without parameters; call it once, on a batch, and pass it then.")
     if any(tensor.is_meta for tensor in (*network.parameters(), *network.buffers())):
         raise ValueError("network has parameters on the meta device, without numbers; call to_empty and initialise it.")
 
@@ -357,7 +380,7 @@ def _plain(value: Any, above: tuple = ()) -> str:
     if isinstance(value, MethodType):
         return inner([value.__func__, value.__self__])
     if isinstance(value, FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
         parts = [value.__code__, cells, value.__defaults__, value.__kwdefaults__, _read_globals(value)]
         return f"{value.__qualname__} {inner(parts)}"
     name = getattr(value, "__qualname__", type(value).__name__)
@@ -373,6 +396,10 @@ def _read_globals(function: FunctionType) -> dict[str, Any]:
     found = {name: function.__globals__[name] for name in names}
     own = function.__module__
     return {name: each for name, each in found.items() if not callable(each) or getattr(each, "__module__", "") == own}
+
+
+def _is_of_a_library(module: nn.Module) -> bool:
+    return type(module).__module__.partition(".")[0] in ("torch", "partnets")
 
 
 def _attributes(module: nn.Module) -> dict[str, str]:
@@ -443,7 +470,7 @@ def usual_loss(output: Any, y: Any, targets: Any = None) -> Loss:
         )
     if y.is_floating_point():
         if output.shape != y.shape or not _is_binary(y):
-            return F.mse_loss
+            return F.cross_entropy if output.shape == y.shape and _are_probabilities(y) else F.mse_loss
         every = targets() if callable(targets) else y if targets is None else targets
         if not _is_binary(every):
             return F.mse_loss
@@ -454,9 +481,20 @@ def usual_loss(output: Any, y: Any, targets: Any = None) -> Loss:
                 " example may have several labels, loss=F.binary_cross_entropy_with_logits."
             )
         return F.binary_cross_entropy_with_logits
-    if output.dim() == y.dim() + 1 and output.dim() > 2 and output.shape[:-1] == y.shape != output[:, 0].shape:
+    if output.dim() == y.dim() + 1 and output.dim() > 2 and output.shape[:-1] == y.shape:
+        if output[:, 0].shape == y.shape:
+            raise ValueError(
+                f"the outputs are {list(output.shape)}, of which either the second or the last dimension may be the"
+                " classes; pass loss=F.cross_entropy for the second, or loss=lambda output, y:"
+                " F.cross_entropy(output.flatten(0, -2), y.flatten()) for the last."
+            )
         return token_cross_entropy
     return F.cross_entropy
+
+
+def _are_probabilities(y: Tensor) -> bool:
+    """Return whether each row has a probability for each of several classes."""
+    return y.dim() == 2 and y.shape[1] > 1 and bool((y >= 0).all() and ((y.sum(1) - 1).abs() < ROUNDING).all())
 
 
 def _is_binary(y: Tensor) -> bool:
@@ -477,6 +515,7 @@ def checked_loss(
     loss = loss or usual_loss(output, y, targets)
     check_mean(loss)
     check_targets(loss, output, y)
+    check_broadcast(loss, output, y)
     if name_of(loss) in BINARY_OF_LOGITS and isinstance([network, *network.modules()][-1], nn.Sigmoid):
         raise ValueError(
             f"the network ends in nn.Sigmoid, and {name_of(loss)} takes logits; leave out the sigmoid, or pass"

@@ -31,6 +31,7 @@ from partnets.tuning.training import UPDATES, Training, due, learning_cost, lear
 from partnets.utils import random_state
 from partnets.utils.files import replacing
 from partnets.utils.likelihood import OTHERS, name_of
+from partnets.utils.modules import modes_kept
 from partnets.utils.seeds import derived
 
 LOG = logging.getLogger("partnets")
@@ -42,11 +43,13 @@ AVERAGED = 8
 STILL = 0.05
 # With fewer unseen examples a result has a note.
 FEW = 20
+# A note says if more numbers than this share of the unseen examples learned from these.
+MANY = 0.5
 # A note says if the cost is so many times the budget.
 OVER = 1.1
-# A training that is worse than the best constant prediction by more nats than that for each target has learned its own
-# examples. Parity of three bits and a transformer, whose small batches had learned nothing, were worse by .04 at most,
-# regressions of a weak signal by .1 and more.
+# A training that predicts its own examples better than a guess, and unseen ones worse by so many nats for each target,
+# has learned its examples by heart. Parity of three bits and a transformer, whose small batches had learned nothing,
+# were worse by .04 at most, regressions of a weak signal by .1 and more.
 MEMORISED = 0.05
 GUESSING = "No training of the search predicted unseen data better than a guess that is the same for all"
 UNLEARNED = "; the values are those of an untuned training. Pass more steps or a larger budget."
@@ -184,6 +187,8 @@ class Finished(NamedTuple):
         counted: how many targets each judgement is of.
         averaged: the nats at the end averaged over augmented copies, of the training at the chosen values alone.
         guessed: the nats of the best constant prediction, if known; likewise.
+        fitted: by how many nats a target it predicts its own examples better than a guess, if known; of the untuned
+            training alone.
     """
 
     nats: list[float]
@@ -191,6 +196,7 @@ class Finished(NamedTuple):
     counted: int
     averaged: float | None
     guessed: float | None
+    fitted: float | None
 
 
 class _Search:
@@ -232,7 +238,7 @@ class _Search:
             options = {"batch_size": planned.confirm_batch, "seed": derived(self.seed, "confirm")}
             confirmed = self._train("chosen", chosen.tolist(), learns=bool(problem.direct), last=True, **options)
             guessing = no_better(confirmed.guessed, [one.nats for one in (*tried, confirmed)])
-            memorised = tried and guessing and tried[0].nats[-1] > confirmed.guessed + MEMORISED * confirmed.counted
+            memorised = tried and guessing and _memorised(tried[0], confirmed.guessed / confirmed.counted)
             unlearned = tried and guessing and not memorised
             end = len(confirmed.nats) if unlearned else best_end(confirmed.nats)
             steps = due(problem.steps)[end - 1]
@@ -250,6 +256,7 @@ class _Search:
         augmentation = _augmentation(final)
         notes = [
             *([GUESSING + (UNLEARNED if unlearned else MEMORY * bool(memorised) + WEAK)] if guessing else ()),
+            *_notes_of_data(problem),
             *(() if unlearned else _notes_of_choice(problem, history, chosen)),
             *_notes_of_end(problem, checked, end, schedule, confirmed.averaged if augmentation is not None else None),
         ]
@@ -274,8 +281,9 @@ class _Search:
             self.schedule = {name: torch.stack(rows) for name, rows in training.schedule.items()}
             averaged = training.averaged_nats(AVERAGED) if training.direct and training.augmenting else None
             guessed = training.guessed_nats() if last else None
+            fitted = training.fitted() if self.begun == 1 and not last else None
             nats, cost = list(training.judged), self._cost(training.examples)
-            self.finished.append(Finished(nats, cost, training.counted, averaged, guessed))
+            self.finished.append(Finished(nats, cost, training.counted, averaged, guessed, fitted))
             self.present = None
             LOG.info("%s: %.1f nats at %s", name, training.judged[-1], self._values(positions))
         else:
@@ -301,7 +309,7 @@ class _Search:
             if training.judged:
                 self.bar.set_postfix_str(f"L_ML {-training.judged[-1]:.1f}")
             for callback in self.callbacks:
-                with random_state.preserved(self.problem.device):
+                with random_state.preserved(self.problem.device), modes_kept(training.network):
                     callback(training)
             self.present = training.state()
             self._save()
@@ -367,10 +375,24 @@ def _augmentation(final: Training) -> nn.Module | None:
     return copy.deepcopy(nn.Sequential(*found)) if found and count == len(final.augmenting) else None
 
 
-def _notes_of_choice(problem: Problem, history: list[Trial], chosen: Tensor) -> Iterator[str]:
-    """Sentences about what the search can tell."""
+def _memorised(untuned: Finished, guessed: float) -> bool:
+    """Return whether an untuned training is worse than a guess, in nats a target, and better of its own examples."""
+    return (untuned.fitted or 0.0) > 0 and untuned.nats[-1] / untuned.counted > guessed + MEMORISED
+
+
+def _notes_of_data(problem: Problem) -> Iterator[str]:
+    """Sentences about how many unseen examples there are."""
     if (unseen := sum(problem.chunks.sizes[1:])) < FEW:
         yield f"{unseen} unseen examples judged the trainings; with so few, the choice is close to a guess."
+    if (numbers := sum(p.numel() for module in problem.direct for p in module.parameters())) > MANY * unseen:
+        yield (
+            f"{numbers} numbers learned by gradient descent from {unseen} unseen examples, which judged them too: L_ML"
+            " is higher than it would be of other data."
+        )
+
+
+def _notes_of_choice(problem: Problem, history: list[Trial], chosen: Tensor) -> Iterator[str]:
+    """Sentences about what the search can tell."""
     if (name := name_of(problem.loss)) in OTHERS:
         yield (
             f"{name} is no negative log-likelihood in nats, so that its scale decides how closely the choice follows"
@@ -384,8 +406,9 @@ def _notes_of_choice(problem: Problem, history: list[Trial], chosen: Tensor) -> 
     for setting, position in zip(problem.settings, chosen.tolist(), strict=True):
         tried = [trial.values[setting.name] for trial in history]
         best = [value for value, trial in zip(tried, history, strict=True) if trial.weight > 0.5]
-        if setting.factor != MAIN and ({min(tried), max(tried)} - {setting.untuned}) & set(best):
-            yield f"{setting.name} was best at the end of what was tried; pass {best[0]:.3g} and tune it again."
+        ends = {min(tried), max(tried)} - {setting.untuned}
+        if setting.factor != MAIN and (at_end := [value for value in best if value in ends]):
+            yield f"{setting.name} was best at the end of what was tried; pass {at_end[0]:.3g} and tune it again."
         if position > 0.9 and setting.position < 0.9:
             yield f"{setting.name} is close to the upper end of its range, {setting.high:g}."
 

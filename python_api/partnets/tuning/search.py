@@ -175,7 +175,7 @@ def choose(points: Tensor, factors: Sequence[str], judged: Tensor) -> tuple[Tens
     if not _late(judged).isfinite().any():
         raise FloatingPointError(
             "no training of the search has a finite loss; look for NaN in data and weights, lower the learning rate, or"
-            " pass clip=1.0 or a larger budget."
+            " pass clip=1.0, or a larger budget or batch_size: batches of few examples have no variance, for example."
         )
     chosen, found = points[0].clone(), torch.zeros(len(points), dtype=torch.float64)
     found[0] = 1.0

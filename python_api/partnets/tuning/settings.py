@@ -290,7 +290,7 @@ def _weight_decay(optimizer: torch.optim.Optimizer, steps: int) -> Setting:
 def _rate_putter(rate: float) -> Callable[[Settable, float], None]:
     def put(training: Settable, value: float) -> None:
         for group in training.optimizer.param_groups:
-            group["lr"] *= value / rate
+            group["lr"] = group["lr"] * (value / rate)
 
     return put
 

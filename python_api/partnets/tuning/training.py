@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -23,7 +23,7 @@ from partnets.data.fetching import batches
 from partnets.data.normalise import ToFloat
 from partnets.evaluation.metrics import total_loss
 from partnets.evaluation.running_statistics import fresh_statistics
-from partnets.hyper import Hyperparameter, InTraining, hyperparameters
+from partnets.hyper import Hyperparameter, InTraining, Learned, hyperparameters
 from partnets.hyper.penalty import penalised
 from partnets.nn.live import subnetwork
 from partnets.optim.entrywise import arguments
@@ -84,6 +84,11 @@ def learning_steps(steps: int) -> tuple[int, int]:
 def _augmenting(network: nn.Module, learning: list[Hyperparameter]) -> list[InTraining]:
     """Return the modules that make learning augmentations act in training only."""
     return [module for module in network.modules() if isinstance(module, InTraining) and module.module in learning]
+
+
+def _simple(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes of a module that are numbers or text, as a counter of steps."""
+    return {name: value for name, value in vars(module).items() if isinstance(value, bool | int | float | str)}
 
 
 def _kept(parameter: nn.Parameter) -> Tensor:
@@ -173,9 +178,9 @@ class Training:
         if self.direct:
             self.limits = [self._put_starts(position) for position in (0.0, 1.0)]
             self._put_starts(START * min(1.0, updates / UPDATES))
-            parameters = [parameter.requires_grad_() for parameter in self.direct.values()]
-            rate = min(max(TRAVEL / updates, RATES[0]), RATES[1])
-            self.direct_optimizer = torch.optim.Adam(parameters, lr=rate)
+            for parameter in self.direct.values():
+                parameter.requires_grad_()
+            self.direct_optimizer = torch.optim.Adam(self._direct_groups(updates))
         # On the CPU, as a file of an interrupted search gives it back.
         self.schedule = {name: [_kept(parameter)] for name, parameter in self.direct.items()}
         self.generator = torch.Generator().manual_seed(seed)
@@ -263,6 +268,19 @@ class Training:
             start.put(self, start.value(position))
         return [parameter.detach().clone() for parameter in self.direct.values()]
 
+    def _direct_groups(self, updates: int) -> list[dict]:
+        """Return the parameters that learn by gradient descent with their learning rates.
+
+        Numbers move across their ranges; the weights of a Submodule have none, and learn as all weights do.
+        """
+        parts = [part for module in self.learning for part in module.modules() if isinstance(part, Learned)]
+        numbers = {parameter for part in parts for parameter in part.parameters()}
+        rate = min(max(TRAVEL / updates, RATES[0]), RATES[1])
+        groups = [{"params": [one for one in self.direct.values() if one in numbers], "lr": rate}]
+        weights = [one for one in self.direct.values() if one not in numbers]
+        usual = {"params": weights, "lr": self.every * float(self.optimizer.param_groups[0]["lr"])}
+        return [*groups, usual] if weights else groups
+
     def _step_direct(self) -> None:
         """Step the modules that learn by gradient descent, on unseen data and with fixed weights."""
         k = 2
@@ -333,19 +351,30 @@ class Training:
         for parameter, values in self.repeated.items():
             parameter.copy_(torch.lerp(values[after - 1], values[after], (self.done + 1 - start) / (end - start)))
 
-    def _nats(self, copies: int = 0) -> float:
+    def fitted(self) -> float | None:
+        """Return by how many nats a target its own examples are predicted better than by a guess; None if not known."""
+        counted, number = self.counted, sum(len(unseen) for _, unseen in self._unseen())
+        own = [(2, Subset(self.chunks[1], range(min(number, self.chunks.sizes[0]))))]
+        with random_state.preserved(self.problem.device):
+            nats = self._nats(judging=own)
+        guessed = self.guessed_nats(own)
+        self.counted, count = counted, self.counted
+        return None if guessed is None else (guessed - nats) / count
+
+    def _nats(self, copies: int = 0, judging: Iterable[tuple[int, Subset]] | None = None) -> float:
         """Return the loss of unseen data in nats; of a squared error n / 2 log(error) for n numbers.
 
-        Of a partitioned network the loss of each chunk k by subnetwork k - 1 (Eq. 2).
+        Of a partitioned network the loss of each chunk k by subnetwork k - 1 (Eq. 2). `judging`: other pairs of k and
+        examples.
         """
         how = {"batch_size": BATCH, "forward": self.problem.forward}
-        judging = how | {"forward": functools.partial(self._averaged, copies=copies)} if copies else how
+        averaging = how | {"forward": functools.partial(self._averaged, copies=copies)} if copies else how
         found, count = 0.0, 0
         with fresh_statistics(self.network, self.chunks, **how) if self.partitioned else nullcontext():
-            for k, unseen in self._unseen():
+            for k, unseen in self._unseen() if judging is None else judging:
                 with subnetwork(self.network, active=k - 1) if self.partitioned else nullcontext():
                     loss, counted = total_loss(
-                        self.network, unseen, self.judge, collate=self.chunks.collate, loading={}, **judging
+                        self.network, unseen, self.judge, collate=self.chunks.collate, loading={}, **averaging
                     )
                 found, count = found + loss, count + counted
                 self.examples += max(1, copies) * len(unseen) / 3  # a forward pass is a third of a step
@@ -364,14 +393,14 @@ class Training:
             yield k, Subset(chunks[k], range(max(1, round(share * len(chunks[k])))))
 
     @torch.no_grad()
-    def guessed_nats(self) -> float | None:
+    def guessed_nats(self, judging: Iterable[tuple[int, Subset]] | None = None) -> float | None:
         """Return the loss in nats, on the same unseen data, of the best prediction that is the same for all examples.
 
-        None if it is not known: see partnets.tuning.guessing.
+        None if it is not known: see partnets.tuning.guessing. `judging`: other pairs of k and examples.
         """
         judged = []
         with random_state.preserved(self.problem.device), evaluating(self.network):
-            for _, unseen in self._unseen():
+            for _, unseen in self._unseen() if judging is None else judging:
                 for batch in batches(unseen, BATCH, collate=self.chunks.collate):
                     judged.append(self.problem.forward(self.network, to_device(batch, self.problem.device)))
                 self.examples += len(unseen) / 3
@@ -402,6 +431,7 @@ class Training:
         """Return the state from which a training continues to the same bits."""
         return {
             "network": self.network.state_dict(),
+            "attributes": [_simple(module) for module in self._modules()],
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict() if self.scheduler else None,
             "direct_optimizer": self.direct_optimizer.state_dict() if self.direct_optimizer else None,
@@ -414,9 +444,16 @@ class Training:
             "examples": self.examples,
         }
 
+    def _modules(self) -> list[nn.Module]:
+        """Return the modules of the network and of the loss."""
+        return [*self.network.modules(), *(self.loss.modules() if isinstance(self.loss, nn.Module) else ())]
+
     def load_state(self, state: dict) -> None:
         """Continue from a state."""
         self.network.load_state_dict(state["network"])
+        for module, attributes in zip(self._modules(), state["attributes"], strict=True):
+            for name, value in attributes.items():
+                setattr(module, name, value)
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler:
             self.scheduler.load_state_dict(state["scheduler"])

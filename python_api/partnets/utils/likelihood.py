@@ -69,11 +69,22 @@ def check_mean(loss: Loss) -> None:
         )
 
 
-def plain(loss: Loss) -> Loss:
+def weighs(loss: Loss) -> bool:
+    """Whether this is one of torch's losses with weights of classes.
+
+    Example:
+        >>> import torch
+        >>> weighs(nn.CrossEntropyLoss(torch.ones(3))), weighs(nn.CrossEntropyLoss())
+        (True, False)
+    """
+    return any(setting(loss, name, None) is not None for name in ("weight", "pos_weight")) and bool(name_of(loss))
+
+
+def plain(loss: Loss, weighed: bool = False) -> Loss:
     """The negative log-likelihood in a training loss; one of one's own is unchanged, but for what it names `plain`.
 
     Of these, label smoothing goes and so do the classes' weights: with them, each choice of weights would be its own
-    judge, and a mean that of the weights in its batch.
+    judge, and a mean that of the weights in its batch. `weighed`: for weights that nothing chooses, which stay.
 
     Example:
         >>> plain(nn.CrossEntropyLoss(label_smoothing=0.1)).label_smoothing
@@ -86,11 +97,10 @@ def plain(loss: Loss) -> Loss:
     name = name_of(loss)
     if name not in CROSS_ENTROPIES | NLL_LOSSES | BINARY:
         return loss
-    usual = {"weight": None}
-    usual |= {"label_smoothing": 0.0} if name in CROSS_ENTROPIES else {}
-    usual |= {"pos_weight": None} if name in BINARY_OF_LOGITS else {}
-    weighs = any(setting(loss, each, None) is not None for each in ("weight", "pos_weight"))
-    if not weighs and not setting(loss, "label_smoothing", 0.0):
+    usual = {"label_smoothing": 0.0} if name in CROSS_ENTROPIES else {}
+    if not weighed:
+        usual |= {"weight": None} | ({"pos_weight": None} if name in BINARY_OF_LOGITS else {})
+    if not (weighs(loss) and not weighed) and not setting(loss, "label_smoothing", 0.0):
         return loss
     if isinstance(loss, functools.partial):
         return functools.partial(loss.func, *loss.args, **(loss.keywords | usual))

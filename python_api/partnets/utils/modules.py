@@ -17,6 +17,25 @@ from partkernels.operators.memory import meeting
 
 
 @contextmanager
+def modes_kept(model: nn.Module) -> Iterator[None]:
+    """Afterwards each module is in training or in evaluation mode as before.
+
+    Example:
+        >>> layer = nn.Dropout()
+        >>> with modes_kept(layer):
+        ...     layer = layer.eval()
+        >>> layer.training
+        True
+    """
+    modes = {module: module.training for module in model.modules()}
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@contextmanager
 def frozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     """Inside, these parameters require no gradient, so that none is computed; afterwards they do as before.
 

@@ -48,6 +48,10 @@ def tried(model: nn.Module, batch: Any, forward: Callable[[nn.Module, Any], tupl
         hint = described(batch)
         if not hint:
             raise
+        own = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+        x = batch[0]
+        if own and isinstance(x, Tensor) and x.is_floating_point() and x.dtype != own:
+            hint += f" The network has {own}: pass x.to({own}), or network.to({x.dtype})."
         raise ValueError(f"the model does not take a batch of these data: {error}.{hint}") from error
     if not isinstance(found, tuple | list) or len(found) != 2:
         raise ValueError(f"forward returned a {type(found).__name__}; return the output and the targets.")
@@ -108,6 +112,30 @@ def check_targets(loss: Any, output: Any, y: Any) -> None:
         _check_labels(loss, output, y)
 
 
+def check_broadcast(loss: Callable, output: Any, y: Any) -> None:
+    """Raise ValueError if a loss of the user's takes each output with each target, such as [n, 1] with [n].
+
+    Example:
+        >>> check_broadcast(lambda output, y: (output - y).square().mean(), torch.rand(4, 1), torch.rand(4))
+        Traceback (most recent call last):
+        ValueError: the loss is another with outputs [4, 1] than with [4], the shape of the targets: it broadcasts ...
+    """
+    tensors = isinstance(output, Tensor) and isinstance(y, Tensor) and not name_of(loss)
+    if not tensors or output.shape == y.shape or output.squeeze().shape != y.squeeze().shape or len(y) < 2:
+        return
+    try:
+        values = [loss(each, y) for each in (output, output.reshape(y.shape))]
+        broadcast = values[0].shape == values[1].shape and not torch.allclose(*values, 1e-4, 1e-7, equal_nan=True)
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):  # one that wants its own shapes
+        return
+    if broadcast:
+        cure = "targets.unsqueeze(1)" if output.shape == (*y.shape, 1) else "both in one shape"
+        raise ValueError(
+            f"the loss is another with outputs {list(output.shape)} than with {list(y.shape)}, the shape of the"
+            f" targets: it broadcasts them; pass {cure}."
+        )
+
+
 def _shapes(output: Tensor, y: Tensor) -> str:
     return f"{list(y.shape)}, of logits {list(output.shape)}"
 
@@ -133,6 +161,8 @@ def _check_labels(loss: Any, output: Tensor, y: Tensor) -> None:
         return
     if y.is_floating_point() or y.dtype == torch.bool:
         raise ValueError(f"the labels are {y.dtype}, {shapes}; pass labels.long() of classes 0..{classes - 1}.")
+    if y.dtype not in (torch.int64, torch.uint8):
+        raise ValueError(f"the labels are {y.dtype}; pass labels.long().")
     if y.dim() == output.dim() and y.shape[1:2] == (1,):
         raise ValueError(f"the labels are {shapes}; pass labels.squeeze(1).")
     check_range(loss, output, y)

@@ -166,6 +166,10 @@ def _parts(root):
         shutil.rmtree(root / kind)
 
 
+def _unreadable(root):
+    (root / "cat" / "3.HEIC").write_bytes(b"no image")
+
+
 def _single(root):
     for path in root.glob("*/[1-9].png"):
         path.unlink()
@@ -182,7 +186,8 @@ def _single(root):
         (_loop, ValueError, r"cat.*\.png are one file"),
         (_leak, ValueError, r"3\.png and .*0\.png are one file"),
         (_parts, ValueError, "has the folders Testing, Training; name them train and test"),
-        (_single, ValueError, "all differ|leaves no image"),
+        (_unreadable, ValueError, r"3\.HEIC cannot be decoded .*; convert"),
+        (_single, ValueError, "each class has a single example"),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path, spoil, error, message):
@@ -236,6 +241,7 @@ def test_arrays_may_be_flipped_frozen_or_of_pandas():
     plain = Data.from_arrays((x, y))
     swapped, unsigned = x.astype(">f8"), y.astype("uint64")
     masked = numpy.ma.masked_array(x, numpy.zeros_like(x))
+    assert torch.equal(Data.from_arrays((x, torch.as_tensor(y.copy()).to(torch.uint16))).train[1], plain.train[1])
     for pair in ((x[::-1].copy()[::-1], y), (pandas.DataFrame(x), pandas.Series(y)), (swapped, unsigned), (masked, y)):
         assert torch.equal(Data.from_arrays(pair).train[0], plain.train[0])
     with pytest.raises(TypeError, match="an array of <U1; pass numbers"):
@@ -260,7 +266,10 @@ LABELS = numpy.zeros(4, dtype=int)
         ((numpy.full((4, 1, 8, 8), 200.0), LABELS), {}, ValueError, r"whole numbers to 200, in floats; pass x\.astype"),
         ((numpy.ma.masked_equal(numpy.zeros((4, 3)), 0), LABELS), {}, ValueError, r"12 masked entries; pass x\.filled"),
         ((numpy.zeros((4, 3)), LABELS + 10**6), {}, ValueError, r"label 1000000 of 4 examples; .*return_inverse"),
-        (([[1.0], [1.0, 2.0]], [0, 1]), {}, ValueError, "expected sequence of length 1"),
+        (([[1.0], [1.0, 2.0]], [0, 1]), {}, ValueError, "inhomogeneous shape"),
+        ((numpy.zeros((4, 3)), list("abab")), {}, TypeError, "an array of <U1; pass numbers"),
+        (([Image.new("RGB", (6, 6))] * 4, LABELS), {}, ValueError, "with channels last"),
+        ((numpy.zeros((4, 3)), numpy.arange(4)), {}, ValueError, "each class has a single example"),
         ((numpy.zeros((4, 3)), LABELS), {"test": 0.0}, ValueError, r"test=0\.0; pass a share"),
         ((numpy.zeros((4, 3)), LABELS), {"test": (numpy.zeros((2, 5)), LABELS[:2])}, ValueError, "of one shape"),
     ],

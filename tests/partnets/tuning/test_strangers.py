@@ -135,6 +135,72 @@ def test_log_probabilities_of_a_loss_of_the_users_are_not_outdone_by_what_is_non
     assert not any(note.startswith("No training of the search") for note in result.notes)
 
 
+@pytest.mark.parametrize("loss", [nn.BCEWithLogitsLoss, nn.CrossEntropyLoss])
+def test_weights_of_classes_count_for_unseen_data_too(loss):
+    x, y = labelled(300)
+    binary, weight = loss is nn.BCEWithLogitsLoss, torch.tensor([1.0, 20.0])
+    y = (x[:, 0] > 1.2).float()[:, None] if binary else (x[:, 0] > 1.2).long()
+    loss = loss(pos_weight=weight[1:]) if binary else loss(weight)
+    judges = set()
+    options = {"loss": loss, "stratify": y.flatten(), "steps": 60, "callbacks": [lambda one: judges.add(one.judge)]}
+    result = tuned(classifier(1 if binary else 2), (x, y), ["dropout"], **options)
+    assert judges == {loss}
+    assert not any(note.startswith("No training of the search") for note in result.notes)
+
+
+def test_a_training_that_has_not_learned_yet_is_not_taken_for_one_that_memorises():
+    result = tuned(data=labelled(120), names=["dropout"], steps=20, optimizer=functools.partial(FAST, lr=2e-4))
+    assert result.values == {"dropout": pytest.approx(0.1)} and result.notes[0].endswith("a larger budget.")
+
+
+def test_few_unseen_examples_have_a_note_if_the_values_stay_untuned_too():
+    x, y = torch.randn(30, 4), torch.randint(3, (30,))
+    notes = tuned(data=(x, y), optimizer=functools.partial(torch.optim.SGD, lr=1e-6)).notes
+    assert "untuned training. Pass" in notes[0] and notes[1].startswith("6 unseen examples judged the trainings")
+
+
+def test_many_numbers_that_unseen_examples_train_have_a_note_and_weights_the_rate_of_weights():
+    torch.manual_seed(0)
+    x = torch.randn(520, 5)
+    y = (x[:, 0] + torch.randn(520) > 0).long()
+    extractor = hyper.Submodule(nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Linear(32, 8)))
+    network, data = nn.Sequential(extractor, nn.ReLU(), nn.Linear(8, 2)), (x[:120], y[:120])
+    result = tuned(network, data, [extractor], steps=300, batch_size=32, optimizer=torch.optim.Adam)
+    assert any(note.startswith("456 numbers learned by gradient descent from 24 unseen") for note in result.notes)
+    assert F.cross_entropy(result.model(x[120:]), y[120:]) < 0.69
+
+
+def test_callbacks_may_leave_the_network_in_evaluation_mode():
+    watched = tuned(steps=20, callbacks=[lambda training: training.network.eval()])
+    assert watched.values == tuned(steps=20).values
+
+
+class Annealed(nn.Module):
+    """A network that counts its steps in an attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.count = classifier(), 0
+
+    def forward(self, x):
+        self.count += self.training
+        return self.inner(x) * (1 + self.count / 20)
+
+
+def test_numbers_of_python_in_a_network_are_kept_with_a_search(tmp_path):
+    options, calls = {"network": Annealed(), "steps": 20, "resume_from": tmp_path / "search.pt"}, []
+
+    def interrupt(_):
+        calls.append(0)
+        if len(calls) == 25:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tuned(callbacks=[interrupt], **options)
+    resumed, whole = tuned(**options), tuned(**options | {"resume_from": None})
+    assert resumed.values == whole.values and resumed.lml == whole.lml
+
+
 def test_batches_of_ignored_labels_alone_train_nothing():
     x, y = labelled(300)
     y[60:] = -100
@@ -213,6 +279,18 @@ def test_the_learning_rate_follows_a_schedule_in_every_training(tmp_path):
     assert "learning_rate" in tuned(**options | {"scheduler": lambda one: later(one, lambda step: step // 5)}).values
 
 
+def test_a_learning_rate_that_is_a_tensor_stays_the_users():
+    rate = torch.tensor(0.03)
+    options = {"names": ["dropout", "learning_rate"], "steps": 10}
+    cosine = functools.partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=10)
+    found = [
+        tuned(optimizer=functools.partial(torch.optim.Adam, lr=one), scheduler=cosine, **options)
+        for one in (rate, 0.03)
+    ]
+    assert rate == torch.tensor(0.03) and found[0].values == pytest.approx(found[1].values)
+    assert torch.allclose(found[0].model[0].weight, found[1].model[0].weight, atol=1e-3)
+
+
 def cycle(optimizer, steps=11):
     return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps)
 
@@ -279,6 +357,42 @@ def shifted(value):
     return network
 
 
+class Times(nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.inner = classifier()
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+class Tripled(Times):
+    def forward(self, x):
+        return self.inner(x) * 3
+
+
+Tripled.__name__ = "Times"  # as if the code had been changed
+
+
+def frozen(layer):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Dropout(0.1), nn.Linear(4, 4), nn.Linear(4, 3))
+    network[layer].requires_grad_(False)
+    return network
+
+
+class Stepping(torch.optim.SGD):
+    """An optimizer with an attribute of its own."""
+
+    def __init__(self, parameters, factor):
+        super().__init__(parameters, lr=0.1)
+        self.factor = factor
+
+
+def stepping(factor):
+    return lambda parameters: Stepping(parameters, factor)
+
+
 def changed(values, by):
     """One of many is another."""
     values = values.clone()
@@ -301,6 +415,9 @@ MANY = labelled(300)
         ({"loss": functools.partial(nested(1.0))}, {"loss": functools.partial(nested(2.0))}),
         ({"loss": with_global(1.0)}, {"loss": with_global(2.0)}),
         ({"network": shifted(1)}, {"network": shifted(2)}),
+        ({"network": Times(1)}, {"network": Tripled(1)}),
+        ({"network": frozen(0)}, {"network": frozen(3)}),
+        ({"optimizer": stepping(1.0)}, {"optimizer": stepping(2.0)}),
         ({"data": Rows(X, Y)}, {"data": Rows(2 * X, Y)}),
         ({"data": Rows(X, Y)}, {"data": Rows(X, 2 - Y)}),
         ({"data": MANY}, {"data": (MANY[0], changed(MANY[1], 1))}),
@@ -355,10 +472,25 @@ def test_the_report_has_the_unseen_targets_and_the_means_that_decide():
     assert any(note.startswith("The cost of") for note in tuned(steps=4, batch_size=4, budget=6).notes)
 
 
+def test_targets_that_are_probabilities_have_a_cross_entropy():
+    losses = set()
+    tuned(data=(X, torch.randn(60, 3).softmax(1)), callbacks=[lambda training: losses.add(training.loss)])
+    assert losses == {F.cross_entropy}
+
+
 def test_a_learning_rate_at_the_end_of_what_was_tried_has_a_note():
     slow = functools.partial(torch.optim.Adam, lr=2e-3)
     notes = tuned(data=labelled(400), names=["learning_rate"], steps=40, optimizer=slow).notes
     assert any(note.startswith("learning_rate was best at the end of what was tried; pass 0.0") for note in notes)
+
+
+def test_the_note_of_a_learning_rate_has_the_one_that_was_best():
+    noted = []
+    for seed in range(4):
+        names, slow = ["dropout", "learning_rate"], functools.partial(torch.optim.Adam, lr=2e-3)
+        result = tuned(data=labelled(400), names=names, steps=40, optimizer=slow, seed=seed)
+        noted += [note for note in result.notes if note.startswith("learning_rate was best at the end")]
+    assert noted and not any("pass 0.002 " in note for note in noted)
 
 
 class Scaled(nn.Module):
@@ -404,6 +536,15 @@ ONE_HOT = F.one_hot(Y, 3).float()
         ({"network": classifier().to("meta")}, ValueError, "on the meta device, without numbers"),
         ({"device": "meta"}, ValueError, "device='meta' has no numbers"),
         ({"device": "nowhere"}, ValueError, "device='nowhere' cannot be used here"),
+        ({"network": nn.LazyLinear(3)}, ValueError, "lazy modules without parameters; call it once"),
+        ({"network": nn.Embedding(9, 4), "data": (Y[:, None].expand(60, 4), Y[:, None].expand(60, 4))}, ValueError,
+         r"either the second or the last dimension may be the classes; pass loss="),
+        ({"data": Rows(X, Y.int())}, ValueError, r"labels are torch\.int32; pass labels\.long\(\)"),
+        ({"data": Rows(X.double(), Y)}, ValueError, r"The network has torch\.float32: pass x\.to\(torch\.float32\)"),
+        ({"network": classifier(1), "data": (X, X[:, 0]), "loss": lambda o, y: (o - y).square().mean()}, ValueError,
+         r"it broadcasts them; pass targets\.unsqueeze\(1\)"),
+        ({"data": [{"image": x, "table": x, "label": y} for x, y in zip(X, Y, strict=True)],
+          "names": [hyper.Affine()]}, ValueError, r"put them into it, such as hyper\.InTraining\(hyper\.Affine"),
         ({"network": traced()}, TypeError, r"compiled by torch\.jit"),
         ({"network": partnets.partition(classifier(), (0.8, 0.2))}, ValueError, "is partitioned; pass the plain one"),
         ({"network": Locked()}, ValueError, "network cannot be copied"),
