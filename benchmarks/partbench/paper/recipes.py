@@ -164,7 +164,7 @@ RECIPES["mnist-cpu"] = replace(
     batch=32,
     samples=2,
     plain_batch=64,
-    hyper_lr=1e-2,
+    hyper_lr=2e-2,
     rotated_longer=2.0,
     data="mnist",
 )
