@@ -3,6 +3,7 @@
     python -m partbench.paper augmentation                     # three seeds on scikit-learn's digits
     python -m partbench.paper augmentation --quick             # a minute
     python -m partbench.paper augmentation --dataset cifar10   # from PARTNETS_DATA or ./data; see partnets.data
+    python -m partbench.paper augmentation --dataset cifar10 --device cuda --only method=partitioned
     python -m partbench.paper all --quick                      # every experiment, on its first data set
     python -m partbench.paper page                             # docs/paper.md anew, and its pictures, without training
 
@@ -38,6 +39,10 @@ def main(arguments: list[str] | None = None) -> int:
         command.add_argument("--seeds", type=_ints, help="as in 0,1,2, which is the default; 0 if quick")
         command.add_argument("--jobs", type=int, default=1, help="trainings at once")
         command.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of all trainings together")
+        command.add_argument("--device", default="cpu", help="of the networks; cuda has not been tried")
+        command.add_argument(
+            "--only", action="append", default=[], metavar="NAME=VALUE", help="of a training's settings"
+        )
         command.add_argument("--out", type=Path, default=Path("out/paper"), help="the folder of results")
         command.set_defaults(run=_run, experiments=chosen, dataset=None)
     command = commands.add_parser("page", help="writes committed results into the documentation, and draws them anew")
@@ -59,9 +64,12 @@ def _run_one(experiment: Experiment, dataset: str, given: argparse.Namespace) ->
     seeds = given.seeds or ((0,) if given.quick else (0, 1, 2))
     path = given.out / f"{experiment.name}-{dataset}{'-quick' if given.quick else ''}.json"
     settings = experiment.settings(dataset, seeds, given.quick)
-    records = run(experiment, settings, path.with_suffix(".runs"), jobs=given.jobs)
+    for name, value in (only.split("=") for only in given.only):
+        settings = [setting for setting in settings if str(setting[name]) == value]
+    records = run(experiment, settings, path.with_suffix(".runs"), jobs=given.jobs, device=given.device)
     command = ["python", "-m", "partbench.paper", experiment.name, "--dataset", dataset]
     command += ["--quick"] * given.quick + ["--seeds", ",".join(map(str, seeds))]
+    command += [word for only in given.only for word in ("--only", only)]
     made = report.Report(experiment.name, dataset, shlex.join(command), records)
     made.save(path)
     made.draw(path)

@@ -21,23 +21,26 @@ from partnets.utils.files import replacing
 CHECKPOINT_EVERY = 500
 
 
-def run(experiment: Experiment, settings: Sequence[Record], folder: Path, *, jobs: int = 1) -> list[Record]:
+def run(
+    experiment: Experiment, settings: Sequence[Record], folder: Path, *, jobs: int = 1, device: str = "cpu"
+) -> list[Record]:
     """Trains what has no file in the folder yet and returns all records, in the settings' order.
 
     Args:
         folder: one file for each training, named by its settings; made if it is not there.
         jobs: how many trainings at once, each in a process with an equal share of the threads.
+        device: that of the networks; data stay on the CPU.
     """
     folder.mkdir(parents=True, exist_ok=True)
     missing = [setting for setting in settings if not _path(folder, setting).exists()]
     threads = max(1, torch.get_num_threads() // jobs)
     with tqdm(total=len(settings), initial=len(settings) - len(missing), desc=experiment.name, unit="training") as bar:
         for setting in missing if jobs == 1 else ():
-            _train(experiment, setting, folder, threads)
+            _train(experiment, setting, folder, threads, device)
             bar.update()
         if jobs > 1:  # forked processes would inherit the threads' locks
             with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-                waiting = [pool.submit(_train, experiment, setting, folder, threads) for setting in missing]
+                waiting = [pool.submit(_train, experiment, setting, folder, threads, device) for setting in missing]
                 for future in as_completed(waiting):
                     future.result()
                     bar.update()
@@ -55,8 +58,9 @@ def fit(trainer: partnets.Trainer, steps: int, checkpoint: Path) -> partnets.His
     return trainer.history
 
 
-def _train(experiment: Experiment, setting: Record, folder: Path, threads: int) -> None:
+def _train(experiment: Experiment, setting: Record, folder: Path, threads: int, device: str) -> None:
     torch.set_num_threads(threads)
+    torch.set_default_device(device)
     torch.manual_seed(setting["seed"])
     path = _path(folder, setting)
     start = time.perf_counter()

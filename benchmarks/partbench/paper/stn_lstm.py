@@ -1,4 +1,4 @@
-"""Self-tuning networks on text: an LSTM on Python's own documentation, and on Penn Treebank from local files."""
+"""Self-tuning networks on text: an LSTM on Python's own documentation; WikiText-2 and Penn Treebank are local files."""
 
 from __future__ import annotations
 
@@ -92,6 +92,18 @@ def documentation_task(seed: int, steps: int = 2000, tokens: int = 30_000) -> Ta
     return _task(parts, words, 128, 1, steps=steps, batch_size=20, lr=5e-3)
 
 
+def wikitext_task(seed: int, steps: int = 2000) -> Task:
+    """WikiText-2's validation text to train, and halves of its test text for validation and test.
+
+    wikitext2-valid.txt and wikitext2-test.txt, which are the official wiki.valid.tokens and wiki.test.tokens.
+    """
+    folder = Path(os.environ.get("PARTNETS_DATA") or "data")
+    train, held = ((folder / f"wikitext2-{part}.txt").read_text(encoding="utf-8") for part in ("valid", "test"))
+    train, held = (text.replace("\n", " <eos> ").split() for text in (train, held))
+    parts, words = encoded([train, held[: len(held) // 2], held[len(held) // 2 :]])
+    return _task(parts, words, 128, 1, steps=steps, batch_size=20, lr=5e-3)
+
+
 def treebank_task(seed: int, steps: int = 100_000) -> Task:
     """Penn Treebank as Mikolov prepared it: ptb.train.txt, ptb.valid.txt and ptb.test.txt in the folder ptb."""
     folder = Path(os.environ.get("PARTNETS_DATA") or "data") / "ptb"
@@ -123,9 +135,11 @@ class StnLstm(Tuning):
 
     name = "stn-lstm"
     paper = "the talk's LSTM experiment"
-    datasets = ("documentation", "treebank")
-    steps = {"documentation": 2000, "treebank": 100_000}  # noqa: RUF012
+    datasets = ("documentation", "wikitext", "treebank")
+    steps = {"documentation": 2000, "wikitext": 2000, "treebank": 100_000}  # noqa: RUF012
     is_language = True
 
     def task(self, dataset, seed, steps):
-        return (documentation_task if dataset == "documentation" else treebank_task)(seed, steps)
+        return {"documentation": documentation_task, "wikitext": wikitext_task, "treebank": treebank_task}[dataset](
+            seed, steps
+        )

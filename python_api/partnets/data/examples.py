@@ -129,7 +129,7 @@ def as_tensor(part: Any) -> Tensor:
             )
         fits = part.flags.writeable and all(stride >= 0 for stride in part.strides) and part.dtype.isnative
         part = part if fits else part.astype(part.dtype.newbyteorder("="))
-    tensor = torch.as_tensor(part).detach()
+    tensor = part.detach() if isinstance(part, Tensor) else torch.as_tensor(part, device="cpu")
     if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64):  # which torch does not compare
         tensor = tensor.long()
     if tensor.layout != torch.strided:

@@ -90,7 +90,7 @@ def total_loss(
             output, y = forward(model, to_device(batch, device))
             value, counted = total(loss, output, y, examples)
             if not count:
-                check_no_sum(loss, output, y, torch.tensor(value / max(counted, 1)))
+                check_no_sum(loss, output, y, torch.tensor(value / max(counted, 1), device="cpu"))
             found, count = found + value, count + counted
     if not count:
         raise ValueError(f"no target of these {len(dataset)} examples counts: all are {IGNORED}; pass labelled ones.")
@@ -196,7 +196,7 @@ def loss_matrix(
         rows = per_subnetwork(model, lambda model: [mean_loss(model, chunk, loss, **how) for chunk in chunks])
     if not other_chunks:
         adopt_chunks(model, chunks)
-    return torch.tensor(rows, dtype=torch.float64)
+    return torch.tensor(rows, dtype=torch.float64, device="cpu")
 
 
 def check_counts(model: nn.Module, chunks: Chunks) -> None:

@@ -119,7 +119,7 @@ def _batches(chunks: Chunks, k: int, batch_size: int, examples: int, loading: Ma
     drawn = chunks.order[: sum(chunks.sizes[:k])]
     generator = torch.Generator().manual_seed(0)  # a split of one's own may be sorted, and batches should not be
     if len(drawn) <= examples:
-        drawn = drawn[torch.randperm(len(drawn), generator=generator)]
+        drawn = drawn[torch.randperm(len(drawn), generator=generator, device="cpu")]
     else:
         drawn = drawn[torch.randint(len(drawn), (examples,), generator=generator)]
     size = min(batch_size, len(drawn))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -117,11 +118,9 @@ class Learned(Precise):
         Raises:
             ValueError: as of the constructor; nothing has changed then.
         """
-        self.raw.copy_(
-            self.range.transform.inv(
-                self._scaled(list(value) if isinstance(value, Sequence) else [value], self.raw.dtype)
-            )
-        )
+        given = list(value) if isinstance(value, Sequence) else [value]
+        scaled = self._scaled(given, dtype=self.raw.dtype, device=self.raw.device)
+        self.raw.copy_(self.range.transform.inv(scaled))
 
     def check(self, values: Sequence[float]) -> None:
         """Raises ValueError unless these are as many numbers as this has, all inside the range."""
@@ -130,11 +129,11 @@ class Learned(Precise):
         for arguments in zip(self._names("value"), values, self.units, strict=True):
             self.range.check(*arguments)
 
-    def _scaled(self, values: list[float], dtype: torch.dtype | None = None) -> Tensor:
+    def _scaled(self, values: list[float], **options: Any) -> Tensor:
         """Values in the units in which one computes, of raw's shape, all inside the range."""
         self.check(values)
         scaled = [number * scale for number, scale in zip(values, self.units, strict=True)]
-        return torch.tensor(scaled[0] if self.scalar else scaled, dtype=dtype or torch.get_default_dtype())
+        return torch.tensor(scaled[0] if self.scalar else scaled, **{"dtype": torch.get_default_dtype(), **options})
 
     def scales(self, name: str) -> dict[str, float]:
         """The standard deviation of the perturbation of each value, unconstrained, under the names that values() has.

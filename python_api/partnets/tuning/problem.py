@@ -271,7 +271,7 @@ def _check_finite(network: nn.Module, chunks: Chunks, forward: Forward, device: 
     """
     if not isinstance(chunks.dataset, TensorDataset):
         return
-    fine = torch.ones(len(chunks.dataset), dtype=torch.bool)
+    fine = torch.ones(len(chunks.dataset), dtype=torch.bool, device="cpu")
     for tensor in chunks.dataset.tensors:
         if tensor.is_floating_point():
             fine &= tensor.reshape(len(tensor), -1).sum(1).isfinite().cpu()

@@ -224,7 +224,7 @@ class _Search:
     def run(self) -> Tuned:
         """Run the trainings that are left: of the search, at the chosen values, and the final one."""
         problem, settings, planned = self.problem, self.problem.settings, self.plan
-        points, factors = torch.zeros(0, 0), []
+        points, factors = torch.zeros(0, 0, device="cpu"), []
         if settings:
             points, factors = design(settings, planned.levels, derived(self.seed, "design"))
         total = len(points) * planned.member_batch + planned.confirm_batch + problem.batch_size
@@ -232,9 +232,9 @@ class _Search:
         with tqdm(total=total / problem.batch_size, disable=None, bar_format=form) as self.bar:
             options = {"batch_size": planned.member_batch, "seed": derived(self.seed, "search")}
             tried = [self._train(f"search {i + 1}", point.tolist(), **options) for i, point in enumerate(points)]
-            chosen, weights = torch.zeros(0), torch.zeros(0)
+            chosen, weights = torch.zeros(0, device="cpu"), torch.zeros(0, device="cpu")
             if settings:
-                chosen, weights = choose(points, factors, torch.tensor([one.nats for one in tried]))
+                chosen, weights = choose(points, factors, torch.tensor([one.nats for one in tried], device="cpu"))
             options = {"batch_size": planned.confirm_batch, "seed": derived(self.seed, "confirm")}
             confirmed = self._train("chosen", chosen.tolist(), learns=bool(problem.direct), last=True, **options)
             guessing = no_better(confirmed.guessed, [one.nats for one in (*tried, confirmed)])

@@ -123,7 +123,7 @@ def design(settings: Sequence[Setting], levels: Mapping[str, int], seed: int) ->
         >>> points.shape, factors
         (torch.Size([4, 1]), ['', 'regularisers', 'regularisers', 'regularisers'])
     """
-    untuned = torch.tensor([setting.position for setting in settings])
+    untuned = torch.tensor([setting.position for setting in settings], device="cpu")
     engine = torch.quasirandom.SobolEngine(len(settings), scramble=True, seed=seed)
     rows, factors = [untuned], [""]
     for factor, count in levels.items():
@@ -177,7 +177,7 @@ def choose(points: Tensor, factors: Sequence[str], judged: Tensor) -> tuple[Tens
             "no training of the search has a finite loss; look for NaN in data and weights, lower the learning rate, or"
             " pass clip=1.0, or a larger budget or batch_size: batches of few examples have no variance, for example."
         )
-    chosen, found = points[0].clone(), torch.zeros(len(points), dtype=torch.float64)
+    chosen, found = points[0].clone(), torch.zeros(len(points), dtype=torch.float64, device="cpu")
     found[0] = 1.0
     for factor in dict.fromkeys(factors[1:]):
         rows = [0, *(i for i, each in enumerate(factors) if each == factor)]
@@ -239,7 +239,7 @@ def no_better(guessed: float | None, judged: Sequence[Sequence[float]]) -> bool:
     """
     if guessed is None:
         return False
-    nats = torch.tensor(judged, dtype=torch.float64)
+    nats = torch.tensor(judged, dtype=torch.float64, device="cpu")
     return not bool((smoothed(nats) < guessed - max(CLEAR, _noise(nats))).any())
 
 
@@ -253,10 +253,10 @@ def best_end(judged: Sequence[float]) -> int:
         >>> best_end([90.0, 50.0, 40.0, 50.0, 80.0, 90.0]), best_end([9.0, 5.0, 4.0, 4.2, 4.1, 4.0])
         (3, 6)
     """
-    nats = smoothed(torch.tensor(list(judged), dtype=torch.float64))
+    nats = smoothed(torch.tensor(list(judged), dtype=torch.float64, device="cpu"))
     if not nats[-1] - nats.min() > CLEAR:
         return len(judged)
     prior = torch.full_like(nats, (1 - WHOLE) / (len(judged) - 1))
     prior[-1] = WHOLE
     weights = (prior.log() - nats + nats.min()).softmax(0)
-    return round(float((weights * torch.arange(1, len(judged) + 1, dtype=torch.float64)).sum()))
+    return round(float((weights * torch.arange(1, len(judged) + 1, dtype=torch.float64, device="cpu")).sum()))

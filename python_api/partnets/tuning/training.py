@@ -467,7 +467,7 @@ class Training:
 
 def partitioned_optimizer(factory: Any, network: nn.Module) -> torch.optim.Optimizer:
     """Return the optimizer of partnets.optim that steps as a factory's does."""
-    made = factory([nn.Parameter(torch.zeros(1))])
+    made = factory([nn.Parameter(torch.zeros(1, device="cpu"))])
     if len(made.param_groups) > 1:
         raise ValueError("optimizer makes several groups of parameters; more than two chunks take one group.")
     options = made.param_groups[0]

@@ -436,6 +436,15 @@ def test_a_file_of_other_data_or_of_a_function_of_other_values_is_refused(tmp_pa
         tuned(resume_from=path, names=["dropout"], **other)
 
 
+@pytest.mark.parametrize("proportions", [(0.8, 0.2), pytest.param((0.8, 0.1, 0.1), marks=pytest.mark.full)])
+@pytest.mark.parametrize("names", [["dropout", "learning_rate"], [hyper.Affine()], [hyper.InputMask(6)]])
+def test_the_default_device_may_be_another(names, proportions):
+    network = nn.Sequential(nn.Flatten(), nn.Linear(36, 3), nn.Dropout(0.1))
+    data, slow = (torch.rand(60, 1, 6, 6), Y), functools.partial(torch.optim.SGD, lr=0.1)
+    with torch.device("meta"):
+        assert tuned(network, data, names, proportions=proportions, optimizer=slow).model(data[0]).shape == (60, 3)
+
+
 def test_the_label_smoothing_of_a_loss_is_the_untuned_one():
     result = tuned(names=["label_smoothing"], loss=nn.CrossEntropyLoss(label_smoothing=0.3))
     assert result.history[0].values["label_smoothing"] == pytest.approx(0.3)
