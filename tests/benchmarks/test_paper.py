@@ -118,6 +118,20 @@ def test_all_runs_every_experiment_on_its_first_data_set(monkeypatch):
     assert ran == [(each, each.datasets[0]) for each in EXPERIMENTS.values()] and len(ran) >= 7
 
 
+def test_a_part_of_the_trainings_may_be_run_and_shown(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(EXPERIMENTS["augmentation"], "train", lambda *_: {"accuracy": 90.0, "psi": {}})
+    options = ["augmentation", "--seeds", "0", "--out", str(tmp_path)]
+    main([*options, "--only", "method=standard", "--only", "rotated=False"])
+    found = report.Report.load(tmp_path / "augmentation-digits.json")
+    assert {(one["method"], one["rotated"]) for one in found.records} == {("standard", False)} and len(
+        found.records
+    ) == 3
+    assert "--only method=standard --only rotated=False" in found.command
+    assert "3 trainings" in capsys.readouterr().out
+    main([*options, "--finished"])
+    assert report.Report.load(tmp_path / "augmentation-digits.json").records == found.records
+
+
 class Interrupted(Experiment):
     """Fails at one of its trainings, once."""
 

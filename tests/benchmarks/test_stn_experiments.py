@@ -71,10 +71,22 @@ def test_penn_treebank_is_read_from_local_files(tmp_path, monkeypatch):
     assert len(task.space) == 7
 
 
+def test_wikitext_is_read_from_local_files(tmp_path, monkeypatch):
+    lines = [" the lobster of the sea \n", " \n", " a = b \n"]
+    (tmp_path / "wikitext2-valid.txt").write_text("".join(lines[0] * 50))
+    (tmp_path / "wikitext2-test.txt").write_text(lines[0] * 50 + lines[2] * 100)
+    monkeypatch.setenv("PARTNETS_DATA", str(tmp_path))
+    task = stn_lstm.wikitext_task(0, steps=2)
+    assert len(task.train) == 8 and len(task.validation) == len(task.test) == 9
+    assert (task.validation[0][0] > 0).all()
+    assert (task.test[0][0] == 0).sum() == 26  # words that the training text has not; the ends of lines it has
+
+
 @pytest.mark.full
 def test_alexnet_is_the_published_one():
     network = stn_cnn.AlexNet()
     assert sum(parameter.numel() for parameter in network.parameters()) == 23_272_281
+    assert stn_cnn.AlexNet(3)(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
     stn.convert(network, tuning.hypers(network))
     assert sum(values is not None for one in hyper.named_values(network).values() for values in one) == 15
 

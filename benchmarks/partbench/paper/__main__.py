@@ -21,7 +21,7 @@ import torch
 
 from partbench.paper import report
 from partbench.paper.experiment import EXPERIMENTS, Experiment
-from partbench.paper.runs import run
+from partbench.paper.runs import path_of, run
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -43,6 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
         command.add_argument(
             "--only", action="append", default=[], metavar="NAME=VALUE", help="of a training's settings"
         )
+        command.add_argument("--finished", action="store_true", help="of the trainings that are done; without more")
         command.add_argument("--out", type=Path, default=Path("out/paper"), help="the folder of results")
         command.set_defaults(run=_run, experiments=chosen, dataset=None)
     command = commands.add_parser("page", help="writes committed results into the documentation, and draws them anew")
@@ -63,10 +64,12 @@ def _run(given: argparse.Namespace) -> int:
 def _run_one(experiment: Experiment, dataset: str, given: argparse.Namespace) -> None:
     seeds = given.seeds or ((0,) if given.quick else (0, 1, 2))
     path = given.out / f"{experiment.name}-{dataset}{'-quick' if given.quick else ''}.json"
-    settings = experiment.settings(dataset, seeds, given.quick)
+    settings, folder = experiment.settings(dataset, seeds, given.quick), path.with_suffix(".runs")
     for name, value in (only.split("=") for only in given.only):
         settings = [setting for setting in settings if str(setting[name]) == value]
-    records = run(experiment, settings, path.with_suffix(".runs"), jobs=given.jobs, device=given.device)
+    if given.finished:
+        settings = [setting for setting in settings if path_of(folder, setting).exists()]
+    records = run(experiment, settings, folder, jobs=given.jobs, device=given.device)
     command = ["python", "-m", "partbench.paper", experiment.name, "--dataset", dataset]
     command += ["--quick"] * given.quick + ["--seeds", ",".join(map(str, seeds))]
     command += [word for only in given.only for word in ("--only", only)]

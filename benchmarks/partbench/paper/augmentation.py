@@ -127,12 +127,15 @@ def draw_sizes(found: pd.DataFrame, labels: Mapping[str, str], bold: str) -> Fig
         axes.set(ylabel="test accuracy [%]")
         axes.set_xticks(sizes, sizes, minor=False)
         axes.minorticks_off()
-    figure.axes[0].legend(fontsize="small")
+    drawn = [axes for axes in figure.axes if axes.get_legend_handles_labels()[0]]
+    drawn[0].legend(fontsize="small")
     return figure
 
 
 def _claims(found: pd.DataFrame, size: int) -> Iterable[Claim]:
     rotated, upright = (select(found, rotated=each, examples=size) for each in (True, False))
+    if any(select(each, method="partitioned").empty for each in (rotated, upright)):
+        return
     ours, widths = select(rotated, method="partitioned").accuracy, rotations(select(rotated, method="partitioned"))
     learned = f"{size} rotated, partitioned: rotation ≥ {FULL:.0f}°"
     yield Claim(learned, text(widths, 0, "°"), bool(widths.mean() >= FULL))

@@ -32,7 +32,7 @@ def run(
         device: that of the networks; data stay on the CPU.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    missing = [setting for setting in settings if not _path(folder, setting).exists()]
+    missing = [setting for setting in settings if not path_of(folder, setting).exists()]
     threads = max(1, torch.get_num_threads() // jobs)
     with tqdm(total=len(settings), initial=len(settings) - len(missing), desc=experiment.name, unit="training") as bar:
         for setting in missing if jobs == 1 else ():
@@ -44,7 +44,7 @@ def run(
                 for future in as_completed(waiting):
                     future.result()
                     bar.update()
-    return [_read(_path(folder, setting)) for setting in settings]
+    return [_read(path_of(folder, setting)) for setting in settings]
 
 
 def fit(trainer: partnets.Trainer, steps: int, checkpoint: Path) -> partnets.History:
@@ -62,7 +62,7 @@ def _train(experiment: Experiment, setting: Record, folder: Path, threads: int, 
     torch.set_num_threads(threads)
     torch.set_default_device(device)
     torch.manual_seed(setting["seed"])
-    path = _path(folder, setting)
+    path = path_of(folder, setting)
     start = time.perf_counter()
     result = experiment.train(setting, path.with_suffix(".checkpoint"))
     record = {**setting, **result, "seconds": round(time.perf_counter() - start, 1)}
@@ -80,6 +80,7 @@ def _read(path: Path) -> Record:
         raise ValueError(f"{path} is damaged ({error}); delete it, and it is trained anew.") from error
 
 
-def _path(folder: Path, setting: Record) -> Path:
+def path_of(folder: Path, setting: Record) -> Path:
+    """Return the file of a training, named by its settings."""
     digest = hashlib.blake2b(json.dumps(setting, sort_keys=True).encode(), digest_size=8).hexdigest()
     return folder / f"{digest}.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -86,22 +87,27 @@ class AlexNet(nn.Module):
 
     Five 3x3 convolutions of 64 (stride 2), 192, 384, 256 and 256 channels, and linear layers of 4096, 4096 and 10:
     23.3 million parameters.
+
+    Args:
+        width: by which the channels and features are divided.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 1) -> None:
         super().__init__()
         start = 0.05
         self.colours = hyper.InTraining(hyper.ColourJitter(brightness=0.05, contrast=0.05, saturation=0.05, hue=3.0))
         self.cutout = hyper.Cutout(1.2, 4.0, most_holes=4.0, most_length=24.0)
         self.noise = hyper.InputNoise(0.05, range=hyper.interval(0.0, 0.3))
         self.drop_input = hyper.Dropout(start)
-        channels = [3, 64, 192, 384, 256, 256]
+        channels = [3, *(size // width for size in (64, 192, 384, 256, 256))]
+        last, features = 4 * channels[-1], 4096 // width
         self.convolutions = nn.ModuleList(
             nn.Conv2d(before, after, 3, stride=2 if i == 0 else 1, padding=1)
             for i, (before, after) in enumerate(pairwise(channels))
         )
         self.drops = nn.ModuleList(hyper.Dropout(start) for _ in self.convolutions)
-        self.linear1, self.linear2, self.linear3 = nn.Linear(256 * 4, 4096), nn.Linear(4096, 4096), nn.Linear(4096, 10)
+        self.linear1, self.linear2 = nn.Linear(last, features), nn.Linear(features, features)
+        self.linear3 = nn.Linear(features, 10)
         self.drop1, self.drop2 = hyper.Dropout(start), hyper.Dropout(start)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -115,15 +121,15 @@ class AlexNet(nn.Module):
         return self.linear3(self.drop2(self.linear2(x).relu()))
 
 
-def cifar10_task(seed: int, steps: int) -> Task:
-    """A fifth of CIFAR-10's training images for validation; from local files, see partnets.data."""
-    found = data.load("cifar10", seed=seed)
+def cifar10_task(seed: int, steps: int, examples: int = 50_000, width: int = 1) -> Task:
+    """A fifth of so many of CIFAR-10's training images for validation; from local files, see partnets.data."""
+    found = data.load("cifar10", seed=seed).subset(examples, seed)
     (x, y), test = ((images.float() / 255, labels) for images, labels in (found.train, found.test))
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     held = len(x) // 5
     rates = [*(f"drops.{i}.rate" for i in range(5)), "drop_input.rate", "drop1.rate", "drop2.rate"]
     return Task(
-        network=AlexNet,
+        network=partial(AlexNet, width),
         train=TensorDataset(x[order[held:]], y[order[held:]]),
         validation=TensorDataset(x[order[:held]], y[order[:held]]),
         test=TensorDataset(*test),
@@ -141,7 +147,7 @@ def cifar10_task(seed: int, steps: int) -> Task:
         batch_size=128,
         lr=1e-3,
         hyper_lr=3e-3,
-        hyper_after=5 * 313,  # five epochs
+        hyper_after=min(5 * 313, steps // 10),  # five epochs
     )
 
 
@@ -151,8 +157,10 @@ class StnCnn(Tuning):
 
     name = "stn-cnn"
     paper = "the talk's CNN experiment"
-    datasets = ("digits", "cifar10")
-    steps = {"digits": 3000, "cifar10": 60_000}  # noqa: RUF012
+    datasets = ("digits", "cifar10", "cifar10-cpu")
+    steps = {"digits": 3000, "cifar10": 60_000, "cifar10-cpu": 1200}  # noqa: RUF012
 
     def task(self, dataset, seed, steps):
+        if dataset == "cifar10-cpu":  # a third of the width
+            return cifar10_task(seed, steps, examples=5000, width=3)
         return (digits_task if dataset == "digits" else cifar10_task)(seed, steps)
