@@ -87,6 +87,7 @@ def test_the_other_experiments_learn_and_tell(name, quick):
 
 @WEEKLY
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # of which peft asks
+@pytest.mark.filterwarnings("ignore:dropout .ConcreteDropout. learns directly:UserWarning")  # as in the paper
 def test_adapters_learn_and_tell(quick):
     pytest.importorskip("peft", reason="an experiment of its own extra")
     made = quick("adapters")

@@ -257,7 +257,7 @@ class _Search:
         notes = [
             *([GUESSING + (UNLEARNED if unlearned else MEMORY * bool(memorised) + WEAK)] if guessing else ()),
             *_notes_of_data(problem),
-            *(() if unlearned else _notes_of_choice(problem, history, chosen)),
+            *(() if unlearned else notes_of_choice(problem, history, chosen)),
             *_notes_of_end(problem, checked, end, schedule, confirmed.averaged if augmentation is not None else None),
         ]
         if cost > OVER * self.budget:
@@ -391,8 +391,8 @@ def _notes_of_data(problem: Problem) -> Iterator[str]:
         )
 
 
-def _notes_of_choice(problem: Problem, history: list[Trial], chosen: Tensor) -> Iterator[str]:
-    """Sentences about what the search can tell."""
+def notes_of_choice(problem: Problem, history: list[Trial], chosen: Tensor) -> Iterator[str]:
+    """Yield sentences about what a search can tell; `chosen`: the positions of the chosen values in their ranges."""
     if (name := name_of(problem.loss)) in OTHERS:
         yield (
             f"{name} is no negative log-likelihood in nats, so that its scale decides how closely the choice follows"

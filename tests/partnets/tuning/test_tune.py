@@ -563,6 +563,7 @@ def test_report_and_repr_are_short_and_have_the_values(tmp_path):
     assert (tmp_path / "search.png").stat().st_size > 1000
 
 
+@pytest.mark.cases(usual=2)
 @pytest.mark.parametrize(
     "other",
     [
