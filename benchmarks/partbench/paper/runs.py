@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import nullcontext
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -60,11 +61,12 @@ def fit(trainer: partnets.Trainer, steps: int, checkpoint: Path) -> partnets.His
 
 def _train(experiment: Experiment, setting: Record, folder: Path, threads: int, device: str) -> None:
     torch.set_num_threads(threads)
-    torch.set_default_device(device)
     torch.manual_seed(setting["seed"])
     path = path_of(folder, setting)
     start = time.perf_counter()
-    result = experiment.train(setting, path.with_suffix(".checkpoint"))
+    # torch.compile does not trace through a default device, which may be the CPU as well.
+    with nullcontext() if device == "cpu" else torch.device(device):
+        result = experiment.train(setting, path.with_suffix(".checkpoint"))
     record = {**setting, **result, "seconds": round(time.perf_counter() - start, 1)}
     with replacing(path) as file:
         json.dump(record, file)

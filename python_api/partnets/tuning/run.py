@@ -238,8 +238,8 @@ class _Search:
             options = {"batch_size": planned.confirm_batch, "seed": derived(self.seed, "confirm")}
             confirmed = self._train("chosen", chosen.tolist(), learns=bool(problem.direct), last=True, **options)
             guessing = no_better(confirmed.guessed, [one.nats for one in (*tried, confirmed)])
-            memorised = tried and guessing and _memorised(tried[0], confirmed.guessed / confirmed.counted)
-            unlearned = tried and guessing and not memorised
+            memorised = guessing and bool(tried) and _memorised(tried[0], confirmed.guessed / confirmed.counted)
+            unlearned = guessing and bool(tried) and not memorised
             end = len(confirmed.nats) if unlearned else best_end(confirmed.nats)
             steps = due(problem.steps)[end - 1]
             final = self._final((points[0] if unlearned else chosen).tolist(), steps)
@@ -255,7 +255,7 @@ class _Search:
         cost = sum(trial.cost for trial in [*history, checked]) + self._cost(final.examples)
         augmentation = _augmentation(final)
         notes = [
-            *([GUESSING + (UNLEARNED if unlearned else MEMORY * bool(memorised) + WEAK)] if guessing else ()),
+            *([GUESSING + (UNLEARNED if unlearned else MEMORY * memorised + WEAK)] if guessing else ()),
             *_notes_of_data(problem),
             *(() if unlearned else notes_of_choice(problem, history, chosen)),
             *_notes_of_end(problem, checked, end, schedule, confirmed.averaged if augmentation is not None else None),
