@@ -156,9 +156,12 @@ RECIPES = {
         rotated_longer=1.5,
     ),
 }
-# For processors: smaller batches, fewer copies and steps; chosen on rotated MNIST, 1250 images, seed 0.
+# For processors: smaller batches, fewer copies and steps; chosen on rotated MNIST, 1250 images, seed 0. In so few steps
+# the numbers of SchwobelAffine, with a rate of 2e-2, lead all images away from their place: upright ones to a scale of
+# 1.5, and a validation set to 91.8 % where standard training has 95.7.
 RECIPES["mnist-cpu"] = replace(
     RECIPES["mnist"],
+    augmentation=first_affine,
     sizes=(1250, 5000),
     steps=(2000, 3000),
     batch=32,
