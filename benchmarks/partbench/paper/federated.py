@@ -30,7 +30,7 @@ from partbench.paper.experiment import (
     select,
     text,
 )
-from partbench.paper.recipes import digits_network, first_affine
+from partbench.paper.recipes import digits_network, files_of, first_affine
 from partnets import baselines, federated, hyper, models, optim
 from partnets.data import Data, Normalise, ToFloat, load
 from partnets.utils.files import replacing
@@ -78,7 +78,6 @@ class Setting:
         lr, server_lr, hyper_lr: of the clients' SGD, of the server's Adam and of ψ's.
         eps: of both Adams.
         samples: augmented copies of an image.
-        data: the name of the data set, if the setting has another.
     """
 
     network: Callable[[], nn.Sequential]
@@ -96,7 +95,6 @@ class Setting:
     hyper_lr: float
     eps: float = 1e-8
     samples: int = 10
-    data: str = ""
 
 
 SETTINGS = {
@@ -115,7 +113,7 @@ SETTINGS = {
 }  # fmt: skip
 # For processors: a tenth of the rounds, with larger steps of the server and of ψ, and fewer copies.
 SETTINGS["mnist-cpu"] = replace(
-    SETTINGS["mnist"], sizes=(1250, 5000), rounds=200, server_lr=3e-3, hyper_lr=3e-2, samples=2, data="mnist"
+    SETTINGS["mnist"], sizes=(1250, 5000), rounds=200, server_lr=3e-3, hyper_lr=3e-2, samples=2
 )
 
 
@@ -129,7 +127,7 @@ class Federation:
         self.epochs = 1
         if setting.get("quick"):
             self.of = replace(self.of, samples=min(self.of.samples, 4))
-        whole = load(self.of.data or setting["dataset"], rotated=self.rotated, seed=0)
+        whole = load(files_of(setting["dataset"]), rotated=self.rotated, seed=0)
         # What is chosen of the data, and who has what, is the same for all seeds and methods.
         self.data: Data = whole.subset(setting["examples"], seed=0)
         self.parts = self._split()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 
 import partnets
 from partbench.paper.experiment import Record, rotation
-from partbench.paper.recipes import Recipe, first_affine, recipe, small_affine
+from partbench.paper.recipes import Recipe, files_of, first_affine, recipe, small_affine
 from partbench.paper.runs import fit
 from partnets import baselines, hyper
 from partnets.data import Data, Normalise, ToFloat, load
@@ -63,7 +64,7 @@ class Learner:
     def of(cls, setting: Record, checkpoint: Path) -> Learner:
         """What an experiment's setting says: dataset, seed and steps; rotated, examples and quick where they matter."""
         seed, chosen = setting["seed"], recipe(setting["dataset"], setting.get("quick", False))
-        data = load(chosen.data or setting["dataset"], rotated=setting.get("rotated", True), seed=seed)
+        data = load(files_of(setting["dataset"]), rotated=setting.get("rotated", True), seed=seed)
         if "examples" in setting:
             data = data.subset(setting["examples"], seed=seed)
         return cls(chosen, data, seed, setting["steps"], checkpoint)
@@ -164,7 +165,7 @@ class Learner:
             hyper.Affine(),
             steps=self.steps,
             batch_size=self.recipe.batch * self.recipe.samples,
-            optimizer=self.torch_optimizer,
+            optimizer=partial(self.recipe.algorithm(torch.optim), weight_decay=self.recipe.weight_decay),
             scheduler=lambda optimizer: self.recipe.scheduler(optimizer, self.steps),
             seed=self.seed,
             resume_from=self.checkpoint,
@@ -172,13 +173,6 @@ class Learner:
         found = self.tested(result.model, result.values)
         averaged = self.tested(result.averaged(AVERAGED), {})["accuracy"]
         return {**found, "averaged_accuracy": averaged, "lml": result.lml, "cost": result.cost, "notes": result.notes}
-
-    def torch_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """Of the recipe's settings, without partitions."""
-        one = self.recipe
-        if one.momentum is None:
-            return torch.optim.Adam(parameters, lr=one.lr, weight_decay=one.weight_decay)
-        return torch.optim.SGD(parameters, lr=one.lr, momentum=one.momentum, weight_decay=one.weight_decay)
 
     def last_layer(self) -> Record:
         """ψ by the marginal likelihood of a last layer, at as many passes as w and ψ take elsewhere."""

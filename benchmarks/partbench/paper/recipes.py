@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from types import ModuleType
 
 import torch
 from torch import nn
@@ -62,7 +64,6 @@ class Recipe:
         weight_decay: of the whole network; partitions have the square-root rule's (Appendix I.4).
         proportions: of the chunks and of the weights' partitions.
         rotated_longer: how many times the steps on rotated images.
-        data: the name of the data set, if the recipe has another.
     """
 
     network: Callable[[], nn.Module]
@@ -78,7 +79,6 @@ class Recipe:
     weight_decay: float = 0.0
     proportions: tuple[float, ...] = (0.8, 0.1, 0.1)
     rotated_longer: float = 1.0
-    data: str = ""
 
     def steps_for(self, examples: int, rotated: bool) -> int:
         """The steps for so many examples: those of the smallest subset that is as large."""
@@ -88,13 +88,17 @@ class Recipe:
 
     def optimizer(self, model: nn.Module, chunks: partnets.Chunks, lr: float | None = None):
         """Of the weights, for one partition or several."""
-        lr = self.lr if lr is None else lr
         precision = self.weight_decay * sum(chunks.sizes) ** 0.5
         decay = partnets.optim.decays(precision, chunks.sizes, rule="square root")
         decay += decay[-1:] * (partnets.nn.partitioned.count(model) - len(decay))
+        return self.algorithm(partnets.optim, lr)(model, weight_decay=decay)
+
+    def algorithm(self, module: ModuleType, lr: float | None = None) -> Callable:
+        """Adam or SGD of a module, torch.optim or partnets.optim, with its learning rate."""
+        lr = self.lr if lr is None else lr
         if self.momentum is None:
-            return partnets.optim.Adam(model, lr=lr, weight_decay=decay)
-        return partnets.optim.SGD(model, lr=lr, momentum=self.momentum, weight_decay=decay)
+            return partial(module.Adam, lr=lr)
+        return partial(module.SGD, lr=lr, momentum=self.momentum)
 
     def scheduler(self, optimizer, steps: int):
         """A cosine down to LAST_LR of the first learning rate."""
@@ -159,29 +163,24 @@ RECIPES = {
 # For processors: smaller batches, fewer copies and steps; chosen on rotated MNIST, 1250 images, seed 0. In so few steps
 # the numbers of SchwobelAffine, with a rate of 2e-2, lead all images away from their place: upright ones to a scale of
 # 1.5, and a validation set to 91.8 % where standard training has 95.7.
-RECIPES["mnist-cpu"] = replace(
-    RECIPES["mnist"],
-    augmentation=first_affine,
-    sizes=(1250, 5000),
-    steps=(2000, 3000),
-    batch=32,
-    samples=2,
-    plain_batch=64,
-    hyper_lr=2e-2,
-    rotated_longer=2.0,
-    data="mnist",
-)
-RECIPES["cifar10-cpu"] = replace(
-    RECIPES["cifar10"],
-    sizes=(1000, 5000),
-    steps=(1500, 3000),
-    batch=32,
-    samples=2,
-    plain_batch=64,
-    hyper_lr=1e-2,
-    data="cifar10",
-)
-FOR_PROCESSORS = ("mnist-cpu", "cifar10-cpu")
+SMALL = {"batch": 32, "samples": 2, "plain_batch": 64, "rotated_longer": 2.0}
+FOR_PROCESSORS = {
+    "mnist-cpu": replace(
+        RECIPES["mnist"], augmentation=first_affine, sizes=(1250, 5000), steps=(2000, 3000), hyper_lr=2e-2, **SMALL
+    ),
+    "cifar10-cpu": replace(RECIPES["cifar10"], sizes=(1000, 5000), steps=(1500, 3000), hyper_lr=1e-2, **SMALL),
+}
+RECIPES |= FOR_PROCESSORS
+
+
+def files_of(dataset: str) -> str:
+    """The name by which partnets.data.load knows a data set.
+
+    Example:
+        >>> files_of("mnist-cpu"), files_of("digits")
+        ('mnist', 'digits')
+    """
+    return dataset.removesuffix("-cpu")
 
 
 def recipe(dataset: str, quick: bool = False) -> Recipe:

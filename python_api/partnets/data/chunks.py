@@ -7,7 +7,6 @@ import itertools
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -59,7 +58,7 @@ class Chunks:
         # D_k is order[ends[k - 1] : ends[k]], and D_1:k a prefix.
         self.order = order
         self._examples, self._places = below_subsets(dataset, order)
-        self._ends = [0, *accumulate(self.sizes)]
+        self._ends = [0, *itertools.accumulate(self.sizes)]
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update({"collate": default_collate} | state)  # older pickles have none

@@ -42,7 +42,7 @@ def find(root: Path, test: float, seed: int) -> Files:
 
     Raises:
         FileNotFoundError: the folder, its classes or the images of a class are missing.
-        ValueError: a class is in the test part alone, or a part would be empty.
+        ValueError: a class is in the test part alone, a part would be empty, or two paths lead to one file.
     """
     reader = import_torchvision("datasets.folder")
     if not root.is_dir():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from partnets.data.batch import summed
-from partnets.utils.likelihood import BINARY, CROSS_ENTROPIES, NLL_LOSSES, SQUARED, ignored, name_of, weighs
+from partnets.utils.likelihood import BINARY, SQUARED, ignored, ignores, name_of, weighs
 from partnets.utils.targets import token_cross_entropy
 
 
@@ -31,7 +31,7 @@ def guessed_nats(loss: Any, judged: Sequence[tuple[Any, Any]]) -> float | None:
         4.0
     """
     name, targets = name_of(loss), [y for _, y in judged]
-    of_classes = name in CROSS_ENTROPIES | NLL_LOSSES or loss is token_cross_entropy
+    of_classes = ignores(loss) or loss is token_cross_entropy
     soft = of_classes and any(isinstance(y, Tensor) and y.is_floating_point() for y in targets)
     if soft or weighs(loss) or not (of_classes or name in BINARY | SQUARED):
         return _of_means(loss, judged)

@@ -85,7 +85,7 @@ def _without_unused(problem: Problem) -> Problem:
 def _scheduled(problem: Problem, positions: list[float]) -> list[list[float]]:
     """Return the learning rates of all steps."""
     training = Training(dataclasses.replace(problem, scheduler=None), positions, batch_size=1, steps=1, seed=0)
-    return rates(problem.scheduler, training.optimizer, problem.steps)
+    return rates(problem.scheduler(training.optimizer), problem.steps)
 
 
 def _trained(problem: Problem, positions: list[float]) -> list[torch.Tensor]:

@@ -219,22 +219,22 @@ def check_function(name: str, given: Any, arguments: str) -> None:
     raise TypeError(f"{name} is {kind}; pass a function of {arguments}.")
 
 
-def rates(scheduler: Scheduler, optimizer: torch.optim.Optimizer, steps: int) -> list[list[float]]:
-    """Return the learning rate of each group in each step.
+def rates(schedule: LRScheduler, steps: int) -> list[list[float]]:
+    """Return the learning rate of each group in each step, of a scheduler that has taken none.
 
     Raises:
         ValueError: the scheduler has fewer steps.
 
     Example:
-        >>> halved = lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
-        >>> rates(halved, torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.4), 4)
+        >>> optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.4)
+        >>> rates(torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5), 4)
         [[0.4], [0.4], [0.2], [0.2]]
     """
-    schedule, found = scheduler(optimizer), []
+    found = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of an optimizer that takes no steps
         for step in range(steps):
-            found.append([float(group["lr"]) for group in optimizer.param_groups])
+            found.append([float(group["lr"]) for group in schedule.optimizer.param_groups])
             try:
                 schedule.step()
             except ValueError as error:
@@ -260,7 +260,7 @@ def _check_scheduler(scheduler: Any, optimizer: Optimizer, given: list[nn.Parame
         )
     if schedule.optimizer is not made:
         raise ValueError("scheduler returned one of another optimizer; make it of that with which it is called.")
-    if not any(map(any, rates(scheduler, optimizer(given), steps))):
+    if not any(map(any, rates(schedule, steps))):
         raise ValueError(f"the scheduler has a learning rate of 0 in all {steps} steps; pass another.")
 
 

@@ -100,7 +100,8 @@ def plain(loss: Loss, weighed: bool = False) -> Loss:
     usual = {"label_smoothing": 0.0} if name in CROSS_ENTROPIES else {}
     if not weighed:
         usual |= {"weight": None} | ({"pos_weight": None} if name in BINARY_OF_LOGITS else {})
-    if not (weighs(loss) and not weighed) and not setting(loss, "label_smoothing", 0.0):
+    changes = setting(loss, "label_smoothing", 0.0) or (weighs(loss) and not weighed)
+    if not changes:
         return loss
     if isinstance(loss, functools.partial):
         return functools.partial(loss.func, *loss.args, **(loss.keywords | usual))

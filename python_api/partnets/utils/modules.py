@@ -27,12 +27,8 @@ def modes_kept(model: nn.Module) -> Iterator[None]:
         >>> layer.training
         True
     """
-    modes = {module: module.training for module in model.modules()}
-    try:
+    with _in_mode([model], None):
         yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 @contextmanager
@@ -220,15 +216,17 @@ def training(*modules: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _in_mode(modules: Collection[nn.Module], mode: bool) -> Iterator[None]:
+def _in_mode(modules: Collection[nn.Module], mode: bool | None) -> Iterator[None]:
+    """Inside, modules are in a mode, or as they are if it is None; afterwards each is as it was."""
     before = {part: part.training for module in modules for part in module.modules()}
     try:
-        for module in modules:
-            module.train() if mode else module.eval()
+        for module in modules if mode is not None else ():
+            module.train(mode)
         yield
     finally:
         for part, was in before.items():
-            if was != mode and type(part).train is not nn.Module.train:  # which may do more than to say so
+            now = part.training if mode is None else mode
+            if was != now and type(part).train is not nn.Module.train:  # which may do more than to say so
                 part.train(was)
         for part, was in before.items():
             part.training = was

@@ -101,10 +101,9 @@ def check_targets(loss: Any, output: Any, y: Any) -> None:
         return
     name = name_of(loss)
     if name in DISTANCES and output.shape != y.shape:
-        cure = "targets.unsqueeze(1)" if output.shape == (*y.shape, 1) else "both in one shape"
         raise ValueError(
             f"the targets are {list(y.shape)} and the outputs {list(output.shape)}, which {name} broadcasts;"
-            f" pass {cure}."
+            f" pass {_one_shape(output, y)}."
         )
     if name in BINARY and not (y.is_floating_point() and y.shape == output.shape):
         raise ValueError(f"the labels are {y.dtype}, {_shapes(output, y)}; pass {_floats(output, y)}.")
@@ -129,11 +128,15 @@ def check_broadcast(loss: Callable, output: Any, y: Any) -> None:
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):  # one that wants its own shapes
         return
     if broadcast:
-        cure = "targets.unsqueeze(1)" if output.shape == (*y.shape, 1) else "both in one shape"
         raise ValueError(
             f"the loss is another with outputs {list(output.shape)} than with {list(y.shape)}, the shape of the"
-            f" targets: it broadcasts them; pass {cure}."
+            f" targets: it broadcasts them; pass {_one_shape(output, y)}."
         )
+
+
+def _one_shape(output: Tensor, y: Tensor) -> str:
+    """Return how targets come into the shape of the outputs."""
+    return "targets.unsqueeze(1)" if output.shape == (*y.shape, 1) else "both in one shape"
 
 
 def _shapes(output: Tensor, y: Tensor) -> str:
