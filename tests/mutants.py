@@ -799,7 +799,7 @@ MUTANTS = [
         f"{NETS}/utils/test_modules.py",
         (
             "own train",
-            "            if was != mode and",
+            "            if was != now and",
             "            if False and",
             "a graph of evaluation stays in training",
         ),
