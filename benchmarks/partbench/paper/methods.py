@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch import nn
 
 import partnets
 from partbench.paper.experiment import Record, rotation
-from partbench.paper.recipes import Recipe, files_of, first_affine, recipe, small_affine
+from partbench.paper.recipes import AVERAGED, Recipe, files_of, first_affine, recipe, small_affine
 from partbench.paper.runs import fit
 from partnets import baselines, hyper
 from partnets.data import Data, Normalise, ToFloat, load
@@ -34,8 +35,6 @@ VALIDATION = 0.1
 FINETUNE_LR = 0.1
 FINETUNE_EPOCHS = 20
 EVALUATION_BATCH = 250
-# Copies over which a tuned network is averaged.
-AVERAGED = 8
 # Of the last-layer method: with as many as 800 the network knows its data by heart, and ψ goes back (digits, seed 0).
 PRETRAINING = 200
 # Of the recipe: the share of the steps in which ψ is sought, and after each how many it has a step. What learns
@@ -254,6 +253,10 @@ class Learner:
 
     def tested(self, model: nn.Module, psi: dict[str, float]) -> Record:
         """Test accuracy in percent and loss in nats, and ψ."""
+        model = copy.deepcopy(model)
+        for part in model.modules():
+            if isinstance(part, hyper.Averaged):
+                part.samples = self.recipe.test_samples or part.samples
         torch.manual_seed(self.seed)
         return {
             "accuracy": 100 * partnets.accuracy(model, self.data.test, batch_size=EVALUATION_BATCH),
