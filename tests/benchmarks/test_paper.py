@@ -14,7 +14,7 @@ from partbench.paper import report, runs, validation
 from partbench.paper.__main__ import main
 from partbench.paper.experiment import EXPERIMENTS, Experiment, text
 from partbench.paper.methods import Learner
-from partbench.paper.recipes import RECIPES, recipe
+from partbench.paper.recipes import RECIPES, first_affine, recipe
 from partbench.paper.regularisation import DECAY, REGULARISERS, SMOOTHING, Regularised, regularisers
 from partnets import baselines
 from partnets.baselines import last_layer
@@ -66,9 +66,30 @@ def test_a_mask_keeps_what_is_informative(quick):
 def test_rotation_is_learned_from_rotated_digits_and_not_from_upright_ones(quick):
     made = quick("augmentation")
     found = claims(made)
-    assert found["1297 rotated, partitioned: rotation ≥ 90°"].holds
-    assert found["1297 rotated, partitioned ≥ standard training"].holds
-    assert found["1297 upright, partitioned: rotation ≤ 20°"].holds
+    assert found["partitioned, rotated: rotations of 90° and more"].holds
+    assert found["partitioned, upright: rotations of at most 20°"].holds
+    accuracy = {record["method"]: record["accuracy"] for record in made.records if record["rotated"]}
+    assert accuracy["partitioned"] > accuracy["standard"]
+
+
+def test_a_claim_on_augmentations_counts_cells_and_every_seed():
+    def record(method, rotated, accuracy, width, seed=0):
+        psi = {"rotation": width} if method == "partitioned" else {}
+        return {"method": method, "rotated": rotated, "examples": 10, "accuracy": accuracy, "psi": psi, "seed": seed}
+
+    records = [
+        record("partitioned", True, 90.0, 100.0),
+        record("partitioned", True, 92.0, 150.0, seed=1),
+        record("partitioned", False, 95.0, 3.0),
+        record("standard", True, 80.0, None),
+        record("standard", False, 96.0, None),
+    ]
+    experiment = EXPERIMENTS["augmentation"]
+    large, small, wins = experiment.claims(pd.DataFrame(records))
+    assert (large.found, large.holds, small.found, small.holds) == ("10: 125 ± 25°", True, "10: 3°", True)
+    assert (wins.found, wins.holds) == ("1 of 2 cells; not upright 10 (95.0, 96.0)", False)
+    records[1]["psi"]["rotation"] = 80.0
+    assert not experiment.claims(pd.DataFrame(records))[0].holds
 
 
 @WEEKLY
@@ -196,6 +217,17 @@ def test_decay_and_smoothing_learn_and_train_the_last_network(tmp_path):
     decay, smoothing = regularisers(partnets.finalize(model, "retrain"))
     assert (decay.values()["decay"], smoothing.values()["smoothing"]) == pytest.approx((1e-3, 0.3))
     assert learner.loss(model) is regularisers(model)[1] and len(decay.decayed()) == 4
+
+
+def test_a_test_image_has_its_own_number_of_copies(tmp_path):
+    data = load("digits").subset(8)
+    chosen = dataclasses.replace(recipe("digits", quick=True), test_samples=3)
+    learner = Learner(chosen, data, 0, steps=1, checkpoint=tmp_path / "x.checkpoint")
+    model, seen = learner.model(first_affine()), []
+    model[1].augmentation.register_forward_hook(lambda module, args, output: seen.append(len(output)))
+    learner.tested(model, {})
+    assert sum(seen) == 2 * 3 * len(data.test[1])  # accuracy and loss
+    assert model[1].samples == chosen.samples
 
 
 @pytest.mark.full

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from partbench.paper.experiment import (
     Experiment,
     Record,
     Table,
-    at_least,
     curve,
     registered,
     rotation,
@@ -42,6 +42,8 @@ METHODS = {
 }
 # The ensemble is what the method approximates, not what it should beat.
 NOT_BASELINES = ("ensemble", "partitioned", "retraining", "validation_retraining", "tune", "tune_averaged")
+# What is compared with each of the others.
+OURS = ("partitioned", "retraining", "tune_averaged")
 # Rows of other methods' trainings, and the names of their accuracies there.
 PARTS = {"finetuned": ("validation", "finetuned_accuracy"), "tune_averaged": ("tune", "averaged_accuracy")}
 QUICK = ("standard", "partitioned")
@@ -85,9 +87,16 @@ class Augmentation(Experiment):
         return draw_sizes(with_parts(found), METHODS, "partitioned")
 
     def claims(self, found: pd.DataFrame) -> list[Claim]:
-        """What learned augmentations must do for rotated images, and must not do to upright ones."""
-        found = with_parts(found)
-        return [claim for size in sorted(found.examples.unique()) for claim in _claims(found, size)]
+        """The rotation that is learned, and the accuracy beside each other method."""
+        found, claims = with_parts(found), []
+        present = [method for method in METHODS if not select(found, method=method).empty]
+        if "partitioned" in present:
+            kinds = sorted(select(found, method="partitioned").rotated.unique(), reverse=True)
+            claims += [_rotation_claim(found, "partitioned", rotated) for rotated in kinds]
+        others = [method for method in present if method not in NOT_BASELINES]
+        return claims + [
+            in_most_cells(found, ours, other, METHODS) for ours in OURS if ours in present for other in others
+        ]
 
 
 def in_all_sizes(dataset: str, methods: Sequence[str], seeds: Sequence[int], quick: bool, steps: int) -> list[Record]:
@@ -132,22 +141,26 @@ def draw_sizes(found: pd.DataFrame, labels: Mapping[str, str], bold: str) -> Fig
     return figure
 
 
-def _claims(found: pd.DataFrame, size: int) -> Iterable[Claim]:
-    rotated, upright = (select(found, rotated=each, examples=size) for each in (True, False))
-    if any(select(each, method="partitioned").empty for each in (rotated, upright)):
-        return
-    ours, widths = select(rotated, method="partitioned").accuracy, rotations(select(rotated, method="partitioned"))
-    learned = f"{size} rotated, partitioned: rotation ≥ {FULL:.0f}°"
-    yield Claim(learned, text(widths, 0, "°"), bool(widths.mean() >= FULL))
-    for method, label in METHODS.items():
-        theirs = select(rotated, method=method).accuracy
-        if len(theirs) and method not in NOT_BASELINES:
-            yield at_least(f"{size} rotated, partitioned ≥ {label}", ours, theirs)
-    ours, widths = select(upright, method="partitioned").accuracy, rotations(select(upright, method="partitioned"))
-    small = f"{size} upright, partitioned: rotation ≤ {SMALL:.0f}°"
-    yield Claim(small, text(widths, 1, "°"), bool(widths.mean() <= SMALL))
-    theirs = select(upright, method="standard").accuracy
-    yield at_least(f"{size} upright, partitioned ≥ standard training", ours, theirs)
+def in_most_cells(found: pd.DataFrame, ours: str, other: str, labels: Mapping[str, str]) -> Claim:
+    """Whether the mean accuracy of a method is as high as another's on most kinds and numbers of images."""
+    cells = found.pivot_table("accuracy", ["rotated", "examples"], "method")[[ours, other]].dropna()
+    lost = cells[cells[ours] < cells[other]]
+    names = [
+        f"{'rotated' if rotated else 'upright'} {size} ({a:.1f}, {b:.1f})"
+        for (rotated, size), a, b in lost.itertuples()
+    ]
+    found_text = f"{len(cells) - len(lost)} of {len(cells)} cells" + (f"; not {', '.join(names)}" if names else "")
+    return Claim(f"{labels[ours]} ≥ {labels[other]} in most cells", found_text, 2 * len(lost) < len(cells))
+
+
+def _rotation_claim(found: pd.DataFrame, method: str, rotated: bool) -> Claim:
+    """Whether all trainings of a method learn a large rotation of rotated images, or a small one of upright ones."""
+    mine = select(found, method=method, rotated=rotated)
+    widths = rotations(mine)
+    by_size = ", ".join(f"{size}: {text(cell, 0, '°')}" for size, cell in widths.groupby(mine.examples))
+    least, most = (FULL, math.inf) if rotated else (0.0, SMALL)
+    bound = f"rotated: rotations of {FULL:.0f}° and more" if rotated else f"upright: rotations of at most {SMALL:.0f}°"
+    return Claim(f"{METHODS[method]}, {bound}", by_size, bool(widths.between(least, most).all()))
 
 
 def with_parts(found: pd.DataFrame) -> pd.DataFrame:
