@@ -36,12 +36,13 @@ METHODS = {
     "validation_retraining": "validation set: the recipe",
     "ensemble": "partitioned (ens.)",
     "partitioned": "partitioned",
+    "nested": "partitioned, nested",
+    "one_pass": "partitioned, one pass",
     "retraining": "partitioned: the recipe",
     "tune": "partnets.tune",
     "tune_averaged": "partnets.tune, averaged over 8 copies",
 }
-# The ensemble is what the method approximates, not what it should beat.
-NOT_BASELINES = ("ensemble", "partitioned", "retraining", "validation_retraining", "tune", "tune_averaged")
+BASELINES = ("standard", "validation", "finetuned", "random_search", "tpe", "augerino", "last_layer", "longer")
 # What is compared with each of the others.
 OURS = ("partitioned", "retraining", "tune_averaged")
 # Rows of other methods' trainings, and the names of their accuracies there.
@@ -50,7 +51,7 @@ QUICK = ("standard", "partitioned")
 # Where trainings take minutes; the paper has the last layer's likelihood and the ensemble on MNIST alone.
 LONG = ("standard", "validation", "tpe", "augerino", "partitioned", "tune")
 OF_DATASET = {"digits": [name for name in METHODS if name not in (*PARTS, "tune")],
-              "mnist-cpu": [*LONG, "last_layer", "ensemble"], "cifar10-cpu": LONG}  # fmt: skip
+              "mnist-cpu": [*LONG, "last_layer", "ensemble", "nested", "one_pass"], "cifar10-cpu": LONG}  # fmt: skip
 # Enough to learn a rotation.
 QUICK_STEPS = 1000
 # Half-widths above and below which a rotation counts as learned, in degrees.
@@ -74,13 +75,7 @@ class Augmentation(Experiment):
 
     def table(self, found: pd.DataFrame) -> Table:
         """Test accuracies, and the rotation that was learned."""
-
-        def learned(cell: pd.DataFrame, rotated: bool) -> str:
-            widths = rotations(cell)
-            return text(widths, 0 if rotated else 1) if len(widths) else ""
-
-        head, rows = tabled(with_parts(found), METHODS, learned)
-        return [*head, "rotation ±°, rotated", "upright"], rows
+        return tabled(with_parts(found), METHODS, _shown)
 
     def draw(self, found: pd.DataFrame) -> Figure:
         """Accuracy over the number of examples, as Fig. 3."""
@@ -93,7 +88,7 @@ class Augmentation(Experiment):
         if "partitioned" in present:
             kinds = sorted(select(found, method="partitioned").rotated.unique(), reverse=True)
             claims += [_rotation_claim(found, "partitioned", rotated) for rotated in kinds]
-        others = [method for method in present if method not in NOT_BASELINES]
+        others = [method for method in BASELINES if method in present]
         return claims + [
             in_most_cells(found, ours, other, METHODS) for ours in OURS if ours in present for other in others
         ]
@@ -110,17 +105,19 @@ def in_all_sizes(dataset: str, methods: Sequence[str], seeds: Sequence[int], qui
     return found
 
 
-def tabled(found: pd.DataFrame, labels: Mapping[str, str], shown: Callable[[pd.DataFrame, bool], str]) -> Table:
-    """A row for each method: its accuracies, and what is `shown` of its trainings on all images, (rotated or not)."""
-    sizes, rows = sorted(found.examples.unique()), []
+def tabled(found: pd.DataFrame, labels: Mapping[str, str], shown: Callable[[pd.DataFrame], str]) -> Table:
+    """A row for each method and a column for each kind and number of images: the accuracy, and what is `shown`."""
+    columns, rows = list(product((True, False), sorted(found.examples.unique()))), []
     for method, label in labels.items():
-        mine = select(found, method=method)
-        if mine.empty:
+        cells = [select(found, method=method, rotated=rotated, examples=size) for rotated, size in columns]
+        if all(cell.empty for cell in cells):
             continue
-        row = [text(select(mine, rotated=r, examples=n).accuracy) for r in (True, False) for n in sizes]
-        row += [shown(select(mine, rotated=r, examples=sizes[-1]), r) for r in (True, False)]
-        rows.append([label, *row])
-    return ["test accuracy, %", *(f"{kind}, {size}" for kind in ("rotated", "upright") for size in sizes)], rows
+        parts = [[text(cell.accuracy), shown(cell)] if len(cell) else [] for cell in cells]
+        rows.append([label, *(" ".join(filter(None, part)) for part in parts)])
+    return [
+        "test accuracy, % (found)",
+        *(f"{'rotated' if rotated else 'upright'}, {size}" for rotated, size in columns),
+    ], rows
 
 
 def draw_sizes(found: pd.DataFrame, labels: Mapping[str, str], bold: str) -> Figure:
@@ -139,6 +136,12 @@ def draw_sizes(found: pd.DataFrame, labels: Mapping[str, str], bold: str) -> Fig
     drawn = [axes for axes in figure.axes if axes.get_legend_handles_labels()[0]]
     drawn[0].legend(fontsize="small")
     return figure
+
+
+def _shown(cell: pd.DataFrame) -> str:
+    """The half-width of the rotation that was learned, if the method learns one."""
+    widths = rotations(cell)
+    return f"({text(widths.abs(), 0, '°')})" if len(widths) else ""
 
 
 def in_most_cells(found: pd.DataFrame, ours: str, other: str, labels: Mapping[str, str]) -> Claim:

@@ -81,15 +81,27 @@ class Learner:
         parameters: Sequence[float] | None = None,
         augmentation: nn.Module | None = None,
         scheme: str = "weight",
+        **options,
     ) -> Record:
-        """The paper's method: the chunks' proportions, the weights' if they differ, ψ as it starts, and the scheme."""
+        """The paper's method: the chunks' proportions, the weights' if they differ, ψ as it starts, and the scheme.
+
+        options: of the trainer.
+        """
         proportions = self.recipe.proportions if proportions is None else proportions
         augmentation = self.recipe.augmentation() if augmentation is None else augmentation
         model = self.model(augmentation)
         parameters = proportions if parameters is None else parameters
         partition(model, parameters, self.data, scheme, self.seed)
         chunks = partnets.chunk(self.data.train, proportions, seed=self.seed)
-        return self.result(self.train(model, chunks, hyper=augmentation))
+        return self.result(self.train(model, chunks, hyper=augmentation, **options))
+
+    def nested(self) -> Record:
+        """Subnetworks that are narrower networks."""
+        return self.partitioned(scheme="nested")
+
+    def one_pass(self) -> Record:
+        """All partitions and ψ learn in each step, from parts of one batch (Appendix C)."""
+        return self.partitioned(one_pass=True)
 
     def ensemble(self) -> Record:
         """C networks, the k-th trained on chunks 1..k, each for as many steps as one of the other methods."""

@@ -97,10 +97,8 @@ class Regularisation(Experiment):
         return result
 
     def table(self, found: pd.DataFrame) -> Table:
-        """Test accuracies, and what was found for all images."""
-        head, rows = tabled(found, METHODS, _found)
-        size = found.examples.max()
-        return [*head, f"found, {size} rotated", f"{size} upright"], rows
+        """Test accuracies, and what was found."""
+        return tabled(found, METHODS, _found)
 
     def draw(self, found: pd.DataFrame) -> Figure:
         return draw_sizes(found, METHODS, "retraining")
@@ -110,13 +108,13 @@ class Regularisation(Experiment):
         return [in_most_cells(found, "retraining", other, METHODS) for other in others]
 
 
-def _found(mine: pd.DataFrame, rotated: bool) -> str:
+def _found(mine: pd.DataFrame) -> str:
     """The means of the rotation, in logarithms of the decay, and of the smoothing."""
     if not mine.psi.all():
         return ""
-    parts = [f"±{mine.psi.map(rotation).mean():.0f}°"]
+    parts = [f"{mine.psi.map(rotation).mean():.0f}°"]
     values = mine.regularisers.dropna() if "regularisers" in mine else ()
     if len(values):
         decay = math.exp(sum(math.log(one["decay"]) for one in values) / len(values))
         parts += [f"decay {decay:.0e}", f"smoothing {sum(one['smoothing'] for one in values) / len(values):.2f}"]
-    return ", ".join(parts)
+    return f"({', '.join(parts)})"

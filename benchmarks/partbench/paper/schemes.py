@@ -22,7 +22,7 @@ from partbench.paper.experiment import (
     text,
 )
 from partbench.paper.methods import Learner
-from partbench.paper.recipes import FOR_PROCESSORS, limited, recipe
+from partbench.paper.recipes import limited, recipe
 
 SCHEMES = {
     "weight": "at random",
@@ -45,7 +45,6 @@ class Schemes(Experiment):
 
     name = "schemes"
     paper = "Appendix C"
-    datasets = (*Experiment.datasets, *FOR_PROCESSORS)
 
     def settings(self, dataset: str, seeds: Sequence[int], quick: bool) -> list[Record]:
         chosen, found = recipe(dataset), []
