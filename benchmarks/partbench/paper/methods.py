@@ -223,6 +223,10 @@ class Learner:
     def tpe(self) -> Record:
         return self.search("tpe")
 
+    def known(self) -> Record:
+        """A standard network trained with the rotations that the images have."""
+        return self.retrained(hyper.Affine(rotation=180.0))
+
     def retrained(self, augmentation: nn.Module) -> Record:
         """A standard network trained from scratch, on all data, with an augmentation that stays as it is."""
         whole = baselines.whole(self.model(augmentation), self.data.train, seed=self.seed)
