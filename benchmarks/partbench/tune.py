@@ -1,4 +1,4 @@
-"""tune: measures Triton's plans for the layers of a preset, so that the suites run with the fastest ones.
+"""tune: measures Triton's plans for the linear layers of a preset, so that the suites run with the fastest ones.
 
 usage: python -m partbench.tune --out FOLDER, then the suites with PARTKERNELS_CACHE=FOLDER. A file in there that is
 moved to partkernels/backend/triton/measured serves every GPU of its name.
@@ -24,7 +24,7 @@ from tqdm import tqdm
 from partbench.peers import operators
 from partbench.peers.layer import THREE, Division, Layer, Tensors
 from partbench.presets import PRESETS, Preset
-from partbench.suites.speed import convolutions, linear_layers
+from partbench.suites.speed import linear_layers
 
 # The first subnetwork; the others take the same kernels.
 ACTIVE = 1
@@ -34,26 +34,22 @@ COMPILING = 0.5
 
 @dataclass(frozen=True)
 class Work:
-    """One product: a layer's work, of operators.WORKS."""
+    """A layer's forward pass."""
 
     layer: Layer
-    work: str
     division: Division = THREE
 
     def __str__(self) -> str:
-        return f"{self.layer.operator} {self.work}, {self.layer.shape}, {self.division.defaults}"
+        return f"{self.layer.shape}, {self.division.defaults}"
 
     def __call__(self) -> None:
-        operators.ours(Tensors(self.layer, self.division, seed=0), self.work, ACTIVE, "triton")()
+        operators.ours(Tensors(self.layer, self.division, seed=0), "forward", ACTIVE, "triton")()
 
 
 def works(preset: Preset, device: torch.device) -> list[Work]:
-    """What a preset's suite of speed has Triton compute, but for its other dtypes; what matters most comes first."""
-    linear = linear_layers(preset, preset.dtypes, device)
+    """The products of a preset's suite of speed whose plan Triton chooses."""
     kinds = (THREE, *(Division(defaults=kind) for kind in preset.forward_defaults))
-    found = [Work(layer, "forward", division) for layer in linear for division in kinds]
-    found += [Work(layer, work) for layer in linear for work in operators.WORKS[1:]]
-    return found + [Work(layer, work) for work in operators.WORKS for layer in convolutions(preset, device)]
+    return [Work(layer, division) for layer in linear_layers(preset, preset.dtypes, device) for division in kinds]
 
 
 def tune(works: Sequence[Work], minutes: float) -> tuple[int, list[str]]:

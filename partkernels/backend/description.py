@@ -28,7 +28,7 @@ class Backend:
             schemas are defined there, without the trailing backend: see partkernels.operators.registration.
         makes_maps: it has random_map, on the CPU.
         makes_defaults: its subnetwork_weight also draws the defaults of a weight, on its devices.
-        planned: which of 'forward', 'grad_input' and 'grad_weight' it computes by a plan of partkernels.backend.plan.
+        planned: which of linear's 'forward', 'grad_input' and 'grad_weight' have a choice of partkernels.backend.plan.
     """
 
     name: str

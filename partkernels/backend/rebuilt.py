@@ -9,17 +9,21 @@ from collections.abc import Callable, Iterator
 from math import prod
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from partkernels.arguments import bits_for
+from partkernels.backend.bias import live_bias
+from partkernels.backend.reference.conv2d import empty_conv2d_grad_weight, memory_format
 from partkernels.formats.philox import GROUP
+
+Pair = tuple[int, int]
 
 # Bytes of a slice: it and what it meets stay in an H100's second-level cache of 50 MB.
 SLICE = 32 << 20
-# Uses of an entry at which rebuilding it costs as much as multiplying with it, by kind of defaults ('none': masking a
-# gradient): measured on an H200, at 4096 and 8192 rows of x (benchmarks/results/h200.md). Of 'stored' and 'normal' what
-# benchmarks/results/predictions.md has beyond 'uniform'.
-USES = {"none": 410, "zeros": 570, "stored": 990, "uniform": 700, "normal": 1050}
+# Rows of x at which rebuilding an entry costs as much as multiplying with it, by kind of defaults: measured on an H200
+# at 4096 and 8192 rows (benchmarks/results/h200.md). 'stored' and 'normal' are predictions relative to 'uniform'.
+USES = {"zeros": 570, "stored": 990, "uniform": 700, "normal": 1050}
 
 
 def slices(
@@ -93,4 +97,33 @@ def linear_grad_weight(
     """
     torch.mm(_rows(grad_output).t(), _rows(x), out=out)
     keep(out, out, update, update, map, count)
+    return out
+
+
+def conv2d(
+    weight: Tensor, x: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dilation: Pair, groups: int,
+    active: int,
+) -> Tensor:  # fmt: skip
+    """The convolution of x with w_k, which is small beside the images and therefore rebuilt as a whole."""
+    y = F.conv2d(x, weight, live_bias(bias, active), stride, padding, dilation, groups)
+    return y.contiguous(memory_format=memory_format(x))
+
+
+def conv2d_grad_input(
+    weight: Tensor, grad_output: Tensor, input_size: tuple[int, int, int, int], stride: Pair, padding: Pair,
+    dilation: Pair, groups: int,
+) -> Tensor:  # fmt: skip
+    """The gradient of conv2d's x, of w_k."""
+    grad = torch.nn.grad.conv2d_input(input_size, weight, grad_output, stride, padding, dilation, groups)
+    return grad.contiguous(memory_format=memory_format(grad_output))
+
+
+def conv2d_grad_weight(
+    keep: Callable[..., None], grad_output: Tensor, x: Tensor, kernel_size: Pair, stride: Pair, padding: Pair,
+    dilation: Pair, groups: int, update: int, map: Tensor, count: int,
+) -> Tensor:  # fmt: skip
+    """The gradient of conv2d's weight at the entries of partition update, 0 elsewhere; keep as linear_grad_weight's."""
+    out = empty_conv2d_grad_weight(grad_output, x, kernel_size, stride, padding, dilation, groups)
+    grad = torch.nn.grad.conv2d_weight(x, out.shape, grad_output, stride, padding, dilation, groups)
+    keep(out, grad, update, update, map, count)
     return out

@@ -181,7 +181,9 @@ def test_finished_trainings_are_kept_and_not_repeated(tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("method", ["partitioned", "nested", "one_pass", "ensemble", "validation", "augerino", "retraining"])
+@pytest.mark.parametrize(
+    "method", ["partitioned", "nested", "one_pass", "ensemble", "validation", "augerino", "retraining"]
+)
 def test_an_interrupted_training_goes_on_to_the_same_result(method, tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "CHECKPOINT_EVERY", 3)
     monkeypatch.setattr("partbench.paper.methods.FINETUNE_EPOCHS", 1)

@@ -19,7 +19,7 @@ import partkernels as pk
 from partkernels.arguments import row_bytes
 from partkernels.backend import dispatch, rebuilt
 from partkernels.backend.plan import use_plan
-from partkernels.backend.triton import conv2d, launch, linear, measured, optimizers, plans, tiles
+from partkernels.backend.triton import launch, linear, measured, optimizers, plans, tiles
 from partkernels.backend.triton import operators as triton_operators
 from partkernels.backend.triton.defaults import UNIFORM_PAIR
 from partkernels.backend.triton.packed_map import SPREAD, threshold
@@ -70,28 +70,6 @@ def test_products_with_unit_vectors_are_the_references_bits_whatever_the_tile(de
     with use_plan(tile):
         columns = pk.linear(torch.eye(70, dtype=dtype, device=DEVICE), weight, partition, 2)
         assert torch.equal(columns.t(), expected)
-    with use_plan(Config(tile.down, max(64, tile.across), tile.warps, tile.stages)):
-        x = torch.zeros(33, 70, dtype=dtype, device=DEVICE, requires_grad=True)
-        y = pk.linear(x, weight, partition, 2)
-        rows = torch.autograd.grad(y, x, torch.eye(33, dtype=dtype, device=DEVICE))[0]
-        assert torch.equal(rows, expected)
-
-
-@pytest.mark.cases(usual=2, full=3)
-@pytest.mark.parametrize("tile", TILES[1:], ids=str)
-@pytest.mark.parametrize("channels", [20, 64])
-def test_convolutions_of_single_pixels_are_the_references_bits_whatever_the_tile(channels, tile):
-    partition, weight = layer((40, channels, 2, 1), DRAWN[0], torch.bfloat16)
-    expected = by_reference(weight, partition, 1)
-    # An image for each input channel and row of the kernel: 1 there, else 0.
-    x = torch.eye(2 * channels, dtype=torch.bfloat16, device=DEVICE).view(2 * channels, channels, 2, 1).requires_grad_()
-    with use_plan(tile):
-        y = pk.conv2d(x, weight, partition, 1)
-        assert torch.equal(y[:, :, 0, 0].t(), expected.flatten(1))
-    with use_plan(Config(tile.down, max(64, tile.across), tile.warps, tile.stages)):
-        grad = torch.eye(40, dtype=torch.bfloat16, device=DEVICE)[:, :, None, None]
-        x = torch.zeros(40, channels, 2, 1, dtype=torch.bfloat16, device=DEVICE, requires_grad=True)
-        assert torch.equal(torch.autograd.grad(pk.conv2d(x, weight, partition, 1), x, grad)[0], expected)
 
 
 @pytest.mark.cases(usual=1)
@@ -197,17 +175,6 @@ def test_columns_of_a_weight_that_take_64_bits(last_program):
     with use_plan("fused"):
         triton_operators.linear(memory, memory, None, 1, None, map, None, 2, "zeros", 0.0, 0, 0, 0, 0)
     assert last_program[0][-1] == terms_of_the_last(last_program[0], cols)
-
-
-@pytest.mark.parametrize("work", ["linear", "conv2d"])
-def test_sums_over_rows_that_nearly_take_64_bits(work, last_program):
-    partition, weight = layer((1, 1) if work == "linear" else (1, 1, 1, 1), pk.Zeros(), torch.bfloat16)
-    ones = torch.ones_like(weight).expand(NEARLY, *weight.shape[1:])
-    geometry = () if work == "linear" else ((1, 1), (1, 1), (0, 0), (1, 1), 1)
-    grad_weight = getattr(triton_operators, f"{work}_grad_weight")
-    with use_plan("fused"):
-        grad_weight(ones, ones, *geometry, int(partition.ids()), partition.map, partition.count)
-    assert last_program[0][-1] == terms_of_the_last(last_program[0], NEARLY)
 
 
 def test_rows_of_a_weight_that_nearly_take_64_bits(last_program):
@@ -365,8 +332,8 @@ HOPPER = launch.Gpu("a GPU of 9.0", 132, 227 << 10, is_hopper=True)
 def product(**changes) -> Product:
     return Product(
         **{
-            "operator": "linear", "down": 4096, "across": 4096, "depth": 4096, "uses": 4096, "dtype": torch.bfloat16,
-            "bits": 2, "kind": "uniform", "tf32": False, "gpu": HOPPER, **changes,
+            "down": 4096, "across": 4096, "depth": 4096, "dtype": torch.bfloat16, "bits": 2, "kind": "uniform",
+            "tf32": False, "gpu": HOPPER, **changes,
         }
     )  # fmt: skip
 
@@ -384,20 +351,12 @@ def own_measurements(tmp_path, monkeypatch):
     [
         ({"dtype": torch.float64}, False, "no float64"),
         ({"dtype": torch.float32}, False, "float32 without TF32"),
-        ({"across": 8, "uses": 8}, True, "used 8 times: reading it takes longest"),
-        ({"dtype": torch.float32, "across": 8, "uses": 8}, True, "used 8 times"),
-        (
-            {"operator": "linear_grad_input", "dtype": torch.float32, "down": 8, "uses": 8},
-            False,
-            "float32 without TF32",
-        ),
-        ({"across": 512, "uses": 512}, True, "estimated, not measured"),
-        ({"operator": "conv2d", "across": 49, "uses": 49}, False, "small beside its images"),
-        ({"across": 65536, "uses": 65536}, False, "estimated, not measured"),
-        ({"kind": "normal", "across": 2048, "uses": 2048}, False, "estimated, not measured"),
-        ({"operator": "linear_grad_input", "down": 128, "uses": 128}, True, "estimated, not measured"),
-        ({"operator": "linear_grad_input", "down": 256, "uses": 256}, False, "estimated, not measured"),
-        ({"dtype": torch.float32, "tf32": True, "across": 512, "uses": 512}, False, "estimated, not measured"),
+        ({"across": 8}, True, "8 rows of x: reading the weight takes longest"),
+        ({"dtype": torch.float32, "across": 8}, True, "8 rows of x"),
+        ({"across": 512}, True, "estimated, not measured"),
+        ({"across": 65536}, False, "estimated, not measured"),
+        ({"kind": "normal", "across": 2048}, False, "estimated, not measured"),
+        ({"dtype": torch.float32, "tf32": True, "across": 512}, False, "estimated, not measured"),
     ],
 )
 def test_a_plan_and_its_reason(changes, is_fused, reason, own_measurements):
@@ -406,12 +365,8 @@ def test_a_plan_and_its_reason(changes, is_fused, reason, own_measurements):
 
 
 def test_estimates_change_once_from_fused_to_rebuilding(own_measurements):
-    kinds = itertools.product(("linear", "linear_grad_input"), ("zeros", "stored", "uniform", "normal"))
-    for operator, kind in (*kinds, ("linear_grad_weight", "none")):
-        fused = [
-            plans.choose(product(operator=operator, kind=kind, across=n, uses=n)).config is not None
-            for n in (2**i for i in range(4, 20))
-        ]
+    for kind in ("zeros", "stored", "uniform", "normal"):
+        fused = [plans.choose(product(kind=kind, across=n)).config is not None for n in (2**i for i in range(4, 20))]
         assert fused[0] and not fused[-1] and all(a >= b for a, b in itertools.pairwise(fused))
 
 
@@ -424,11 +379,11 @@ def test_an_unknown_plan_is_refused(unknown):
 
 def test_what_was_measured_is_kept_and_serves_sizes_within_a_factor_of_two(own_measurements):
     measured.remember(product(), (128, 256, 8, 3), {"fused": 200.0, "rebuild": 220.0})
-    measured.remember(product(across=1024, uses=1024), None, {"fused": 70.0, "rebuild": 60.0})
-    near = plans.choose(product(across=5000, uses=5000))
+    measured.remember(product(across=1024), None, {"fused": 70.0, "rebuild": 60.0})
+    near = plans.choose(product(across=5000))
     assert near.config == Config(128, 256, 8, 3)
     assert "measured on this a GPU of 9.0 at 4096x4096x4096: fused 200 us, rebuild 220 us" in str(near)
-    assert plans.choose(product(across=1100, uses=1100)).config is None
+    assert plans.choose(product(across=1100)).config is None
     assert "estimated" in plans.choose(product(down=512, across=512)).reason
     assert "estimated" in plans.choose(product(bits=4)).reason
     measured.remember(product(), None, {"fused": 200.0, "rebuild": 190.0})
@@ -463,7 +418,7 @@ def test_tuning_measures_each_product_once_and_nothing_is_measured_outside(own_m
     assert "rebuild, then the vendor's kernel (measured on this" in pk.explain(pk.linear, x, weight, partition, 1)
 
 
-@pytest.mark.parametrize("changes", [{}, {"across": 16}, {"dtype": torch.float32}, {"operator": "linear_grad_input"}])
+@pytest.mark.parametrize("changes", [{}, {"across": 16}, {"dtype": torch.float32}])
 def test_few_tiles_are_worth_a_measurement_and_all_fit(changes):
     wanted = product(**changes)
     configs = plans.candidates(wanted)
@@ -480,7 +435,7 @@ def test_explain_says_which_backend_and_plan_and_why():
     lines = pk.explain(pk.linear, x, weight, partition, 2, update=1).splitlines()
     assert [line.partition(":")[0] for line in lines] == ["linear", "linear_grad_input", "linear_grad_weight"]
     assert all("triton (asked for); " in line for line in lines)
-    assert "each weight is used 3 times" in lines[0]
+    assert "3 rows of x" in lines[0]
     assert x.grad is None and weight.grad is None
     with use_plan("rebuild"):
         assert "rebuild, then the vendor's kernel (asked for)" in pk.explain(pk.linear, x, weight, partition, 1)
@@ -493,18 +448,6 @@ def test_all_partitions_live_is_the_dense_operator_and_reads_no_map(monkeypatch)
     y = pk.conv2d(x, weight, partition, 3)
     assert torch.equal(y, torch.nn.functional.conv2d(x, weight))
     assert torch.equal(pk.subnetwork_weight(weight, partition, 3), weight)
-
-
-@pytest.mark.parametrize("active", [1, 3])
-def test_a_convolution_by_pytorch_allocates_no_second_output(active, monkeypatch):
-    partition, weight = layer((6, 4, 3, 3), pk.Uniform(0.1, 0), torch.float32)
-    for name in ("empty_conv2d", "empty_conv2d_grad_input"):
-        monkeypatch.setattr(conv2d, name, lambda *_: pytest.fail("memory was allocated that nothing uses"))
-    x = torch.randn(2, 4, 5, 5, device=DEVICE, requires_grad=True)
-    with use_plan("rebuild"):
-        y = pk.conv2d(x, weight, partition, active)
-        (grad,) = torch.autograd.grad(y.sum(), x)
-    assert y.shape == (2, 6, 3, 3) and grad.shape == x.shape
 
 
 @pytest.mark.full

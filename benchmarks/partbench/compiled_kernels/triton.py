@@ -38,9 +38,6 @@ CASES = (
     *(Case("linear", LARGE, kind, tile=(128, 128, 8, 3)) for kind in ("zeros", "uniform")),
     Case("linear", _square(16, 8192), "zeros"),
     Case("linear", _square(16, 2048)),  # so few tiles that several programs share each sum
-    *(Case("linear_grad_input", LARGE, kind) for kind in ("zeros", "uniform")),
-    Case("linear_grad_weight", LARGE),
-    *(Case(f"conv2d{work}", CONVOLUTION) for work in ("", "_grad_input", "_grad_weight")),
     *(Case("subnetwork_weight", LARGE, kind) for kind in ("zeros", "uniform")),
     Case("subnetwork_weight", CONVOLUTION),
     *(Case("subnetwork_weight_grad", layer) for layer in (LARGE, CONVOLUTION)),
@@ -51,7 +48,6 @@ CASES = (
     Case("gather_entries", CONVOLUTION),
     # Fewer rows of x have tiles of their own.
     *(Case("linear", _square(rows, 4096)) for rows in (64, 128, 512)),
-    *(Case("linear_grad_input", _square(rows, 4096)) for rows in (16, 128, 512)),
 )
 
 
@@ -84,7 +80,7 @@ def _examined(target: str, case: Case, kernel, log: str) -> Kernel:
     tile = tuple(constants[name] for name in ("DOWN", "ACROSS", "BLOCK") if name in constants)
     uses = 0  # of each entry of the weight in a tile
     if "KIND" in constants and "tt.dot" in asm["ttir"]:
-        uses = tile[0] if case.operator.endswith("grad_input") else tile[1]
+        uses = tile[1]
     if TARGETS[target].backend == "cuda":
         registers, spilled = _number(r"Used (\d+) registers", log), _number(r"(\d+) bytes spill stores", log)
         ((_, _, listing),) = functions(dumped(asm["cubin"], "--dump-sass"))

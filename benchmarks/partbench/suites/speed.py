@@ -89,7 +89,7 @@ def _peers(
     if work == "training":
         return training.peers(names, active)
     # Where all partitions are live there is nothing to rebuild: PyTorch's operator runs, whatever the plan.
-    has_choice = work == "grad_weight" or active < count
+    has_choice = layer.operator == "linear" and active < count
     for backend in sorted(backends) if has_choice else ():
         if work in BACKENDS[backend].planned:
             names += tuple(f"partkernels {backend} {plan}" for plan in operators.PLANS)

@@ -17,7 +17,6 @@ from torch import Tensor
 from partkernels.backend import dispatch, plan, rebuilt
 from partkernels.backend.bias import live_bias
 from partkernels.backend.reference.bias import grad_bias
-from partkernels.backend.reference.conv2d import memory_format
 from partkernels.backend.reference.entries import gather_entries, scatter_entries
 from partkernels.backend.reference.linear import (
     empty_linear,
@@ -140,8 +139,7 @@ def conv2d(
     active: int, update: int | None, *partition,
 ) -> Tensor:  # fmt: skip
     weight = _subnetwork_weight(weight, active, *partition)
-    y = F.conv2d(x, weight, live_bias(bias, active), stride, padding, dilation, groups)
-    return y.contiguous(memory_format=memory_format(x))
+    return rebuilt.conv2d(weight, x, bias, stride, padding, dilation, groups, active)
 
 
 def conv2d_grad_input(
@@ -149,15 +147,13 @@ def conv2d_grad_input(
     dilation: Pair, groups: int, active: int, update: int | None, *partition,
 ) -> Tensor:  # fmt: skip
     weight = _subnetwork_weight(weight, active, *partition)
-    grad = torch.nn.grad.conv2d_input(input_size, weight, grad_output, stride, padding, dilation, groups)
-    return grad.contiguous(memory_format=memory_format(grad_output))
+    return rebuilt.conv2d_grad_input(weight, grad_output, input_size, stride, padding, dilation, groups)
 
 
 def conv2d_grad_weight(
     grad_output: Tensor, x: Tensor, kernel_size: Pair, stride: Pair, padding: Pair, dilation: Pair, groups: int,
     update: int, map: Tensor, count: int,
 ) -> Tensor:  # fmt: skip
-    shape = grad_output.shape[1], x.shape[1] // groups, *kernel_size
-    grad = torch.nn.grad.conv2d_weight(x, shape, grad_output, stride, padding, dilation, groups).contiguous()
-    _keep(grad, grad, update, update, map, count)
-    return grad
+    return rebuilt.conv2d_grad_weight(
+        _keep, grad_output, x, kernel_size, stride, padding, dilation, groups, update, map, count
+    )

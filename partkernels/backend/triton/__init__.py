@@ -35,5 +35,5 @@ BACKEND = Backend(
     dtypes=frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64}),
     automatic=not INTERPRETED,
     makes_defaults=not INTERPRETED,
-    planned=frozenset({"forward", "grad_input", "grad_weight"}),
+    planned=frozenset({"forward"}),
 )

@@ -38,12 +38,10 @@ def _file_name(gpu: str) -> str:
 
 def _kind(product) -> dict:
     return {
-        "operator": product.operator,
         "dtype": str(product.dtype).removeprefix("torch."),
         "bits": product.bits,
         "defaults": product.kind,
         "tf32": product.tf32,
-        "geometry": list(product.geometry),
     }
 
 

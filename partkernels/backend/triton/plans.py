@@ -1,7 +1,8 @@
-"""How a product with a subnetwork's weight is computed: by one fused kernel, or from a rebuilt weight by the vendor's.
+"""Choose how `linear` is computed: by one fused kernel, or by cuBLAS from a rebuilt weight.
 
-`fused` reads the weight once and keeps nothing of it. `rebuild` writes a slice of the subnetwork's weight that stays in
-the second-level cache, and calls cuBLAS or cuDNN with it. Which is faster depends on how often an entry is used.
+`fused` reads the weight once and keeps nothing of it. `rebuild` writes slices of the subnetwork's weight that stay in
+the second-level cache, and calls cuBLAS with each. Which is faster depends on the number of rows of x. Gradients and
+convolutions are always rebuilt: their fused kernels were slower on an H200, but for input gradients of a few rows.
 """
 
 from __future__ import annotations
@@ -28,26 +29,20 @@ class Product:
     """What a choice depends on.
 
     Attributes:
-        operator: its name.
-        down, across: the sizes of the result, in the order of the fused kernel's tile.
+        down, across: the rows of the weight and of x, in the order of the fused kernel's tile.
         depth: how many terms each sum has.
-        uses: how often each entry of the weight is used.
-        kind: of defaults; 'none' where the weight is not read.
+        kind: of defaults.
         tf32: float32 may be multiplied as TF32.
-        geometry: of a convolution, what its sizes don't say: kernel, stride, padding, dilation, groups, memory format.
     """
 
-    operator: str
     down: int
     across: int
     depth: int
-    uses: int
     dtype: torch.dtype
     bits: int
     kind: str
     tf32: bool
     gpu: Gpu
-    geometry: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,19 +58,14 @@ class Plan:
         return f"fused, tiles of {self.config.down}x{self.config.across} ({self.reason})"
 
 
-# What a fused kernel's products take beyond the vendor's, as a fraction, by kind of defaults. Of linear layers' 'zeros'
-# and 'uniform', input gradients' 'uniform', and weight gradients: measured on an H200, at 4096 and 8192 rows of x
-# (benchmarks/results/h200.md). The others are benchmarks/results/predictions.md's, as much larger as those were.
-_FUSED_OVERHEAD = {
-    "linear": {"zeros": 0.4, "uniform": 0.67, "normal": 3.0, "stored": 1.1},
-    # Waits for each product before it rebuilds the next rows of the weight, which are in shared memory.
-    "linear_grad_input": {"zeros": 2.5, "uniform": 3.6, "normal": 14.0, "stored": 3.8},
-    "linear_grad_weight": {"none": 0.1},
-}
+# Time of the fused kernel beyond the vendor's, a fraction, by kind of defaults. 'zeros' and 'uniform' are measured on
+# an H200 at 4096 and 8192 rows of x (benchmarks/results/h200.md). The others are predictions, scaled by the error of
+# these two (benchmarks/results/predictions.md).
+_FUSED_OVERHEAD = {"zeros": 0.4, "uniform": 0.67, "normal": 3.0, "stored": 1.1}
 # At least, of float32 as TF32: there masks and defaults pass from thread to thread by way of shared memory.
 _TF32_OVERHEAD = 2.3
 # Few rows of x: the time is that of reading the weight, once or three times.
-_FEW_USES = 64
+_FEW_ROWS = 64
 
 
 def _power_of_two(n: int, low: int, high: int) -> int:
@@ -84,36 +74,21 @@ def _power_of_two(n: int, low: int, high: int) -> int:
 
 def stages_that_fit(product: Product, down: int, across: int, wanted: int) -> int:
     """Stages of loads that a block's shared memory has room for; a stage is 64 terms of each row and column."""
-    tiles = down + across + (_weight_side(product.operator, down, across) if product.kind == "stored" else 0)
+    tiles = down + across + (down if product.kind == "stored" else 0)
     # The map's words, and what the compiler keeps for itself, are a tenth at most.
     room = int(0.9 * product.gpu.shared_memory) // (TERMS * tiles * product.dtype.itemsize)
     return max(1, min(wanted, room))
 
 
-def _weight_side(operator: str, down: int, across: int) -> int:
-    return across if operator.endswith("grad_input") else down
-
-
 def default_config(product: Product) -> Config:
     """A tile for any GPU, by the product's sizes: not measured, but none spills registers."""
-    work = product.operator.partition("_")[2]
     is_hopper = product.gpu.is_hopper
-    # Wider ones spill: float32 in itself, patches of images for their addresses.
-    widest = 256 if is_hopper and product.dtype.itemsize == 2 and product.operator.startswith("linear") else 128
-    if work == "grad_input":  # [rows of x, columns of the weight], these by whole groups
-        down = _power_of_two(product.down, 16, 128 if is_hopper else 64)
-        if is_hopper and down < 128:
-            # 32 columns a warp: with 16, masks and defaults passed from thread to thread by way of shared memory.
-            across, warps = 128, 4
-        else:
-            most = 64 if down < 64 else 128 if down < 128 or product.kind == "normal" else widest
-            across = _power_of_two(product.across, 64, most)
-            warps = 8 if down * across >= 64 * 128 else 4
-    else:  # [rows of the weight, ...]; before Hopper every warp holds its whole share of the other operand
-        across = _power_of_two(product.across, 16, widest if is_hopper or work else 64)
-        # 16 rows a warp: then the map's words are fetched by the threads that need them (see packed_map).
-        down = 64 if across <= 64 and is_hopper else _power_of_two(product.down, 64, 128)
-        warps = down // 16
+    widest = 256 if is_hopper and product.dtype.itemsize == 2 else 128  # wider ones of float32 spill
+    # Before Hopper every warp holds its whole share of x.
+    across = _power_of_two(product.across, 16, widest if is_hopper else 64)
+    # 16 rows a warp: then the map's words are fetched by the threads that need them (see packed_map).
+    down = 64 if across <= 64 and is_hopper else _power_of_two(product.down, 64, 128)
+    warps = down // 16
     return Config(down, across, warps, stages_that_fit(product, down, across, 4 if across <= 64 else 3))
 
 
@@ -121,9 +96,9 @@ def default_config(product: Product) -> Config:
 _LEAST_STEPS = 4
 
 
-def schedule(product: Product, config: Config, groups: int = 1) -> tuple[tuple[int, int], dict]:
+def schedule(product: Product, config: Config) -> tuple[tuple[int, int], dict]:
     """The grid of a fused kernel (tiles, programs that share each sum), and what it is told of its tiles."""
-    tiles = -(-product.down // config.down) * -(-product.across // config.across) * groups
+    tiles = -(-product.down // config.down) * -(-product.across // config.across)
     total = -(-product.depth // TERMS)
     # So many that every multiprocessor has eight warps: fewer don't hide what they wait for.
     programs = product.gpu.multiprocessors * max(1, 8 // config.warps)
@@ -147,16 +122,12 @@ def choose(product: Product) -> Plan:
         return Plan(configs[forced] if isinstance(forced, str) else forced, "asked for")
     if found := measured.nearest(product):
         return Plan(Config(*found.config) if found.config else None, found.reason)
-    if product.operator.startswith("conv2d"):
-        # The fused kernels gather patches, and a weight that is not channels_last, by single entries.
-        return Plan(None, "not measured: a convolution's weight is small beside its images")
     without_cores = product.dtype == torch.float32 and not product.tf32
-    # Without tensor cores an input gradient's tile of the weight spills.
-    if product.uses <= _FEW_USES and not (without_cores and product.operator.endswith("grad_input")):
-        return Plan(default_config(product), f"each weight is used {product.uses} times: reading it takes longest")
+    if product.across <= _FEW_ROWS:
+        return Plan(default_config(product), f"{product.across} rows of x: reading the weight takes longest")
     if without_cores:
         return Plan(None, "float32 without TF32 has no tensor cores")
-    fused, rebuild = _FUSED_OVERHEAD[product.operator][product.kind], rebuilt.USES[product.kind] / product.uses
+    fused, rebuild = _FUSED_OVERHEAD[product.kind], rebuilt.USES[product.kind] / product.across
     if product.dtype == torch.float32:
         fused = max(fused, _TF32_OVERHEAD)
     reason = f"estimated, not measured: {fused:.0%} beyond the dense product against {rebuild:.0%} for rebuilding"
@@ -214,15 +185,12 @@ def tuning() -> Iterator[None]:
         _tuning = previous
 
 
-def run(product: Product, fused: Callable[[Config], Tensor] | None, rebuild: Callable[[], Tensor]) -> Tensor:
-    """Computes a product by the plan that was chosen for it; fused is None where no fused kernel serves it."""
-    if fused is None:
-        chosen = Plan(None, "the fused kernel takes multiples of 64 channels a group")
-    else:
-        may_tune = _tuning and plan.forced() is None and product.dtype != torch.float64
-        if may_tune and not is_capturing() and not measured.is_known(product):
-            _tune(product, fused, rebuild)
-        chosen = choose(product)
+def run(product: Product, fused: Callable[[Config], Tensor], rebuild: Callable[[], Tensor]) -> Tensor:
+    """Compute a product by the plan that was chosen for it."""
+    may_tune = _tuning and plan.forced() is None and product.dtype != torch.float64
+    if may_tune and not is_capturing() and not measured.is_known(product):
+        _tune(product, fused, rebuild)
+    chosen = choose(product)
     dispatch.note_plan(str(chosen))
     return rebuild() if chosen.config is None else fused(chosen.config)
 

@@ -27,17 +27,6 @@ def tile_of(program, rows, cols, INDEX: tl.constexpr, BLOCK_ROWS: tl.constexpr, 
 
 
 @triton.jit
-def tile_of_group(rows, cols, INDEX: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr):
-    """Of products that are made side by side, which one the program is at; the first row and column of its tile there.
-
-    They follow each other along the grid's first dimension: the others have 65,535 at most.
-    """
-    tiles = tl.cdiv(tl.cast(rows, INDEX), BLOCK_ROWS) * tl.cdiv(tl.cast(cols, INDEX), BLOCK_COLS)
-    row, col = tile_of(tl.program_id(0) % tiles, rows, cols, INDEX, BLOCK_ROWS, BLOCK_COLS)
-    return tl.program_id(0) // tiles, row, col
-
-
-@triton.jit
 def store_tile(tile, bias, out, row, col, rows, cols, row_at, col_at, share):
     """Writes a tile into the share of out of this program of axis 1; the first one's has the bias of each row in it.
 
@@ -64,9 +53,9 @@ def _add_kernel(shares, out, size, COUNT: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out + i, round_to(total, out.dtype.element_ty), i < size)
 
 
-def compute(out: Tensor, kernel, product: Product, config: Config, groups: int = 1, **arguments) -> Tensor:
+def compute(out: Tensor, kernel, product: Product, config: Config, **arguments) -> Tensor:
     """Runs a fused kernel that writes out, whose other arguments these are; a sum's shares are added up."""
-    grid, schedule = plans.schedule(product, config, groups)
+    grid, schedule = plans.schedule(product, config)
     shares = out if grid[1] == 1 else _shares(out, grid[1])
     with launch.on(out):
         kernel[grid](out=shares, **arguments, **schedule)
