@@ -243,7 +243,7 @@ class BuildBackends(build_ext):
             for source in binding("cuda")
         ]
         sources = sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
-        sources.sort(key=lambda source: source.stem != "mma_matmul")  # takes longest, and begins first
+        sources.sort(key=lambda source: source.stem != "hopper_linear")  # takes longest, and begins first
         for source in sources:
             # These are of instructions that only 9.0a has.
             is_hopper = source.stem.startswith("hopper")

@@ -47,10 +47,8 @@ PARTKERNELS_DEVICE void load_box(SharedAddress to, const TensorMap& map, int col
       "l"(&map), "r"(col), "r"(row), "r"(barrier)
       : "memory");
 }
-// Shows what this thread wrote to shared memory to tensor cores and copy engine.
-PARTKERNELS_DEVICE void publish_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// --- registers and barriers of some warps ---
+// --- registers ---
 
 template <int kCount>
 PARTKERNELS_DEVICE void give_registers() {
@@ -59,10 +57,6 @@ PARTKERNELS_DEVICE void give_registers() {
 template <int kCount>
 PARTKERNELS_DEVICE void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
-}
-// Of the threads that name the same barrier, 1 to 15.
-PARTKERNELS_DEVICE void synchronize_some(int barrier, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 // --- products of a warpgroup: d [64, kAcross] += a [64, 16] b [16, kAcross], in float32 ---
@@ -79,11 +73,9 @@ PARTKERNELS_DEVICE void wait_for_products() {
 }
 
 // An operand in shared memory: rows of 128 bytes in groups of eight, their 16-byte parts swizzled as the copy engine
-// does it. `stride`: the bytes from one group of eight rows to the next; `leading`: from one block of 64 entries to the
-// next, where the operand lies transposed.
-PARTKERNELS_DEVICE uint64_t operand(SharedAddress address, int stride = 1024, int leading = 16) {
-  return uint64_t{(address & 0x3FFFF) >> 4} | uint64_t(leading >> 4) << 16 | uint64_t(stride >> 4) << 32 |
-         uint64_t{1} << 62;
+// does it, and 1024 bytes from one group to the next.
+PARTKERNELS_DEVICE uint64_t operand(SharedAddress address) {
+  return uint64_t{(address & 0x3FFFF) >> 4} | uint64_t{1} << 16 | uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
 }
 
 // The accumulators as operands of inline assembly, and their numbers there.
@@ -126,16 +118,6 @@ struct Products;
                    "}, {%" #n0 ", %" #n1 ", %" #n2 ", %" #n3 "}, %" #n4 ", p, 1, 1, 0;\n}"                            \
                    : PARTKERNELS_##half(d, 0)                                                                         \
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                            \
-    }                                                                                                                 \
-    /* Both in shared memory, each perhaps transposed: as [16][64] and [16][kAcross]. */                              \
-    template <int kTransposedA, int kTransposedB>                                                                     \
-    static PARTKERNELS_DEVICE void add(float (&d)[half], uint64_t a, uint64_t b, int accumulate) {                    \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #n2                                                           \
-                   ", 0;\n"                                                                                           \
-                   "wgmma.mma_async.sync.aligned.m64n" #across "k16.f32." type "." type " {" PARTKERNELS_NAMES_##half \
-                   "}, %" #n0 ", %" #n1 ", p, 1, 1, %" #n3 ", %" #n4 ";\n}"                                           \
-                   : PARTKERNELS_##half(d, 0)                                                                         \
-                   : "l"(a), "l"(b), "r"(accumulate), "n"(kTransposedA), "n"(kTransposedB));                          \
     }                                                                                                                 \
   };
 

@@ -158,25 +158,14 @@ PARTKERNELS_DEVICE void wait_for_copies() {
 // --- tensor cores, a warp at a time ---
 
 // Four 8x8 matrices of 16-bit entries; lane l gives the address of row l % 8 of matrix l / 8, and gets the entries
-// 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 of each; of each transposed matrix, if it says so.
+// 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 of each.
 PARTKERNELS_DEVICE void load_matrices(SharedAddress row, uint32_t (&to)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                : "r"(row)
                : "memory");
 }
-PARTKERNELS_DEVICE void load_transposed_matrices(SharedAddress row, uint32_t (&to)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(row)
-               : "memory");
-}
-// The same the other way round, from compute capability 9.0 on.
-PARTKERNELS_DEVICE void store_matrices(SharedAddress row, const uint32_t (&from)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(from[0]),
-               "r"(from[1]), "r"(from[2]), "r"(from[3])
-               : "memory");
-}
+// Stores the transposed matrices, from compute capability 9.0 on.
 PARTKERNELS_DEVICE void store_transposed_matrices(SharedAddress row, const uint32_t (&from)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(from[0]),
                "r"(from[1]), "r"(from[2]), "r"(from[3])

@@ -1,4 +1,4 @@
-// linear and its gradient with respect to x: which kernel computes what.
+// linear: which kernel computes what.
 #include <algorithm>
 #include <initializer_list>
 
@@ -81,25 +81,15 @@ Status linear(Matrix<const T> x, const Subnetwork<T>& w, const T* bias, Matrix<T
   if constexpr (kHasHopper) {
     if (fits_copy_engine(device, p, w)) return run_hopper_linear(device, w, p, stream);
   }
-  return run_mma<T, Work::forward>(device, w, p, stream);
-}
-
-template <SixteenBits T>
-Status linear_grad_input(Matrix<const T> grad_y, const Subnetwork<T>& w, Matrix<T> grad_x, Stream stream,
-                         Workspace workspace) {
-  Device device;
-  if (const Status status = served_device(&device, {grad_x.rows, grad_x.cols, grad_y.cols}); !status) return status;
-  if (grad_x.rows == 0 || grad_x.cols == 0) return {};
-  const Product<T> p = product(grad_y, w, grad_x, workspace);
-  if constexpr (kHasHopper) {
-    if (fits_copy_engine(device, p, w)) return run_hopper_grad_input(device, w, p, stream);
-  }
-  return run_mma<T, Work::grad_input>(device, w, p, stream);
+  return {Code::no_kernel,
+          "linear takes matrices whose rows are neighbouring entries and begin at multiples of 16 bytes, and more than "
+          "16 rows of x on compute capability 9.0 only, with a multiple of 8 outputs; multiply by the result of "
+          "subnetwork_weight instead"};
 }
 
 Status linear_workspace(int64_t rows, int64_t cols, int64_t terms, size_t* bytes) {
   // Of the largest tiles there are the fewest, and the most shares.
-  constexpr int kDown = 256, kAcross = 128;
+  constexpr int kDown = 128, kAcross = 256;
   *bytes = 0;
   Device device;
   if (const Status status = served_device(&device, {rows, cols, terms}); !status) return status;
@@ -110,10 +100,9 @@ Status linear_workspace(int64_t rows, int64_t cols, int64_t terms, size_t* bytes
   return {};
 }
 
-#define PARTKERNELS_INSTANTIATE(T)                                                                       \
-  template Status linear(Matrix<const T>, const Subnetwork<T>&, const T*, Matrix<T>, Stream, Workspace); \
-  template Status linear_grad_input(Matrix<const T>, const Subnetwork<T>&, Matrix<T>, Stream, Workspace);
-PARTKERNELS_INSTANTIATE(bfloat16)
-PARTKERNELS_INSTANTIATE(float16)
+template Status linear(Matrix<const bfloat16>, const Subnetwork<bfloat16>&, const bfloat16*, Matrix<bfloat16>, Stream,
+                       Workspace);
+template Status linear(Matrix<const float16>, const Subnetwork<float16>&, const float16*, Matrix<float16>, Stream,
+                       Workspace);
 
 }  // namespace partkernels::cuda

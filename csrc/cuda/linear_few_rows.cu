@@ -42,12 +42,12 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kThreads, 1) void few_rows(PARTKERNELS_ARG
     if (group < groups) {
       const SharedAddress to = shared_address(own + stage * stage_bytes);
       const int col = group * kGroup;
-      copy_tile<T, Kernel::kDown, kGroup>(to, p.weight.weight, n0, col, whole_warp());
+      copy_tile<T, Kernel::kDown, kGroup>(to, p.weight.weight, n0, col);
       if constexpr (Kernel::kStored) {
-        copy_tile<T, Kernel::kDown, kGroup>(to + TileW::kBytes, p.weight.stored, n0, col, whole_warp());
+        copy_tile<T, Kernel::kDown, kGroup>(to + TileW::kBytes, p.weight.stored, n0, col);
       }
-      copy_tile<T, kFewRows, kGroup>(to + Kernel::kX, p.left, 0, col, whole_warp());
-      copy_map<T, Kernel::kDown, kGroup>(to + Kernel::kMap, p.weight, n0, col, whole_warp());
+      copy_tile<T, kFewRows, kGroup>(to + Kernel::kX, p.left, 0, col);
+      copy_map<T, Kernel::kDown, kGroup>(to + Kernel::kMap, p.weight, n0, col);
     }
     commit_copies();
   };
@@ -87,6 +87,10 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kThreads, 1) void few_rows(PARTKERNELS_ARG
 
   for (int turn = 0; turn < p.stages - 1; ++turn) load(turn, turn);
   for (int turn = 0, loaded = p.stages - 1, multiplied = 0; turn < turns; ++turn) {
+    if (p.stages == 1) {
+      synchronize_warp();
+      load(turn, 0);
+    }
     switch (p.stages) {
       case 4:
         wait_for_copies<2>();
@@ -98,7 +102,7 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kThreads, 1) void few_rows(PARTKERNELS_ARG
         wait_for_copies<0>();
     }
     synchronize_warp();
-    load(turn + p.stages - 1, loaded);
+    if (p.stages > 1) load(turn + p.stages - 1, loaded);
     multiply(turn, multiplied);
     loaded = next(loaded);
     multiplied = next(multiplied);
@@ -136,7 +140,6 @@ Status run(const Device& device, const Subnetwork<T>& w, Product<T> p, Stream st
       return run<T, kKind, kTiles / 2>(device, w, p, stream);
     }
   }
-  if (p.stages < 2) return run_mma<T, Work::forward>(device, w, p, stream);
   const int shared = max_of(p.stages * bytes, kWarps * Kernel::kSums * static_cast<int>(sizeof(float)));
   return launch(few_rows<T, kKind, kTiles>, {divide_up(p.across, Kernel::kDown), kThreads, shared}, stream, p);
 }

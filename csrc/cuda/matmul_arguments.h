@@ -1,12 +1,9 @@
-// A product with a subnetwork's weight, as kernels get it.
+// y = x w^T with a subnetwork's weight, as kernels get it.
 #pragma once
 
 #include "rebuild.h"
 
 namespace partkernels::cuda {
-
-// y = x w^T; grad_x = grad_y w.
-enum class Work { forward, grad_input };
 
 // A matrix as a kernel sees it.
 template <class T>
@@ -30,7 +27,7 @@ struct Rebuilt {
 // out [down, across] = the sums of so many terms.
 template <class T>
 struct Product {
-  Operand<T> left = {};  // x, or grad_y
+  Operand<T> left = {};  // x
   Rebuilt<T> weight = {};
   const T* bias = nullptr;
   T* out = nullptr;

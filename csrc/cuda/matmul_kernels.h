@@ -34,10 +34,6 @@ bool rows_fit_copies(const Operand<T>& of) {
   return rows_fit_copies(of.data, of.row_stride, of.col_stride);
 }
 
-// float16 and bfloat16, of any strides.
-template <class T, Work kWork>
-Status run_mma(const Device& device, const Subnetwork<T>& w, const Product<T>& p, Stream stream);
-
 // linear with at most so many rows of x, whose operands fit copies.
 constexpr int kFewRows = 16;
 template <class T>
@@ -46,8 +42,6 @@ Status run_few_rows(const Device& device, const Subnetwork<T>& w, const Product<
 // On compute capability 9.0, where the copy engine takes the operands.
 template <class T>
 Status run_hopper_linear(const Device& device, const Subnetwork<T>& w, const Product<T>& p, Stream stream);
-template <class T>
-Status run_hopper_grad_input(const Device& device, const Subnetwork<T>& w, const Product<T>& p, Stream stream);
 
 // --- sums that blocks share: where there are fewer tiles than multiprocessors ---
 

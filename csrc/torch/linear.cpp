@@ -20,25 +20,7 @@ Tensor linear(Tensor x, Tensor weight, OptionalTensor bias, int64_t active, Upda
   return y;
 }
 
-Tensor linear_grad_input(Tensor grad_y, Tensor weight, int64_t active, Update, Tensor map, OptionalTensor stored,
-                         int64_t count, Word kind, double step, int64_t seed, int64_t stream, int64_t row,
-                         int64_t col) {
-  check_product(grad_y, weight, 0);
-  check_live(1, active, count);
-  const Device here(grad_y);
-  const Partition partition{map, stored, count, kind, step, seed, stream, row, col};
-  const Tensor rows = collapsible(grad_y), grad_x = empty(with_last(grad_y, weight.size(1)), grad_y);
-  Device::with_product_type(weight.scalar_type(), [&]<class T>(T) {
-    here.product(kernels::linear_grad_input<T>, matrix<T>(grad_x), weight.size(0), matrix<const T>(rows),
-                 partition.subnetwork<T>(weight, active));
-  });
-  return grad_x;
-}
-
-PARTKERNELS_KERNELS(m) {
-  m.impl("linear", TORCH_BOX(&linear));
-  m.impl("linear_grad_input", TORCH_BOX(&linear_grad_input));
-}
+PARTKERNELS_KERNELS(m) { m.impl("linear", TORCH_BOX(&linear)); }
 
 }  // namespace
 }  // namespace partkernels::binding

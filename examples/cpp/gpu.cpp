@@ -16,7 +16,7 @@ namespace pk = partkernels;
 int main() {
   if (!has_gpu()) return 77;
 
-  constexpr int64_t kBatch = 32, kIn = 512, kOut = 256, kTenth = kOut * kIn / 10;
+  constexpr int64_t kBatch = 16, kIn = 512, kOut = 256, kTenth = kOut * kIn / 10;
   std::vector<pk::bfloat16> x(kBatch * kIn), weight(kOut * kIn), expected(kBatch * kOut), y(kBatch * kOut);
   for (size_t i = 0; i < x.size(); ++i) x[i] = pk::to_bfloat16(std::sin(static_cast<float>(i)));
   for (size_t i = 0; i < weight.size(); ++i) weight[i] = pk::to_bfloat16(0.05f * std::cos(static_cast<float>(i)));

@@ -348,15 +348,12 @@ SharedAddress swizzled(SharedAddress address) { return address ^ (address >> 3 &
 namespace {
 
 // An entry of an operand of a warpgroup's product: row of 16-bit entries, and which of the 16 terms.
-uint16_t entry_of(uint64_t operand, bool is_transposed, int row, int term) {
+uint16_t entry_of(uint64_t operand, int row, int term) {
   const auto start = static_cast<SharedAddress>((operand & 0x3FFF) << 4);
-  const auto leading = static_cast<SharedAddress>((operand >> 16 & 0x3FFF) << 4);
   const auto stride = static_cast<SharedAddress>((operand >> 32 & 0x3FFF) << 4);
   if (operand >> 62 != 1) fail("an operand that is not swizzled by 128 bytes");
   const auto of = [](int n) { return static_cast<SharedAddress>(n); };
-  const SharedAddress offset = is_transposed
-                                   ? of(row / 64) * leading + of(term / 8) * stride + of(term % 8 * 128 + row % 64 * 2)
-                                   : of(row / 8) * stride + of(row % 8 * 128 + term * 2);
+  const SharedAddress offset = of(row / 8) * stride + of(row % 8 * 128 + term * 2);
   uint16_t entry;
   std::memcpy(&entry, at(swizzled(start + offset), 2), 2);
   return entry;
@@ -364,24 +361,19 @@ uint16_t entry_of(uint64_t operand, bool is_transposed, int row, int term) {
 
 }  // namespace
 
-void multiply_warpgroup(float* const* d, const uint32_t* const* a, uint64_t a_operand, bool a_transposed,
-                        uint64_t b_operand, bool b_transposed, int across, bool accumulate, float (*widen)(uint16_t)) {
+void multiply_warpgroup(float* const* d, const uint32_t* const* a, uint64_t b, int across, bool accumulate,
+                        float (*widen)(uint16_t)) {
   std::vector<float> left(64 * 16), right(static_cast<size_t>(across) * 16);
   for (int row = 0; row < 64; ++row) {
     for (int term = 0; term < 16; ++term) {
-      uint16_t entry;
-      if (a == nullptr) {
-        entry = entry_of(a_operand, a_transposed, row, term);
-      } else {
-        const int thread = row / 16 * kWarp + row % 8 * 4 + term % 8 / 2;
-        entry = static_cast<uint16_t>(a[thread][row % 16 / 8 + 2 * (term / 8)] >> (16 * (term % 2)));
-      }
-      left[row * 16 + term] = widen(entry);
+      const int thread = row / 16 * kWarp + row % 8 * 4 + term % 8 / 2;
+      const uint32_t pair = a[thread][row % 16 / 8 + 2 * (term / 8)];
+      left[row * 16 + term] = widen(static_cast<uint16_t>(pair >> (16 * (term % 2))));
     }
   }
   for (int col = 0; col < across; ++col) {
     for (int term = 0; term < 16; ++term) {
-      right[static_cast<size_t>(col) * 16 + term] = widen(entry_of(b_operand, b_transposed, col, term));
+      right[static_cast<size_t>(col) * 16 + term] = widen(entry_of(b, col, term));
     }
   }
   for (int row = 0; row < 64; ++row) {

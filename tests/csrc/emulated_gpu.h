@@ -69,8 +69,8 @@ char* shared_memory();
 char* at(SharedAddress address, int bytes);
 void fail(const char* what);
 
-// Blocks until so many threads of this group have come. Groups: a warp, a warpgroup, some threads, a block.
-enum class Group { warp, warpgroup, some, block };
+// Blocks until so many threads of this group have come.
+enum class Group { warp, warpgroup, block };
 void meet(Group group, int number, int size);
 
 // Every member gives `bytes` bytes and gets all members' in their order.
@@ -101,8 +101,8 @@ void complete(SharedAddress barrier, int bytes);
 void wait(SharedAddress barrier, int parity);
 
 SharedAddress swizzled(SharedAddress address);
-void multiply_warpgroup(float* const* d, const uint32_t* const* a, uint64_t a_operand, bool a_transposed,
-                        uint64_t b_operand, bool b_transposed, int across, bool accumulate, float (*widen)(uint16_t));
+void multiply_warpgroup(float* const* d, const uint32_t* const* a, uint64_t b, int across, bool accumulate,
+                        float (*widen)(uint16_t));
 
 template <class T>
 float widen(uint16_t bits) {
@@ -204,42 +204,35 @@ void wait_for_copies() {
 
 namespace emulated {
 
-template <bool kTransposed>
-void load_matrices(SharedAddress row, uint32_t (&to)[4]) {
-  const auto rows = exchange<SharedAddress, kWarp>(row);
-  const int lane = cuda::thread_index() % kWarp;
+// The memory of entry `entry` of row `row` of the i-th matrix, whose rows' addresses the lanes gave.
+inline char* entry_of_matrix(const std::array<SharedAddress, kWarp>& rows, int i, int row, int entry) {
+  if (rows[8 * i + row] % 16 != 0) fail("unaligned row of a matrix");
+  return at(rows[8 * i + row], 16) + 2 * entry;
+}
+
+}  // namespace emulated
+
+inline void load_matrices(SharedAddress row, uint32_t (&to)[4]) {
+  const auto rows = emulated::exchange<SharedAddress, kWarp>(row);
+  const int lane = thread_index() % kWarp;
   for (int i = 0; i < 4; ++i) {
     uint16_t pair[2];
     for (int e = 0; e < 2; ++e) {
-      const int r = kTransposed ? 2 * (lane % 4) + e : lane / 4, c = kTransposed ? lane / 4 : 2 * (lane % 4) + e;
-      if (rows[8 * i + r] % 16 != 0) fail("unaligned row of a matrix");
-      std::memcpy(&pair[e], at(rows[8 * i + r], 16) + 2 * c, 2);
+      std::memcpy(&pair[e], emulated::entry_of_matrix(rows, i, lane / 4, 2 * (lane % 4) + e), 2);
     }
     to[i] = pair[0] | uint32_t{pair[1]} << 16;
   }
 }
 
-template <bool kTransposed>
-void store_matrices(SharedAddress row, const uint32_t (&from)[4]) {
-  const auto rows = exchange<SharedAddress, kWarp>(row);
-  const int lane = cuda::thread_index() % kWarp;
+inline void store_transposed_matrices(SharedAddress row, const uint32_t (&from)[4]) {
+  const auto rows = emulated::exchange<SharedAddress, kWarp>(row);
+  const int lane = thread_index() % kWarp;
   for (int i = 0; i < 4; ++i) {
     for (int e = 0; e < 2; ++e) {
-      const int r = kTransposed ? 2 * (lane % 4) + e : lane / 4, c = kTransposed ? lane / 4 : 2 * (lane % 4) + e;
-      if (rows[8 * i + r] % 16 != 0) fail("unaligned row of a matrix");
       const auto entry = static_cast<uint16_t>(from[i] >> (16 * e));
-      std::memcpy(at(rows[8 * i + r], 16) + 2 * c, &entry, 2);
+      std::memcpy(emulated::entry_of_matrix(rows, i, 2 * (lane % 4) + e, lane / 4), &entry, 2);
     }
   }
-}
-
-}  // namespace emulated
-
-inline void load_matrices(SharedAddress row, uint32_t (&to)[4]) { emulated::load_matrices<false>(row, to); }
-inline void load_transposed_matrices(SharedAddress row, uint32_t (&to)[4]) { emulated::load_matrices<true>(row, to); }
-inline void store_matrices(SharedAddress row, const uint32_t (&from)[4]) { emulated::store_matrices<false>(row, from); }
-inline void store_transposed_matrices(SharedAddress row, const uint32_t (&from)[4]) {
-  emulated::store_matrices<true>(row, from);
 }
 
 template <class T>
@@ -267,13 +260,11 @@ inline void arrive(SharedAddress barrier) { emulated::arrive(barrier, 0); }
 inline void arrive_and_expect(SharedAddress barrier, int bytes) { emulated::arrive(barrier, bytes); }
 inline void wait(SharedAddress barrier, int parity) { emulated::wait(barrier, parity); }
 void load_box(SharedAddress to, const TensorMap& map, int col, int row, SharedAddress barrier);
-inline void publish_writes() {}
 
 template <int kCount>
 void give_registers() {}
 template <int kCount>
 void take_registers() {}
-inline void synchronize_some(int barrier, int threads) { emulated::meet(emulated::Group::some, barrier, threads); }
 
 // --- products of a warpgroup ---
 
@@ -283,9 +274,8 @@ template <int kPending>
 void wait_for_products() {
   emulated::wait_for_products(kPending);
 }
-inline uint64_t operand(SharedAddress address, int stride = 1024, int leading = 16) {
-  return uint64_t{(address & 0x3FFFF) >> 4} | uint64_t(leading >> 4) << 16 | uint64_t(stride >> 4) << 32 |
-         uint64_t{1} << 62;
+inline uint64_t operand(SharedAddress address) {
+  return uint64_t{(address & 0x3FFFF) >> 4} | uint64_t{1} << 16 | uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
 }
 
 template <class T, int kAcross>
@@ -296,24 +286,13 @@ struct Products {
   };
 
   static void add(float (&d)[kAcross / 2], const uint32_t (&a)[4], uint64_t b, int accumulate) {
-    issue(d, a, 0, false, b, false, accumulate);
-  }
-  template <int kTransposedA, int kTransposedB>
-  static void add(float (&d)[kAcross / 2], uint64_t a, uint64_t b, int accumulate) {
-    issue(d, nullptr, a, kTransposedA, b, kTransposedB, accumulate);
-  }
-
- private:
-  static void issue(float* d, const uint32_t* a, uint64_t a_operand, bool a_transposed, uint64_t b_operand,
-                    bool b_transposed, int accumulate) {
     const auto all = emulated::exchange<Given, kWarpgroup>(Given{d, a});
     if (thread_index() % kWarpgroup != 0) return;
     emulated::at_wait_for_products([=] {
       float* ds[kWarpgroup];
       const uint32_t* as[kWarpgroup];
       for (int i = 0; i < kWarpgroup; ++i) ds[i] = all[i].d, as[i] = all[i].a;
-      emulated::multiply_warpgroup(ds, a == nullptr ? nullptr : as, a_operand, a_transposed, b_operand, b_transposed,
-                                   kAcross, accumulate != 0, &emulated::widen<T>);
+      emulated::multiply_warpgroup(ds, as, b, kAcross, accumulate != 0, &emulated::widen<T>);
     });
   }
 };

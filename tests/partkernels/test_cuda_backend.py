@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
 
 import partkernels as pk
 from partkernels.backend import dispatch, plan, rebuilt
@@ -33,7 +32,6 @@ def calls(monkeypatch) -> list[tuple[str, tuple]]:
 
     kernels = {
         "linear": reference.linear,
-        "linear_grad_input": reference.linear_grad_input,
         "subnetwork_weight": reference.subnetwork_weight,
         "subnetwork_weight_out": lambda out, *rest: out.copy_(reference.subnetwork_weight(*rest)),
         "subnetwork_weight_grad_out": lambda out, *rest: out.copy_(reference.subnetwork_weight_grad(*rest)),
@@ -71,8 +69,8 @@ def test_products_are_the_references_by_each_plan(dtype, defaults, chosen, activ
         assert ours.stride() == expected.stride()
     fused = chosen == "fused" and dtype.itemsize == 2 and active < 3
     names = {name for name, _ in calls}
-    assert ("linear" in names) == ("linear_grad_input" in names) == fused
-    assert ("subnetwork_weight_out" in names) == (not fused and active < 3)
+    assert ("linear" in names) == fused
+    assert ("subnetwork_weight_out" in names) == (active < 3)
 
 
 def test_slices_of_a_weight_are_rebuilt_from_their_part_of_the_map(monkeypatch, calls):
@@ -95,30 +93,26 @@ def test_an_empty_batch(chosen, calls):
         assert torch.equal(ours, getattr(reference, name)(*arguments))
 
 
-def gradient_of_a_sum(*shape: int) -> Tensor:
-    return torch.ones((), dtype=torch.bfloat16).expand(shape)
-
-
 @pytest.mark.parametrize(
-    ("grad", "is_copied"),
+    ("x", "is_copied"),
     [
-        (gradient_of_a_sum(2, 3, 40), True),
+        (torch.ones((), dtype=torch.bfloat16).expand(2, 3, 40), True),
         (torch.randn(6, 40, 2).bfloat16()[..., 0], True),
         (torch.randn(6, 41).bfloat16()[:, 1:], True),
+        (torch.randn(128).bfloat16().as_strided((6, 40), (8, 1)), True),
         (torch.randn(6, 48).bfloat16()[:, :40], False),
         (torch.randn(2, 3, 40).bfloat16(), False),
-        # No copy has rows of 39 at multiples of 16 bytes.
-        (torch.randn(39, 6).bfloat16().t(), False),
     ],
-    ids=["stride 0", "every other", "not aligned", "gaps", "dense", "39"],
+    ids=["stride 0", "every other", "not aligned", "overlapping", "gaps", "dense"],
 )
-def test_kernels_get_rows_that_copies_of_16_bytes_take(grad, is_copied, calls):
-    partition = pk.Partition.random((grad.shape[-1], 72), (0.5, 0.5), seed=0)
-    weight = torch.randn(grad.shape[-1], 72).bfloat16()
+def test_kernels_get_rows_that_copies_of_16_bytes_take(x, is_copied, calls):
+    partition = pk.Partition.random((16, 40), (0.5, 0.5), seed=0)
+    weight = torch.randn(16, 40).bfloat16()
     with plan.use_plan("fused"):
-        cuda.linear_grad_input(grad, weight, 1, None, *partition.flat())
-    taken = calls[0][1][0]
-    assert torch.equal(taken, grad) and (taken.data_ptr() != grad.data_ptr()) == is_copied
+        cuda.linear(x, weight, None, 1, None, *partition.flat())
+    ((name, arguments),) = calls
+    taken = arguments[0]
+    assert name == "linear" and torch.equal(taken, x) and (taken.data_ptr() != x.data_ptr()) == is_copied
     assert not is_copied or taken.is_contiguous()
 
 
@@ -132,12 +126,12 @@ def explained(*arguments) -> str:
 @pytest.mark.parametrize(
     ("defaults", "rows", "dtype", "is_fused", "reason"),
     [
-        (pk.Uniform(0.1, 0), 8, torch.bfloat16, True, "estimated, not measured, for 8 uses"),
+        (pk.Uniform(0.1, 0), 8, torch.bfloat16, True, "estimated, not measured, for 8 rows of x"),
         (pk.Uniform(0.1, 0), 8192, torch.bfloat16, False, "estimated, not measured"),
         (pk.Zeros(), 1024, torch.bfloat16, True, "estimated, not measured"),
         (pk.Normal(0.1, 0), 100, torch.float16, True, "estimated, not measured"),
         (pk.Normal(0.1, 0), 1024, torch.float16, False, "estimated, not measured"),
-        (pk.Zeros(), 8, torch.float32, False, "they have no float32"),
+        (pk.Zeros(), 8, torch.float32, False, "the fused kernels have no float32"),
     ],
 )
 def test_a_plan_and_its_reason(defaults, rows, dtype, is_fused, reason, calls):
@@ -145,9 +139,25 @@ def test_a_plan_and_its_reason(defaults, rows, dtype, is_fused, reason, calls):
     x, weight = torch.randn(rows, 16).to(dtype), torch.randn(8, 16).to(dtype)
     note = explained(x, weight, None, 1, None, *partition.flat())
     assert reason in note and ("; fused" in note) == is_fused
-    assert "rows are not of neighbouring entries" in explained(
-        x.bfloat16(), torch.randn(16, 8).bfloat16().t(), None, 1, None, *partition.flat()
-    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows", "is_hopper", "reason"),
+    [
+        ((16, 8), 8, True, "multiples of 16 bytes"),  # transposed
+        ((8, 12), 8, True, "multiples of 16 bytes"),
+        ((8, 16), 17, False, "need compute capability 9.0"),
+        ((9, 16), 17, True, "a multiple of 8 outputs"),
+    ],
+)
+def test_operands_that_no_kernel_serves_are_rebuilt(shape, rows, is_hopper, reason, calls, monkeypatch):
+    monkeypatch.setattr(cuda, "_is_hopper", lambda device: is_hopper)
+    weight = torch.randn(shape).bfloat16()
+    weight = weight.t() if shape == (16, 8) else weight
+    partition = pk.Partition.random(tuple(weight.shape), (0.5, 0.5), seed=0)
+    x = torch.randn(rows, weight.shape[1]).bfloat16()
+    assert reason in explained(x, weight, None, 1, None, *partition.flat())
+    assert {name for name, _ in calls} == {"subnetwork_weight_out"}
 
 
 @pytest.mark.parametrize("name", ["conv2d", "conv2d_grad_input", "conv2d_grad_weight"])

@@ -7,21 +7,15 @@ import re
 import shutil
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
-from partbench.compiled_kernels.code import Code, costs, dumped, functions, left_entries, multiply_adds, sass
+from partbench.compiled_kernels.code import costs, dumped, functions, left_entries, sass
 from partbench.compiled_kernels.kernels import Kernel
 
 ROOT = Path(__file__).parents[3]
 # Of every kernel that multiplies, the warps that do; on Hopper others fetch.
 WARPS = 8
-# Rows of x in a tile, of kernels whose products' left operand is x and not the weight.
-ROWS_OF_X = {"hopper_grad_input": 256, "mma_product": 128}
-ENUMERATORS = {
-    "DefaultKind": ("zeros", "uniform", "normal", "stored"),
-    "Work": ("forward", "grad_input"),
-}
+ENUMERATORS = {"DefaultKind": ("zeros", "uniform", "normal", "stored")}
 
 
 def objects() -> list[Path]:
@@ -67,7 +61,7 @@ def _compiled(file: Path) -> list[Kernel]:
         if "bfloat16" not in arguments:
             continue
         registers, stack = usage[architecture, mangled]
-        said = costs(sass(code), WARPS, partial(_rebuilt, name))
+        said = costs(sass(code), WARPS, left_entries)
         how = {"registers": registers, "spilled": stack, "warps": WARPS}
         kernels.append(Kernel(architecture.removesuffix("a"), ", ".join(arguments), name=name, **how, **said))
     return kernels
@@ -83,7 +77,3 @@ def _demangled(names: list[str]) -> list[tuple[str, tuple[str, ...]]]:
         name, _, rest = line.partition("<")
         found.append((name.partition("(")[0], tuple(re.split(r",\s*", rest.partition(">(")[0])) if rest else ()))
     return found
-
-
-def _rebuilt(name: str, loop: Code) -> float:
-    return multiply_adds(loop) / ROWS_OF_X[name] if name in ROWS_OF_X else left_entries(loop)

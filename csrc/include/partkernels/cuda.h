@@ -47,15 +47,12 @@ struct Workspace {
   size_t bytes = 0;
 };
 
-// y = x w^T + bias; bias is contiguous, or null.
+// y = x w^T + bias; bias is contiguous, or null. Rows of x, w and stored defaults are neighbouring entries and begin at
+// multiples of 16 bytes. More than 16 rows of x need compute capability 9.0, rows that do not overlap and a multiple of
+// 8 outputs, whose rows begin at multiples of 16 bytes. For anything else there is no kernel.
 template <SixteenBits T>
 Status linear(Matrix<const T> x, const Subnetwork<T>& w, const T* bias, Matrix<T> y, Stream stream,
               Workspace workspace = {});
-
-// grad_x = grad_y w.
-template <SixteenBits T>
-Status linear_grad_input(Matrix<const T> grad_y, const Subnetwork<T>& w, Matrix<T> grad_x, Stream stream,
-                         Workspace workspace = {});
 
 // The bytes of the workspace with which a product of rows x cols sums, each of so many terms, is fastest on the current
 // device: 0 if it needs none, and never more than some 20 MB.

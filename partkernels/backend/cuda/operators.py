@@ -1,14 +1,14 @@
-"""The CUDA C++ backend: csrc/cuda, whose products rebuild a subnetwork's weight as they multiply.
+"""The CUDA C++ backend: csrc/cuda, whose `linear` rebuilds a subnetwork's weight as it multiplies, on tensor cores.
 
-float16 and bfloat16 run on tensor cores. What these kernels do not serve, or more slowly, PyTorch's own compute from a
-rebuilt weight: float32 and float64, gradients of weights, convolutions, whose weight is small beside the images that it
-meets, and products with so many rows that rebuilding the weight costs less than the fused kernel does beyond cuBLAS.
+PyTorch computes the rest from a rebuilt weight: float32 and float64, gradients, convolutions, and linear layers of so
+many rows that rebuilding the weight costs less than the fused kernel does beyond cuBLAS.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from math import prod
 
 import torch
 import torch.nn.functional as F
@@ -32,15 +32,14 @@ __all__ = [
 _cuda = torch.ops.partkernels_cuda
 Pair = tuple[int, int]
 
-# What a fused product takes beyond the dense one on compute capability 9.0, as a fraction, by kind of defaults. Linear
-# layers with zeros and uniform, and input gradients with uniform: measured on an H200, at 4096 and 8192 rows
-# (benchmarks/results/h200.md). The others are benchmarks/results/predictions.md's, as much larger as those were.
-_FUSED_OVERHEAD = {
-    "linear": {"zeros": 0.23, "uniform": 0.6, "normal": 2.0, "stored": 0.8},
-    "linear_grad_input": {"zeros": 0.4, "uniform": 1.0, "normal": 1.2, "stored": 0.8},
-}
-# The same on other GPUs, whose kernels wait for their products one after the other.
-_FUSED_OVERHEAD_BEFORE_HOPPER = {"zeros": 0.5, "uniform": 0.9, "normal": 2.0, "stored": 0.5}
+# Time of the fused product beyond the dense one on compute capability 9.0, a fraction, by kind of defaults. 'zeros' and
+# 'uniform' are measured on an H200 at 4096 and 8192 rows (benchmarks/results/h200.md). The others are predictions,
+# scaled by the error of these two (benchmarks/results/predictions.md).
+_FUSED_OVERHEAD = {"zeros": 0.23, "uniform": 0.6, "normal": 2.0, "stored": 0.8}
+# Rows of x that have a fused kernel on every GPU.
+_FEW_ROWS = 16
+# Entries in 16 bytes.
+_PART = 8
 
 
 def __getattr__(name: str) -> Callable:
@@ -50,22 +49,16 @@ def __getattr__(name: str) -> Callable:
     return operator
 
 
-def is_estimated_faster(operator: str, kind: str, uses: int, is_hopper: bool) -> bool:
-    """Whether the fused kernel is taken to be faster than rebuilding, for so many rows of x."""
-    overhead = _FUSED_OVERHEAD[operator][kind] if is_hopper else _FUSED_OVERHEAD_BEFORE_HOPPER[kind]
-    return overhead <= rebuilt.USES[kind] / uses
-
-
-def _is_fused(operator: str, x: Tensor, weight: Tensor, kind: str) -> bool:
-    """Whether the fused kernel computes a product of x's rows; notes why."""
-    if (obstacle := _obstacle(weight)) is not None:
+def _is_fused(x: Tensor, weight: Tensor, stored: Tensor | None, kind: str) -> bool:
+    """Whether the fused kernel computes linear; notes why."""
+    rows = prod(x.shape[:-1])
+    if (obstacle := _obstacle(rows, x, weight, stored)) is not None:
         is_fused, reason = False, obstacle
     elif plan.forced() is not None:
         is_fused, reason = plan.forced() != "rebuild", "asked for"
     else:
-        uses = max(1, x.numel() // x.shape[-1])
-        is_fused = is_estimated_faster(operator, kind, uses, _is_hopper(x.device))
-        reason = f"estimated, not measured, for {uses} uses of each weight"
+        is_fused = _FUSED_OVERHEAD[kind] <= rebuilt.USES[kind] / max(1, rows)
+        reason = f"estimated, not measured, for {rows} rows of x"
     dispatch.note_plan(f"fused ({reason})" if is_fused else f"rebuild, then cuBLAS ({reason})")
     return is_fused
 
@@ -75,19 +68,24 @@ def _is_hopper(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) == (9, 0)
 
 
-def _obstacle(weight: Tensor) -> str | None:
-    """Why the fused kernels do not serve a weight."""
+def _obstacle(rows: int, x: Tensor, weight: Tensor, stored: Tensor | None) -> str | None:
+    """Why no fused kernel serves these operands, or None."""
     if weight.dtype not in (torch.float16, torch.bfloat16):
-        return f"they have no {str(weight.dtype).removeprefix('torch.')}"
-    # They would gather its entries one by one, as often as there are tiles.
-    return None if weight.stride(1) == 1 else "the weight's rows are not of neighbouring entries"
+        return f"the fused kernels have no {str(weight.dtype).removeprefix('torch.')}"
+    if x.shape[-1] % _PART or not all(_has_parts(each) for each in (weight, stored) if each is not None):
+        return "rows do not begin at multiples of 16 bytes"
+    if rows > _FEW_ROWS and not _is_hopper(x.device):
+        return f"more than {_FEW_ROWS} rows of x need compute capability 9.0"
+    if rows > _FEW_ROWS and weight.shape[0] % _PART:
+        return f"more than {_FEW_ROWS} rows of x need a multiple of {_PART} outputs"
+    return None
 
 
-def _fitted(x: Tensor) -> Tensor:
-    """x, or a copy where the kernels' copies of 16 bytes take only that: a sum's gradient has strides of 0."""
-    entries = 8
-    fits = x.stride(-1) == 1 and all(stride % entries == 0 for stride in x.stride()[:-1]) and x.data_ptr() % 16 == 0
-    return x if fits or x.shape[-1] % entries else x.clone(memory_format=torch.contiguous_format)
+def _has_parts(matrix: Tensor) -> bool:
+    """Whether a matrix lies in rows that do not overlap and consist of whole parts of 16 bytes."""
+    *outer, inner = matrix.stride()
+    aligned = matrix.data_ptr() % 16 == 0 and all(s % _PART == 0 and s >= matrix.shape[-1] for s in outer)
+    return aligned and inner == 1
 
 
 def _rebuild_into(out: Tensor, weight: Tensor, active: int, *partition) -> None:
@@ -105,23 +103,21 @@ def linear(
     if active == count:
         return F.linear(x, weight, live_bias(bias, active))
     partition = map, stored, count, kind, *draw
-    if _is_fused("linear", x, weight, kind):
-        return _cuda.linear(_fitted(x), weight, bias, active, update, *partition)
+    if _is_fused(x, weight, stored, kind):
+        rows = x if _has_parts(x) else x.clone(memory_format=torch.contiguous_format)
+        return _cuda.linear(rows, weight, bias, active, update, *partition)
     out = empty_linear(x, weight)
     return rebuilt.linear(_rebuild_into, out, x, weight, live_bias(bias, active), active, *partition)
 
 
 def linear_grad_input(
     grad_output: Tensor, weight: Tensor, active: int, update: int | None, map: Tensor, stored: Tensor | None,
-    count: int, kind: str, *draw,
+    count: int, *kind,
 ) -> Tensor:  # fmt: skip
     if active == count:
         return grad_output @ weight
-    partition = map, stored, count, kind, *draw
-    if _is_fused("linear_grad_input", grad_output, weight, kind):
-        return _cuda.linear_grad_input(_fitted(grad_output), weight, active, update, *partition)
     out = empty_linear_grad_input(grad_output, weight)
-    return rebuilt.linear_grad_input(_rebuild_into, out, grad_output, weight, active, *partition)
+    return rebuilt.linear_grad_input(_rebuild_into, out, grad_output, weight, active, map, stored, count, *kind)
 
 
 def linear_grad_weight(grad_output: Tensor, x: Tensor, update: int, map: Tensor, count: int) -> Tensor:
