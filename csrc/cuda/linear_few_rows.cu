@@ -25,7 +25,8 @@ struct FewRowsKernel {
   static PARTKERNELS_FUNCTION int stage_bytes(int bits) { return kMap + kDown * map_bytes(kGroup, bits); }
 };
 
-template <class T, DefaultKind kKind, int kTiles>
+// kHasOneStage: each group is multiplied as soon as it is there, and the next one loaded after that.
+template <class T, DefaultKind kKind, int kTiles, bool kHasOneStage>
 PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kThreads, 1) void few_rows(PARTKERNELS_ARGUMENT Product<T> p) {
   using Kernel = FewRowsKernel<T, kKind, kTiles>;
   using TileW = typename Kernel::TileW;
@@ -87,7 +88,7 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kThreads, 1) void few_rows(PARTKERNELS_ARG
 
   for (int turn = 0; turn < p.stages - 1; ++turn) load(turn, turn);
   for (int turn = 0, loaded = p.stages - 1, multiplied = 0; turn < turns; ++turn) {
-    if (p.stages == 1) {
+    if constexpr (kHasOneStage) {
       synchronize_warp();
       load(turn, 0);
     }
@@ -102,7 +103,7 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kThreads, 1) void few_rows(PARTKERNELS_ARG
         wait_for_copies<0>();
     }
     synchronize_warp();
-    if (p.stages > 1) load(turn + p.stages - 1, loaded);
+    if constexpr (!kHasOneStage) load(turn + p.stages - 1, loaded);
     multiply(turn, multiplied);
     loaded = next(loaded);
     multiplied = next(multiplied);
@@ -141,7 +142,12 @@ Status run(const Device& device, const Subnetwork<T>& w, Product<T> p, Stream st
     }
   }
   const int shared = max_of(p.stages * bytes, kWarps * Kernel::kSums * static_cast<int>(sizeof(float)));
-  return launch(few_rows<T, kKind, kTiles>, {divide_up(p.across, Kernel::kDown), kThreads, shared}, stream, p);
+  const Launch how{divide_up(p.across, Kernel::kDown), kThreads, shared};
+  // GPUs with 99 KB of shared memory have room for one stage with stored defaults.
+  if constexpr (Kernel::kStored && kTiles == 1) {
+    if (p.stages == 1) return launch(few_rows<T, kKind, kTiles, true>, how, stream, p);
+  }
+  return launch(few_rows<T, kKind, kTiles, false>, how, stream, p);
 }
 
 }  // namespace
