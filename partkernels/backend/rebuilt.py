@@ -13,12 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from partkernels.arguments import bits_for
+from partkernels.backend import dispatch
 from partkernels.backend.bias import live_bias
 from partkernels.backend.reference.conv2d import empty_conv2d_grad_weight, memory_format
+from partkernels.backend.reference.linear import empty_linear_grad_input, empty_linear_grad_weight
 from partkernels.formats.philox import GROUP
 
 Pair = tuple[int, int]
 
+# Of gradients and convolutions.
+ONLY_PLAN = "rebuild, then the vendor's kernel (no fused kernel is faster)"
 # Bytes of a slice: it and what it meets stay in an H100's second-level cache of 50 MB.
 SLICE = 32 << 20
 # Rows of x at which rebuilding an entry costs as much as multiplying with it, by kind of defaults: measured on an H200
@@ -78,42 +82,67 @@ def linear(
 
 
 def linear_grad_input(
-    rebuild_into: Callable[..., None], out: Tensor, grad_output: Tensor, weight: Tensor, active: int, *partition
-) -> Tensor:
-    """out = dy w_k."""
+    rebuild_into: Callable[..., None], grad_output: Tensor, weight: Tensor, active: int, update: int | None,
+    map: Tensor, stored: Tensor | None, count: int, *kind,
+) -> Tensor:  # fmt: skip
+    """The gradient of linear's x, dy w_k."""
+    if active == count:
+        return grad_output @ weight
+    dispatch.note_plan(ONLY_PLAN)
+    out = empty_linear_grad_input(grad_output, weight)
     grad, flat = _rows(out), _rows(grad_output)
-    for here, part in slices(rebuild_into, False, weight, active, *partition):
+    for here, part in slices(rebuild_into, False, weight, active, map, stored, count, *kind):
         torch.mm(flat, part, out=grad[:, here])
     return out
 
 
 def linear_grad_weight(
-    keep: Callable[..., None], out: Tensor, grad_output: Tensor, x: Tensor, update: int, map: Tensor, count: int
+    keep: Callable[..., None], grad_output: Tensor, x: Tensor, update: int, map: Tensor, count: int
 ) -> Tensor:
-    """out = dy^T x at the entries of partition update, 0 elsewhere.
+    """The gradient of linear's weight, dy^T x, at the entries of partition update, 0 elsewhere.
 
     Args:
         keep: (out, grad, first, last, map, count), where out may be grad.
     """
+    dispatch.note_plan(ONLY_PLAN)
+    out = empty_linear_grad_weight(grad_output, x)
     torch.mm(_rows(grad_output).t(), _rows(x), out=out)
     keep(out, out, update, update, map, count)
     return out
 
 
-def conv2d(
-    weight: Tensor, x: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dilation: Pair, groups: int,
-    active: int,
+def _whole(
+    subnetwork_weight: Callable[..., Tensor], weight: Tensor, like: Tensor, active: int, map: Tensor,
+    stored: Tensor | None, count: int, *kind,
 ) -> Tensor:  # fmt: skip
-    """The convolution of x with w_k, which is small beside the images and therefore rebuilt as a whole."""
+    """w_k of a convolution."""
+    if active == count:
+        return weight
+    dispatch.note_plan(ONLY_PLAN)
+    return subnetwork_weight(weight, like, active, map, stored, count, *kind)
+
+
+def conv2d(
+    subnetwork_weight: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair,
+    padding: Pair, dilation: Pair, groups: int, active: int, update: int | None, *partition,
+) -> Tensor:  # fmt: skip
+    """The convolution of x with w_k, which is small beside the images and therefore rebuilt as a whole.
+
+    Args:
+        subnetwork_weight: (weight, like, active, *partition), which may take its memory format from the images `like`.
+    """
+    weight = _whole(subnetwork_weight, weight, x, active, *partition)
     y = F.conv2d(x, weight, live_bias(bias, active), stride, padding, dilation, groups)
     return y.contiguous(memory_format=memory_format(x))
 
 
 def conv2d_grad_input(
-    weight: Tensor, grad_output: Tensor, input_size: tuple[int, int, int, int], stride: Pair, padding: Pair,
-    dilation: Pair, groups: int,
+    subnetwork_weight: Callable[..., Tensor], grad_output: Tensor, weight: Tensor,
+    input_size: tuple[int, int, int, int], stride: Pair, padding: Pair, dilation: Pair, groups: int, active: int,
+    update: int | None, *partition,
 ) -> Tensor:  # fmt: skip
-    """The gradient of conv2d's x, of w_k."""
+    """The gradient of conv2d's x; subnetwork_weight as conv2d's."""
+    weight = _whole(subnetwork_weight, weight, grad_output, active, *partition)
     grad = torch.nn.grad.conv2d_input(input_size, weight, grad_output, stride, padding, dilation, groups)
     return grad.contiguous(memory_format=memory_format(grad_output))
 
@@ -123,6 +152,7 @@ def conv2d_grad_weight(
     dilation: Pair, groups: int, update: int, map: Tensor, count: int,
 ) -> Tensor:  # fmt: skip
     """The gradient of conv2d's weight at the entries of partition update, 0 elsewhere; keep as linear_grad_weight's."""
+    dispatch.note_plan(ONLY_PLAN)
     out = empty_conv2d_grad_weight(grad_output, x, kernel_size, stride, padding, dilation, groups)
     grad = torch.nn.grad.conv2d_weight(x, out.shape, grad_output, stride, padding, dilation, groups)
     keep(out, grad, update, update, map, count)

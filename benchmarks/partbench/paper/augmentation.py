@@ -114,12 +114,9 @@ def tabled(found: pd.DataFrame, labels: Mapping[str, str], shown: Callable[[pd.D
         cells = [select(found, method=method, rotated=rotated, examples=size) for rotated, size in columns]
         if all(cell.empty for cell in cells):
             continue
-        parts = [[text(cell.accuracy), shown(cell)] if len(cell) else [] for cell in cells]
-        rows.append([label, *(" ".join(filter(None, part)) for part in parts)])
-    return [
-        "test accuracy, % (found)",
-        *(f"{'rotated' if rotated else 'upright'}, {size}" for rotated, size in columns),
-    ], rows
+        rows.append([label, *(f"{text(cell.accuracy)} {shown(cell)}".rstrip() if len(cell) else "" for cell in cells)])
+    kinds = [f"{'rotated' if rotated else 'upright'}, {size}" for rotated, size in columns]
+    return ["test accuracy, % (found)", *kinds], rows
 
 
 def draw_sizes(found: pd.DataFrame, labels: Mapping[str, str], bold: str) -> Figure:

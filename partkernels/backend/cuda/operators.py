@@ -18,11 +18,7 @@ from partkernels.backend import dispatch, plan, rebuilt
 from partkernels.backend.bias import live_bias
 from partkernels.backend.reference.bias import grad_bias
 from partkernels.backend.reference.entries import gather_entries, scatter_entries
-from partkernels.backend.reference.linear import (
-    empty_linear,
-    empty_linear_grad_input,
-    empty_linear_grad_weight,
-)
+from partkernels.backend.reference.linear import empty_linear
 
 __all__ = [
     "conv2d", "conv2d_grad_input", "conv2d_grad_weight", "gather_entries", "grad_bias", "linear",
@@ -30,7 +26,6 @@ __all__ = [
 ]  # fmt: skip
 
 _cuda = torch.ops.partkernels_cuda
-Pair = tuple[int, int]
 
 # Time of the fused product beyond the dense one on compute capability 9.0, a fraction, by kind of defaults. 'zeros' and
 # 'uniform' are measured on an H200 at 4096 and 8192 rows (benchmarks/results/h200.md). The others are predictions,
@@ -110,46 +105,25 @@ def linear(
     return rebuilt.linear(_rebuild_into, out, x, weight, live_bias(bias, active), active, *partition)
 
 
-def linear_grad_input(
-    grad_output: Tensor, weight: Tensor, active: int, update: int | None, map: Tensor, stored: Tensor | None,
-    count: int, *kind,
-) -> Tensor:  # fmt: skip
-    if active == count:
-        return grad_output @ weight
-    out = empty_linear_grad_input(grad_output, weight)
-    return rebuilt.linear_grad_input(_rebuild_into, out, grad_output, weight, active, map, stored, count, *kind)
+def linear_grad_input(*arguments) -> Tensor:
+    return rebuilt.linear_grad_input(_rebuild_into, *arguments)
 
 
-def linear_grad_weight(grad_output: Tensor, x: Tensor, update: int, map: Tensor, count: int) -> Tensor:
-    out = empty_linear_grad_weight(grad_output, x)
-    return rebuilt.linear_grad_weight(_keep, out, grad_output, x, update, map, count)
+def linear_grad_weight(*arguments) -> Tensor:
+    return rebuilt.linear_grad_weight(_keep, *arguments)
 
 
-def _subnetwork_weight(weight: Tensor, active: int, map: Tensor, stored: Tensor | None, count: int, *draw) -> Tensor:
-    """A convolution's weight, rebuilt as a whole."""
-    return weight if active == count else _cuda.subnetwork_weight(weight, active, map, stored, count, *draw)
+def _subnetwork_weight(weight: Tensor, like: Tensor, *partition) -> Tensor:
+    return _cuda.subnetwork_weight(weight, *partition)
 
 
-def conv2d(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dilation: Pair, groups: int,
-    active: int, update: int | None, *partition,
-) -> Tensor:  # fmt: skip
-    weight = _subnetwork_weight(weight, active, *partition)
-    return rebuilt.conv2d(weight, x, bias, stride, padding, dilation, groups, active)
+def conv2d(*arguments) -> Tensor:
+    return rebuilt.conv2d(_subnetwork_weight, *arguments)
 
 
-def conv2d_grad_input(
-    grad_output: Tensor, weight: Tensor, input_size: tuple[int, int, int, int], stride: Pair, padding: Pair,
-    dilation: Pair, groups: int, active: int, update: int | None, *partition,
-) -> Tensor:  # fmt: skip
-    weight = _subnetwork_weight(weight, active, *partition)
-    return rebuilt.conv2d_grad_input(weight, grad_output, input_size, stride, padding, dilation, groups)
+def conv2d_grad_input(*arguments) -> Tensor:
+    return rebuilt.conv2d_grad_input(_subnetwork_weight, *arguments)
 
 
-def conv2d_grad_weight(
-    grad_output: Tensor, x: Tensor, kernel_size: Pair, stride: Pair, padding: Pair, dilation: Pair, groups: int,
-    update: int, map: Tensor, count: int,
-) -> Tensor:  # fmt: skip
-    return rebuilt.conv2d_grad_weight(
-        _keep, grad_output, x, kernel_size, stride, padding, dilation, groups, update, map, count
-    )
+def conv2d_grad_weight(*arguments) -> Tensor:
+    return rebuilt.conv2d_grad_weight(_keep, *arguments)

@@ -13,17 +13,15 @@ import triton.language as tl
 from torch import Tensor
 
 from partkernels.arguments import bits_for
-from partkernels.backend import dispatch, rebuilt
+from partkernels.backend import rebuilt
 from partkernels.backend.bias import live_bias
-from partkernels.backend.reference.linear import empty_linear, empty_linear_grad_input, empty_linear_grad_weight
+from partkernels.backend.reference.linear import empty_linear
 from partkernels.backend.triton import launch, plans
 from partkernels.backend.triton.arithmetic import add_product
 from partkernels.backend.triton.plans import Config, Product
 from partkernels.backend.triton.rebuild import GROUP, rebuild
 from partkernels.backend.triton.subnetwork_weight import keep, rebuild_into
 from partkernels.backend.triton.tiles import compute, store_tile, tile_of
-
-REBUILT = "rebuild, then the vendor's kernel (no fused kernel is faster)"
 
 
 @triton.jit
@@ -116,18 +114,9 @@ def linear(
     return plans.run(product, fused, lambda: rebuilt.linear(rebuild_into, out, x, weight, bias, active, *partition))
 
 
-def linear_grad_input(
-    grad_output: Tensor, weight: Tensor, active: int, update: int | None, map: Tensor, stored: Tensor | None,
-    count: int, *kind,
-) -> Tensor:  # fmt: skip
-    if active == count:
-        return grad_output @ weight
-    dispatch.note_plan(REBUILT)
-    out = empty_linear_grad_input(grad_output, weight)
-    return rebuilt.linear_grad_input(rebuild_into, out, grad_output, weight, active, map, stored, count, *kind)
+def linear_grad_input(*arguments) -> Tensor:
+    return rebuilt.linear_grad_input(rebuild_into, *arguments)
 
 
-def linear_grad_weight(grad_output: Tensor, x: Tensor, update: int, map: Tensor, count: int) -> Tensor:
-    dispatch.note_plan(REBUILT)
-    out = empty_linear_grad_weight(grad_output, x)
-    return rebuilt.linear_grad_weight(keep, out, grad_output, x, update, map, count)
+def linear_grad_weight(*arguments) -> Tensor:
+    return rebuilt.linear_grad_weight(keep, *arguments)
