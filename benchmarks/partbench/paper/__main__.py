@@ -5,9 +5,10 @@
     python -m partbench.paper augmentation --dataset cifar10   # from PARTNETS_DATA or ./data; see partnets.data
     python -m partbench.paper augmentation --dataset cifar10 --device cuda --only method=partitioned
     python -m partbench.paper all --quick                      # every experiment, on its first data set
-    python -m partbench.paper page                             # docs/paper.md anew, and its pictures, without training
+    python -m partbench.paper page                             # docs/paper*.md and their pictures, without training
 
 Every training is kept when it is done, and a long one has checkpoints: the same command goes on after an interruption.
+What the file of results in the folder --out has is not trained again: delete it to begin anew.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 
 from partbench.paper import report
 from partbench.paper.experiment import EXPERIMENTS, Experiment
-from partbench.paper.runs import path_of, run
+from partbench.paper.runs import path_of, restore, run
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -48,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
         command.set_defaults(run=_run, experiments=chosen, dataset=None)
     command = commands.add_parser("page", help="writes committed results into the documentation, and draws them anew")
     command.add_argument("--results", type=Path, default=report.RESULTS)
-    command.add_argument("--page", type=Path, default=report.PAGE)
+    command.add_argument("--docs", type=Path, default=report.DOCS, help=f"the folder of {report.PAGES}")
     command.set_defaults(run=_page)
     given = parser.parse_args(arguments)
     return given.run(given)
@@ -65,6 +66,10 @@ def _run_one(experiment: Experiment, dataset: str, given: argparse.Namespace) ->
     seeds = given.seeds or ((0,) if given.quick else (0, 1, 2))
     path = given.out / f"{experiment.name}-{dataset}{'-quick' if given.quick else ''}.json"
     settings, folder = experiment.settings(dataset, seeds, given.quick), path.with_suffix(".runs")
+    if path.exists():
+        records = report.Report.load(path).records
+        every = experiment.settings(dataset, sorted({record["seed"] for record in records}), given.quick)
+        restore(folder, every, records)
     for name, value in (only.split("=") for only in given.only):
         settings = [setting for setting in settings if str(setting[name]) == value]
     if given.finished:
@@ -80,12 +85,13 @@ def _run_one(experiment: Experiment, dataset: str, given: argparse.Namespace) ->
 
 
 def _page(given: argparse.Namespace) -> int:
-    if missing := [str(path) for path in (given.page, given.results) if not path.exists()]:
+    if missing := [str(path) for path in (given.docs, given.results) if not path.exists()]:
         sys.exit(f"There is no {' and no '.join(missing)}; run this in the root of a checkout, or pass your own.")
-    given.page.write_text(report.filled(given.page.read_text(), given.results))
+    for page in given.docs.glob(report.PAGES):
+        page.write_text(report.filled(page.read_text(), given.results))
     for path in given.results.glob("*.json"):
         report.Report.load(path).draw(path)
-    print(f"{given.page} has the tables of {given.results}, whose pictures are drawn anew.")
+    print(f"{given.docs / report.PAGES} have the tables of {given.results}, whose pictures are drawn anew.")
     return 0
 
 

@@ -144,8 +144,12 @@ def _shown(cell: pd.DataFrame) -> str:
 
 
 def in_most_cells(found: pd.DataFrame, ours: str, other: str, labels: Mapping[str, str]) -> Claim:
-    """Whether the mean accuracy of a method is as high as another's on most kinds and numbers of images."""
-    cells = found.pivot_table("accuracy", ["rotated", "examples"], "method")[[ours, other]].dropna()
+    """Whether the mean accuracy of a method is as high as another's on most kinds and numbers of images.
+
+    Of each cell the seeds count that both methods have.
+    """
+    seeds = found.pivot_table("accuracy", ["rotated", "examples", "seed"], "method")[[ours, other]].dropna()
+    cells = seeds.groupby(["rotated", "examples"]).mean()
     lost = cells[cells[ours] < cells[other]]
     names = [
         f"{'rotated' if rotated else 'upright'} {size} ({a:.1f}, {b:.1f})"

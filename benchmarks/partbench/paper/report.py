@@ -1,4 +1,4 @@
-"""Report: an experiment's records with the command that made them; its table, claims and picture; the page of all."""
+"""Report: an experiment's records with the command that made them; its table, claims and picture; the pages of all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from partbench.paper.experiment import EXPERIMENTS, Record
 from partbench.report.readme import steps
 from partbench.results import Results
 
-RESULTS, PAGE = Path("benchmarks/results/paper"), Path("docs/paper.md")
+RESULTS, DOCS, PAGES = Path("benchmarks/results/paper"), Path("docs"), "paper*.md"
 BLOCK = re.compile(r"(<!-- (result|costs): (\S+) -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
 # Of pictures, in dots an inch: a screen's, at a tenth of the size of vectors.
 DPI = 110

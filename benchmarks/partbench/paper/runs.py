@@ -48,6 +48,18 @@ def run(
     return [_read(path_of(folder, setting)) for setting in settings]
 
 
+def restore(folder: Path, settings: Sequence[Record], records: Sequence[Record]) -> None:
+    """Write the file of each training whose result is among the records and which has no file yet.
+
+    So a file of results is enough to go on from, on another machine too.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for setting in settings:
+        path, done = path_of(folder, setting), (one for one in records if setting.items() <= one.items())
+        if not path.exists() and (record := next(done, None)):
+            _write(path, record)
+
+
 def fit(trainer: partnets.Trainer, steps: int, checkpoint: Path) -> partnets.History:
     """Trains up to so many steps in all, from the checkpoint if there is one, and leaves one of the end."""
     trainer.callbacks.append(partnets.callbacks.every(CHECKPOINT_EVERY, lambda trainer: trainer.save(checkpoint)))
@@ -68,11 +80,15 @@ def _train(experiment: Experiment, setting: Record, folder: Path, threads: int, 
     with nullcontext() if device == "cpu" else torch.device(device):
         result = experiment.train(setting, path.with_suffix(".checkpoint"))
     record = {**setting, **result, "seconds": round(time.perf_counter() - start, 1)}
-    with replacing(path) as file:
-        json.dump(record, file)
+    _write(path, record)
     for checkpoint in folder.glob(f"{path.stem}.*"):
         if checkpoint != path:
             checkpoint.unlink()
+
+
+def _write(path: Path, record: Record) -> None:
+    with replacing(path) as file:
+        json.dump(record, file)
 
 
 def _read(path: Path) -> Record:
