@@ -38,7 +38,7 @@ def test_the_commit_of_another_project_around_an_installation_is_not_taken_for_o
     ("main", "arguments", "message"),
     [
         (gpu.main, [], "run `make gpu` in the root of one"),
-        (paper.main, ["page"], "There is no docs and no benchmarks/results/paper; run this in the root"),
+        (paper.main, ["page"], "There is no docs/paper.md and no benchmarks/results/paper; run this in the root"),
         (compiled_kernels.main, ["--out", "table.md"], "it compiles csrc, which only a checkout has"),
     ],
 )

@@ -310,10 +310,11 @@ def test_a_missing_data_set_is_named_with_the_place_where_it_was_looked_for(tmp_
 
 @pytest.mark.full
 def test_pages_of_the_documentation_are_made_of_the_committed_results():
-    text = {page: page.read_text() for page in report.DOCS.glob(report.PAGES)}
+    text = {page.stem: page.read_text() for page in report.pages()}
     assert all(report.filled(text[page], report.RESULTS) == text[page] for page in text)
-    shown = {name for page in text for name in re.findall(r"<!-- result: (\S+) -->", text[page])}
-    assert shown == {path.stem for path in report.RESULTS.glob("*.json")}
+    assert text.keys() == {report.INDEX.stem, *EXPERIMENTS}
+    shown = [(page, name) for page in text for name in re.findall(r"<!-- result: (\S+) -->", text[page])]
+    assert sorted(shown) == sorted((report.Report.load(path).experiment, path.stem) for path in RESULTS)
 
 
 def test_a_page_without_a_place_for_results_is_refused():

@@ -5,7 +5,7 @@
     python -m partbench.paper augmentation --dataset cifar10   # from PARTNETS_DATA or ./data; see partnets.data
     python -m partbench.paper augmentation --dataset cifar10 --device cuda --only method=partitioned
     python -m partbench.paper all --quick                      # every experiment, on its first data set
-    python -m partbench.paper page                             # docs/paper*.md and their pictures, without training
+    python -m partbench.paper page                             # docs/paper and its pictures anew, without training
 
 Every training is kept when it is done, and a long one has checkpoints: the same command goes on after an interruption.
 What the file of results in the folder --out has is not trained again: delete it to begin anew.
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
         command.set_defaults(run=_run, experiments=chosen, dataset=None)
     command = commands.add_parser("page", help="writes committed results into the documentation, and draws them anew")
     command.add_argument("--results", type=Path, default=report.RESULTS)
-    command.add_argument("--docs", type=Path, default=report.DOCS, help=f"the folder of {report.PAGES}")
+    command.add_argument("--index", type=Path, default=report.INDEX, help="pages are in the folder of its name")
     command.set_defaults(run=_page)
     given = parser.parse_args(arguments)
     return given.run(given)
@@ -85,13 +85,13 @@ def _run_one(experiment: Experiment, dataset: str, given: argparse.Namespace) ->
 
 
 def _page(given: argparse.Namespace) -> int:
-    if missing := [str(path) for path in (given.docs, given.results) if not path.exists()]:
+    if missing := [str(path) for path in (given.index, given.results) if not path.exists()]:
         sys.exit(f"There is no {' and no '.join(missing)}; run this in the root of a checkout, or pass your own.")
-    for page in given.docs.glob(report.PAGES):
+    for page in report.pages(given.index):
         page.write_text(report.filled(page.read_text(), given.results))
     for path in given.results.glob("*.json"):
         report.Report.load(path).draw(path)
-    print(f"{given.docs / report.PAGES} have the tables of {given.results}, whose pictures are drawn anew.")
+    print(f"{given.index} and its pages have the tables of {given.results}, whose pictures are drawn anew.")
     return 0
 
 

@@ -12,12 +12,12 @@ import pandas as pd
 import torch
 
 from partbench.figures import markdown
-from partbench.paper.experiment import EXPERIMENTS, Record
+from partbench.paper.experiment import EXPERIMENTS, Claim, Record
 from partbench.report.readme import steps
 from partbench.results import Results
 
-RESULTS, DOCS, PAGES = Path("benchmarks/results/paper"), Path("docs"), "paper*.md"
-BLOCK = re.compile(r"(<!-- (result|costs): (\S+) -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
+RESULTS, INDEX = Path("benchmarks/results/paper"), Path("docs/paper.md")
+BLOCK = re.compile(r"(<!-- (result|costs|index): (\S+) -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
 # Of pictures, in dots an inch: a screen's, at a tenth of the size of vectors.
 DPI = 110
 
@@ -50,10 +50,14 @@ class Report:
         figure = EXPERIMENTS[self.experiment].draw(pd.DataFrame(self.records))
         figure.savefig(path.with_suffix(".png"), dpi=DPI, facecolor="white", metadata={"Software": None})
 
+    def claims(self) -> list[Claim]:
+        """What the experiment must show, those that fail first."""
+        found = EXPERIMENTS[self.experiment].claims(pd.DataFrame(self.records))
+        return sorted(found, key=lambda claim: claim.holds)
+
     def text(self) -> str:
         """The command, the table, and each claim with what was found, in Markdown."""
-        experiment, frame = EXPERIMENTS[self.experiment], pd.DataFrame(self.records)
-        claims = sorted(experiment.claims(frame), key=lambda claim: claim.holds)
+        experiment, frame, claims = EXPERIMENTS[self.experiment], pd.DataFrame(self.records), self.claims()
         rows = [[claim.text, claim.found, "yes" if claim.holds else "**no**"] for claim in claims]
         parts = [
             f"`{self.command}`: {len(frame)} trainings, {frame.seconds.sum() / 3600:.2f} hours of one thread",
@@ -62,6 +66,21 @@ class Report:
             markdown(["claim", "found", "holds"], rows),
         ]
         return "\n\n".join(parts)
+
+
+def pages(index: Path = INDEX) -> list[Path]:
+    """Return the index and the page of each experiment, which are in the folder of its name."""
+    return [index, *sorted(index.with_suffix("").glob("*.md"))]
+
+
+def _index(results: Path) -> str:
+    """Return a row for each experiment: its page, its place in the paper, and how many claims hold on which data."""
+    reports, rows = [Report.load(path) for path in sorted(results.glob("*.json"))], []
+    for name, experiment in sorted(EXPERIMENTS.items()):
+        claims = [(one.dataset, one.claims()) for one in reports if one.experiment == name]
+        held = ", ".join(f"{dataset} {sum(each.holds for each in all)} of {len(all)}" for dataset, all in claims)
+        rows.append([f"[{name}](paper/{name}.md)", experiment.paper, experiment.__doc__.splitlines()[0], held])
+    return markdown(["experiment", "where", "what", "claims that hold"], rows)
 
 
 def filled(text: str, results: Path) -> str:
@@ -78,6 +97,8 @@ def filled(text: str, results: Path) -> str:
 
     def made(match: re.Match) -> str:
         begin, kind, name, end = match.groups()
+        if kind == "index":
+            return f"{begin}{_index(results)}\n{end}"
         if kind == "costs":
             return f"{begin}{steps(Results.load(results.parent / f'{name}.json'))}\n{end}"
         return f"{begin}{Report.load(results / f'{name}.json').text()}\n{end}"
