@@ -172,6 +172,22 @@ def test_results_without_their_trainings_files_are_not_trained_again(tmp_path, m
     assert len(report.Report.load(tmp_path / "augmentation-digits.json").records) == len(trained) == 4
 
 
+def test_bfloat16_is_autocast_and_channels_last_with_results_of_its_own(tmp_path, monkeypatch):
+    seen = []
+
+    def train(one, checkpoint):
+        weight = Learner.of(one, checkpoint).network()[1][2].weight
+        seen.append((torch.is_autocast_enabled("cpu"), weight.is_contiguous(memory_format=torch.channels_last)))
+        return {"accuracy": 90.0, "psi": {}}
+
+    monkeypatch.setattr(EXPERIMENTS["augmentation"], "train", train)
+    options = ["--only", "method=standard", "--only", "rotated=False", "--only", "examples=250"]
+    main(["augmentation", "--bfloat16", "--seeds", "0", "--out", str(tmp_path), *options])
+    assert seen == [(True, True)]
+    made = report.Report.load(tmp_path / "augmentation-digits-bfloat16.json")
+    assert "--bfloat16" in made.command and made.records[0]["bfloat16"]
+
+
 class Interrupted(Experiment):
     """Fails at one of its trainings, once."""
 

@@ -16,12 +16,13 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from partbench.paper import report
-from partbench.paper.experiment import EXPERIMENTS, Experiment
+from partbench.paper.experiment import EXPERIMENTS, Experiment, Record
 from partbench.paper.runs import path_of, restore, run
 
 
@@ -41,6 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
         command.add_argument("--jobs", type=int, default=1, help="trainings at once")
         command.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of all trainings together")
         command.add_argument("--device", default="cpu", help="of the networks; cuda has not been tried")
+        command.add_argument("--bfloat16", action="store_true", help="autocast, and channels last")
         command.add_argument(
             "--only", action="append", default=[], metavar="NAME=VALUE", help="of a training's settings"
         )
@@ -64,19 +66,25 @@ def _run(given: argparse.Namespace) -> int:
 
 def _run_one(experiment: Experiment, dataset: str, given: argparse.Namespace) -> None:
     seeds = given.seeds or ((0,) if given.quick else (0, 1, 2))
-    path = given.out / f"{experiment.name}-{dataset}{'-quick' if given.quick else ''}.json"
-    settings, folder = experiment.settings(dataset, seeds, given.quick), path.with_suffix(".runs")
+    kind = "-quick" * given.quick + "-bfloat16" * given.bfloat16
+    path = given.out / f"{experiment.name}-{dataset}{kind}.json"
+    folder = path.with_suffix(".runs")
+
+    def settings_of(seeds: Sequence[int]) -> list[Record]:
+        made = experiment.settings(dataset, seeds, given.quick)
+        return [setting | {"bfloat16": True} for setting in made] if given.bfloat16 else made
+
+    settings = settings_of(seeds)
     if path.exists():
         records = report.Report.load(path).records
-        every = experiment.settings(dataset, sorted({record["seed"] for record in records}), given.quick)
-        restore(folder, every, records)
+        restore(folder, settings_of(sorted({record["seed"] for record in records})), records)
     for name, value in (only.split("=") for only in given.only):
         settings = [setting for setting in settings if str(setting[name]) == value]
     if given.finished:
         settings = [setting for setting in settings if path_of(folder, setting).exists()]
     records = run(experiment, settings, folder, jobs=given.jobs, device=given.device)
     command = ["python", "-m", "partbench.paper", experiment.name, "--dataset", dataset]
-    command += ["--quick"] * given.quick + ["--seeds", ",".join(map(str, seeds))]
+    command += ["--quick"] * given.quick + ["--bfloat16"] * given.bfloat16 + ["--seeds", ",".join(map(str, seeds))]
     command += [word for only in given.only for word in ("--only", only)]
     made = report.Report(experiment.name, dataset, shlex.join(command), records)
     made.save(path)

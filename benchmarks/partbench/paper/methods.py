@@ -56,6 +56,9 @@ def partition(model: nn.Module, proportions: Sequence[float], data: Data, scheme
 class Learner:
     """One data set, one recipe, one seed; each method is a function of the same name that gives numbers."""
 
+    # The memory format of convolutions' weights.
+    memory_format = torch.contiguous_format
+
     def __init__(self, recipe: Recipe, data: Data, seed: int, steps: int, checkpoint: Path) -> None:
         self.recipe, self.data, self.seed, self.steps, self.checkpoint = recipe, data, seed, steps, checkpoint
 
@@ -66,7 +69,10 @@ class Learner:
         data = load(files_of(setting["dataset"]), rotated=setting.get("rotated", True), seed=seed)
         if "examples" in setting:
             data = data.subset(setting["examples"], seed=seed)
-        return cls(chosen, data, seed, setting["steps"], checkpoint)
+        made = cls(chosen, data, seed, setting["steps"], checkpoint)
+        if setting.get("bfloat16"):
+            made.memory_format = torch.channels_last
+        return made
 
     # --- the methods of Table 1 and Fig. 3 ---
 
@@ -235,7 +241,8 @@ class Learner:
     # --- what they share ---
 
     def network(self) -> nn.Module:
-        return nn.Sequential(Normalise(self.data.mean, self.data.std), self.recipe.network())
+        network = nn.Sequential(Normalise(self.data.mean, self.data.std), self.recipe.network())
+        return network.to(memory_format=self.memory_format)
 
     def loss(self, model: nn.Module) -> Callable:
         """By which the model's weights are trained."""

@@ -77,7 +77,9 @@ def _train(experiment: Experiment, setting: Record, folder: Path, threads: int, 
     path = path_of(folder, setting)
     start = time.perf_counter()
     # torch.compile does not trace through a default device, which may be the CPU as well.
-    with nullcontext() if device == "cpu" else torch.device(device):
+    where = nullcontext() if device == "cpu" else torch.device(device)
+    kind = torch.device(device).type
+    with where, torch.autocast(kind, torch.bfloat16, enabled=setting.get("bfloat16", False)):
         result = experiment.train(setting, path.with_suffix(".checkpoint"))
     record = {**setting, **result, "seconds": round(time.perf_counter() - start, 1)}
     _write(path, record)
