@@ -78,7 +78,8 @@ def test_rotation_is_learned_from_rotated_digits_and_not_from_upright_ones(quick
 def test_a_claim_on_augmentations_counts_cells_and_every_seed():
     def record(method, rotated, accuracy, width, seed=0):
         psi = {"rotation": width} if method == "partitioned" else {}
-        return {"method": method, "rotated": rotated, "examples": 10, "accuracy": accuracy, "psi": psi, "seed": seed}
+        found = {"accuracy": accuracy, "loss": 0.5, "psi": psi}
+        return {"method": method, "rotated": rotated, "examples": 10, "seed": seed, **found}
 
     records = [
         record("partitioned", True, 90.0, 100.0),

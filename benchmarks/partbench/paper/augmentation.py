@@ -46,8 +46,8 @@ METHODS = {
 BASELINES = ("standard", "validation", "finetuned", "random_search", "tpe", "augerino", "last_layer", "longer")
 # What is compared with each of the others.
 OURS = ("partitioned", "retraining", "tune_averaged")
-# Rows of other methods' trainings, and the names of their accuracies there.
-PARTS = {"finetuned": ("validation", "finetuned_accuracy"), "tune_averaged": ("tune", "averaged_accuracy")}
+# Rows of other methods' trainings, and what their accuracies and losses are called there.
+PARTS = {"finetuned": ("validation", "finetuned"), "tune_averaged": ("tune", "averaged")}
 QUICK = ("standard", "partitioned")
 # Where trainings take minutes; the paper has the last layer's likelihood and the ensemble on MNIST alone.
 LONG = ("standard", "validation", "tpe", "augerino", "partitioned", "tune", "known")
@@ -76,8 +76,8 @@ class Augmentation(Experiment):
         return getattr(Learner.of(setting, checkpoint), setting["method"])()
 
     def table(self, found: pd.DataFrame) -> Table:
-        """Test accuracies, and the rotation that was learned."""
-        return tabled(with_parts(found), METHODS, _shown)
+        """Test accuracies, the rotation that was learned, and test losses."""
+        return tabled(with_parts(found), METHODS, "rotation, loss in nats", _shown)
 
     def draw(self, found: pd.DataFrame) -> Figure:
         """Accuracy over the number of examples, as Fig. 3."""
@@ -107,16 +107,23 @@ def in_all_sizes(dataset: str, methods: Sequence[str], seeds: Sequence[int], qui
     return found
 
 
-def tabled(found: pd.DataFrame, labels: Mapping[str, str], shown: Callable[[pd.DataFrame], str]) -> Table:
+def tabled(
+    found: pd.DataFrame, labels: Mapping[str, str], what: str, shown: Callable[[pd.DataFrame], list[str]]
+) -> Table:
     """A row for each method and a column for each kind and number of images: the accuracy, and what is `shown`."""
+
+    def cell_text(cell: pd.DataFrame) -> str:
+        parts = ", ".join(shown(cell))
+        return f"{text(cell.accuracy)} ({parts})" if parts else text(cell.accuracy)
+
     columns, rows = list(product((True, False), sorted(found.examples.unique()))), []
     for method, label in labels.items():
         cells = [select(found, method=method, rotated=rotated, examples=size) for rotated, size in columns]
         if all(cell.empty for cell in cells):
             continue
-        rows.append([label, *(f"{text(cell.accuracy)} {shown(cell)}".rstrip() if len(cell) else "" for cell in cells)])
+        rows.append([label, *(cell_text(cell) if len(cell) else "" for cell in cells)])
     kinds = [f"{'rotated' if rotated else 'upright'}, {size}" for rotated, size in columns]
-    return ["test accuracy, % (found)", *kinds], rows
+    return [f"test accuracy, % ({what})", *kinds], rows
 
 
 def draw_sizes(found: pd.DataFrame, labels: Mapping[str, str], bold: str) -> Figure:
@@ -137,10 +144,11 @@ def draw_sizes(found: pd.DataFrame, labels: Mapping[str, str], bold: str) -> Fig
     return figure
 
 
-def _shown(cell: pd.DataFrame) -> str:
-    """The half-width of the rotation that was learned, if the method learns one."""
-    widths = rotations(cell)
-    return f"({text(widths.abs(), 0, '°')})" if len(widths) else ""
+def _shown(cell: pd.DataFrame) -> list[str]:
+    """The half-width of the rotation, if the method learns one, and the test loss."""
+    widths, losses = rotations(cell), cell.loss.dropna()
+    shown = [text(widths.abs(), 0, "°")] if len(widths) else []
+    return shown + [f"{losses.mean():.2f}"] * (len(losses) > 0)
 
 
 def in_most_cells(found: pd.DataFrame, ours: str, other: str, labels: Mapping[str, str]) -> Claim:
@@ -172,10 +180,11 @@ def _rotation_claim(found: pd.DataFrame, method: str, rotated: bool) -> Claim:
 def with_parts(found: pd.DataFrame) -> pd.DataFrame:
     """Results that are part of the trainings of another method, as methods of their own."""
     parts = [found]
-    for name, (method, accuracy) in PARTS.items():
+    for name, (method, part) in PARTS.items():
         mine = select(found, method=method)
         if not mine.empty:
-            parts.append(mine.assign(method=name, accuracy=mine[accuracy]))
+            of_part = {what: mine.get(f"{part}_{what}") for what in ("accuracy", "loss")}
+            parts.append(mine.assign(method=name, **of_part))
     return pd.concat(parts)
 
 

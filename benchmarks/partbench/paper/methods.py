@@ -188,8 +188,9 @@ class Learner:
             resume_from=self.checkpoint,
         )
         found = self.tested(result.model, result.values)
-        averaged = self.tested(result.averaged(AVERAGED), {})["accuracy"]
-        return {**found, "averaged_accuracy": averaged, "lml": result.lml, "cost": result.cost, "notes": result.notes}
+        averaged = self.tested(result.averaged(AVERAGED), {})
+        found |= {f"averaged_{what}": averaged[what] for what in ("accuracy", "loss")}
+        return {**found, "lml": result.lml, "cost": result.cost, "notes": result.notes}
 
     def last_layer(self) -> Record:
         """ψ by the marginal likelihood of a last layer, at as many passes as w and ψ take elsewhere."""

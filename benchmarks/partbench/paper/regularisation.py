@@ -98,7 +98,7 @@ class Regularisation(Experiment):
 
     def table(self, found: pd.DataFrame) -> Table:
         """Test accuracies, and what was found."""
-        return tabled(found, METHODS, _found)
+        return tabled(found, METHODS, "found", _found)
 
     def draw(self, found: pd.DataFrame) -> Figure:
         return draw_sizes(found, METHODS, "retraining")
@@ -108,13 +108,13 @@ class Regularisation(Experiment):
         return [in_most_cells(found, "retraining", other, METHODS) for other in others]
 
 
-def _found(mine: pd.DataFrame) -> str:
+def _found(mine: pd.DataFrame) -> list[str]:
     """The means of the rotation, in logarithms of the decay, and of the smoothing."""
     if not mine.psi.all():
-        return ""
+        return []
     parts = [f"{mine.psi.map(rotation).mean():.0f}°"]
     values = mine.regularisers.dropna() if "regularisers" in mine else ()
     if len(values):
         decay = math.exp(sum(math.log(one["decay"]) for one in values) / len(values))
         parts += [f"decay {decay:.0e}", f"smoothing {sum(one['smoothing'] for one in values) / len(values):.2f}"]
-    return f"({', '.join(parts)})"
+    return parts
