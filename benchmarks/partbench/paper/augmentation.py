@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 
 import pandas as pd
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from partbench.paper.experiment import (
@@ -128,19 +129,23 @@ def tabled(
 
 def draw_sizes(found: pd.DataFrame, labels: Mapping[str, str], bold: str) -> Figure:
     """Accuracies over the number of training images, that of one method in bold."""
-    sizes, figure = sorted(found.examples.unique()), Figure(figsize=(10, 4), layout="constrained")
+    sizes, figure = sorted(found.examples.unique()), Figure(figsize=(12, 4), layout="constrained")
+    present = [method for method in labels if not select(found, method=method).empty]
+    styles = {method: {"color": colour} for method, colour in zip(present, colormaps["tab20"].colors, strict=False)}
+    styles[bold] = {"linewidth": 2.5, "color": "black"}
     for axes, rotated in zip(figure.subplots(1, 2), (True, False), strict=True):
-        for method, label in labels.items():
+        for method in present:
             mine = select(found, method=method, rotated=rotated)
             if not mine.empty:
-                style = {"linewidth": 2.5, "color": "black"} if method == bold else {}
-                curve(axes, mine.examples, mine.accuracy, label, **style)
+                curve(axes, mine.examples, mine.accuracy, labels[method], **styles[method])
         axes.set(title="rotated" if rotated else "upright", xlabel="training images", xscale="log")
         axes.set(ylabel="test accuracy [%]")
         axes.set_xticks(sizes, sizes, minor=False)
         axes.minorticks_off()
-    drawn = [axes for axes in figure.axes if axes.get_legend_handles_labels()[0]]
-    drawn[0].legend(fontsize="small")
+    shown = {
+        label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(shown.values(), shown.keys(), loc="outside right upper", fontsize="small")
     return figure
 
 

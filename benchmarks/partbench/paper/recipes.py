@@ -166,7 +166,9 @@ RECIPES = {
 AVERAGED = 8
 # For processors: smaller batches, fewer copies and steps, a faster ψ. Chosen on 1,250 rotated MNIST images and 1,000
 # rotated CIFAR-10 images, seed 0. In so few steps signed parameters drift: SchwobelAffine to a scale of 1.5 on upright
-# digits, ImmerAffine to a shear of 2.3. Widths start near 0. On CIFAR-10 a learning rate of 0.1 diverges.
+# digits, ImmerAffine to a shear of 2.3. Widths start near 0. On CIFAR-10 a learning rate of 0.1 diverges, and at 2e-2 ψ
+# drifts to a stretch of 1.7, which calms overconfident predictions: 30.7 % of partitioned networks, 33.0 at 5e-3. On
+# MNIST 5e-3 is worse (92.5 % instead of 93.5).
 SMALL = {
     "augmentation": first_affine,
     "batch": 32,
@@ -178,7 +180,9 @@ SMALL = {
 }
 FOR_PROCESSORS = {
     "mnist-cpu": replace(RECIPES["mnist"], sizes=(1250, 5000), steps=(2000, 3000), **SMALL),
-    "cifar10-cpu": replace(RECIPES["cifar10"], sizes=(1000, 5000), steps=(1500, 3000), lr=3e-2, **SMALL),
+    "cifar10-cpu": replace(
+        RECIPES["cifar10"], sizes=(1000, 5000), steps=(1500, 3000), lr=3e-2, **SMALL | {"hyper_lr": 5e-3}
+    ),
 }
 RECIPES |= FOR_PROCESSORS
 
