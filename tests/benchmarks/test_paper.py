@@ -145,32 +145,78 @@ def test_all_runs_every_experiment_on_its_first_data_set(monkeypatch):
     assert ran == [(each, each.datasets[0]) for each in EXPERIMENTS.values()] and len(ran) >= 7
 
 
-def test_a_part_of_the_trainings_may_be_run_and_shown(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(EXPERIMENTS["augmentation"], "train", lambda *_: {"accuracy": 90.0, "psi": {}})
+@pytest.fixture
+def trained(monkeypatch):
+    """The settings that an augmentation experiment trains, which takes no time."""
+    seen = []
+    found = {"accuracy": 90.0, "loss": 0.5, "psi": {}}
+    monkeypatch.setattr(EXPERIMENTS["augmentation"], "train", lambda one, _: seen.append(one) or found)
+    return seen
+
+
+def test_a_part_of_the_trainings_may_be_run_and_shown(tmp_path, trained, capsys):
     options = ["augmentation", "--seeds", "0", "--out", str(tmp_path)]
     main([*options, "--only", "method=standard", "--only", "rotated=False"])
     found = report.Report.load(tmp_path / "augmentation-digits.json")
     assert {(one["method"], one["rotated"]) for one in found.records} == {("standard", False)} and len(
         found.records
     ) == 3
-    assert "--only method=standard --only rotated=False" in found.command
-    assert "3 trainings" in capsys.readouterr().out
+    assert "--only" not in found.command and "3 trainings" in capsys.readouterr().out
     main([*options, "--finished"])
     assert report.Report.load(tmp_path / "augmentation-digits.json").records == found.records
 
 
-def test_results_without_their_trainings_files_are_not_trained_again(tmp_path, monkeypatch):
-    trained = []
-    monkeypatch.setattr(
-        EXPERIMENTS["augmentation"], "train", lambda one, _: trained.append(one) or {"accuracy": 90.0, "psi": {}}
-    )
+def test_results_without_their_trainings_files_are_not_trained_again(tmp_path, trained):
     options = ["augmentation", "--out", str(tmp_path), "--only", "rotated=False"]
     main([*options, "--seeds", "0", "--only", "method=standard"])
     shutil.rmtree(tmp_path / "augmentation-digits.runs")
     main([*options, "--seeds", "1", "--only", "method=standard", "--only", "examples=250"])
     assert [(one["seed"], one["examples"]) for one in trained] == [(0, 250), (0, 500), (0, 1297), (1, 250)]
-    main([*options, "--seeds", "0,1", "--finished"])
-    assert len(report.Report.load(tmp_path / "augmentation-digits.json").records) == len(trained) == 4
+    shutil.rmtree(tmp_path / "augmentation-digits.runs")
+    main([*options, "--seeds", "2", "--finished"])  # of which there are none: others stay
+    made = report.Report.load(tmp_path / "augmentation-digits.json")
+    assert len(made.records) == len(trained) == 4 and made.command.endswith("--seeds 0,1")
+
+
+def test_results_of_other_settings_are_neither_dropped_nor_trained_again(tmp_path, trained):
+    options = ["augmentation", "--out", str(tmp_path), "--seeds", "0", "--only", "examples=250", "--only"]
+    main([*options, "method=standard"])
+    path = tmp_path / "augmentation-digits.json"
+    text = path.read_text().replace('"steps": 2400', '"steps": 777')
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"has 1 trainings with other settings.*777"):
+        main([*options, "method=partitioned"])
+    assert path.read_text() == text and len(trained) == 2
+    path.write_text("[]")
+    with pytest.raises(ValueError, match=r"augmentation-digits\.json is no file of results"):
+        main([*options, "method=partitioned"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--only", "method"], "method is not NAME=VALUE"),
+        (["--only", "methods=standard"], "no setting 'methods'; pass one of dataset, rotated, method"),
+        (["--only", "method=standrd"], "no training has method=standrd; pass one of standard, validation"),
+        (["--seeds", "0,0"], "0,0 has a negative seed, or one twice"),
+        (["--jobs", "0"], "0 is not 1 or more"),
+        (["--finished"], "has no finished training; leave out --finished"),
+    ],
+)
+def test_wrong_options_train_nothing_and_write_nothing(options, message, tmp_path, trained, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["augmentation", "--out", str(tmp_path), *options])
+    assert message in f"{ended.value} {capsys.readouterr().err}"
+    assert not trained and not list(tmp_path.glob("*.json"))
+
+
+def test_a_trainings_file_of_another_training_is_damaged(tmp_path, trained):
+    options = ["augmentation", "--out", str(tmp_path), "--seeds", "0", "--only", "method=standard"]
+    main(options)
+    path = next((tmp_path / "augmentation-digits.runs").iterdir())
+    path.write_text('{"accuracy": 1.0}')
+    with pytest.raises(ValueError, match=f"{path.name} is damaged .it is of another training.; delete it"):
+        main(options)
 
 
 def test_bfloat16_is_autocast_and_channels_last_with_results_of_its_own(tmp_path, monkeypatch):
@@ -179,7 +225,7 @@ def test_bfloat16_is_autocast_and_channels_last_with_results_of_its_own(tmp_path
     def train(one, checkpoint):
         weight = Learner.of(one, checkpoint).network()[1][2].weight
         seen.append((torch.is_autocast_enabled("cpu"), weight.is_contiguous(memory_format=torch.channels_last)))
-        return {"accuracy": 90.0, "psi": {}}
+        return {"accuracy": 90.0, "loss": 0.5, "psi": {}}
 
     monkeypatch.setattr(EXPERIMENTS["augmentation"], "train", train)
     options = ["--only", "method=standard", "--only", "rotated=False", "--only", "examples=250"]

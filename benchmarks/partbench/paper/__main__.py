@@ -8,7 +8,8 @@
     python -m partbench.paper page                             # docs/paper and its pictures anew, without training
 
 Every training is kept when it is done, and a long one has checkpoints: the same command goes on after an interruption.
-What the file of results in the folder --out has is not trained again: delete it to begin anew.
+The trainings in the file of results in the folder --out are not repeated either. To start again, delete that file and
+the folder .runs beside it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 
 from partbench.paper import report
 from partbench.paper.experiment import EXPERIMENTS, Experiment, Record
-from partbench.paper.runs import path_of, restore, run
+from partbench.paper.runs import finished, restore, run
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,15 +39,17 @@ def main(arguments: list[str] | None = None) -> int:
         if name != "all":
             command.add_argument("--dataset", choices=chosen[0].datasets, help="by default the first")
         command.add_argument("--quick", action="store_true", help="few and short trainings")
-        command.add_argument("--seeds", type=_ints, help="as in 0,1,2, which is the default; 0 if quick")
-        command.add_argument("--jobs", type=int, default=1, help="trainings at once")
-        command.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of all trainings together")
+        command.add_argument("--seeds", type=_seeds, help="as in 0,1,2, which is the default; 0 if quick")
+        command.add_argument("--jobs", type=_number, default=1, help="trainings at once")
+        command.add_argument(
+            "--threads", type=_number, default=torch.get_num_threads(), help="of all trainings together"
+        )
         command.add_argument("--device", default="cpu", help="of the networks; cuda has not been tried")
         command.add_argument("--bfloat16", action="store_true", help="autocast, and channels last")
         command.add_argument(
-            "--only", action="append", default=[], metavar="NAME=VALUE", help="of a training's settings"
+            "--only", type=_setting, action="append", default=[], metavar="NAME=VALUE", help="train these settings only"
         )
-        command.add_argument("--finished", action="store_true", help="of the trainings that are done; without more")
+        command.add_argument("--finished", action="store_true", help="train nothing, and report what is done")
         command.add_argument("--out", type=Path, default=Path("out/paper"), help="the folder of results")
         command.set_defaults(run=_run, experiments=chosen, dataset=None)
     command = commands.add_parser("page", help="writes committed results into the documentation, and draws them anew")
@@ -65,7 +68,6 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _run_one(experiment: Experiment, dataset: str, given: argparse.Namespace) -> None:
-    seeds = given.seeds or ((0,) if given.quick else (0, 1, 2))
     kind = "-quick" * given.quick + "-bfloat16" * given.bfloat16
     path = given.out / f"{experiment.name}-{dataset}{kind}.json"
     folder = path.with_suffix(".runs")
@@ -74,22 +76,36 @@ def _run_one(experiment: Experiment, dataset: str, given: argparse.Namespace) ->
         made = experiment.settings(dataset, seeds, given.quick)
         return [setting | {"bfloat16": True} for setting in made] if given.bfloat16 else made
 
-    settings = settings_of(seeds)
-    if path.exists():
-        records = report.Report.load(path).records
-        restore(folder, settings_of(sorted({record["seed"] for record in records})), records)
-    for name, value in (only.split("=") for only in given.only):
-        settings = [setting for setting in settings if str(setting[name]) == value]
-    if given.finished:
-        settings = [setting for setting in settings if path_of(folder, setting).exists()]
-    records = run(experiment, settings, folder, jobs=given.jobs, device=given.device)
+    seeds = given.seeds or ((0,) if given.quick else (0, 1, 2))
+    chosen = _chosen(settings_of(seeds), given.only)
+    records = report.Report.load(path).records if path.exists() else []
+    every = settings_of(sorted({*seeds, *(record["seed"] for record in records)}))
+    restore(folder, every, records, path)
+    if not given.finished:
+        run(experiment, chosen, folder, jobs=given.jobs, device=given.device)
+    # What was trained before stays, whatever is asked for now.
+    records = finished(folder, every)
+    if not records:
+        sys.exit(f"{folder} has no finished training; leave out --finished.")
     command = ["python", "-m", "partbench.paper", experiment.name, "--dataset", dataset]
-    command += ["--quick"] * given.quick + ["--bfloat16"] * given.bfloat16 + ["--seeds", ",".join(map(str, seeds))]
-    command += [word for only in given.only for word in ("--only", only)]
+    command += ["--quick"] * given.quick + ["--bfloat16"] * given.bfloat16
+    command += ["--seeds", ",".join(map(str, sorted({record["seed"] for record in records})))]
     made = report.Report(experiment.name, dataset, shlex.join(command), records)
     made.save(path)
     made.draw(path)
     print(made.text())
+
+
+def _chosen(settings: list[Record], only: Sequence[tuple[str, str]]) -> list[Record]:
+    """Return the settings that have these values; exit with a message if there is none."""
+    for name, value in only:
+        if name not in settings[0]:
+            sys.exit(f"there is no setting {name!r}; pass one of {', '.join(settings[0])}.")
+        values = dict.fromkeys(str(setting[name]) for setting in settings)
+        settings = [setting for setting in settings if str(setting[name]) == value]
+        if not settings:
+            sys.exit(f"no training has {name}={value}; pass one of {', '.join(values)}.")
+    return settings
 
 
 def _page(given: argparse.Namespace) -> int:
@@ -103,8 +119,24 @@ def _page(given: argparse.Namespace) -> int:
     return 0
 
 
-def _ints(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
+def _seeds(text: str) -> tuple[int, ...]:
+    seeds = tuple(int(part) for part in text.split(","))
+    if min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise argparse.ArgumentTypeError(f"{text} has a negative seed, or one twice")
+    return seeds
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, is_one, value = text.partition("=")
+    if not is_one:
+        raise argparse.ArgumentTypeError(f"{text} is not NAME=VALUE")
+    return name, value
+
+
+def _number(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return int(text)
 
 
 if __name__ == "__main__":

@@ -42,8 +42,11 @@ class Report:
 
     @classmethod
     def load(cls, path: Path) -> Report:
-        contents = json.loads(path.read_text())
-        return cls(contents["experiment"], contents["dataset"], contents["command"], contents["records"])
+        try:
+            contents = json.loads(path.read_text())
+            return cls(contents["experiment"], contents["dataset"], contents["command"], contents["records"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is no file of results ({error!r}); move it away.") from error
 
     def draw(self, path: Path) -> None:
         """The picture, beside the file of results: PNG, white behind."""

@@ -45,19 +45,31 @@ def run(
                 for future in as_completed(waiting):
                     future.result()
                     bar.update()
-    return [_read(path_of(folder, setting)) for setting in settings]
+    return finished(folder, settings)
 
 
-def restore(folder: Path, settings: Sequence[Record], records: Sequence[Record]) -> None:
+def restore(folder: Path, settings: Sequence[Record], records: Sequence[Record], source: Path) -> None:
     """Write the file of each training whose result is among the records and which has no file yet.
 
     So a file of results is enough to go on from, on another machine too.
+
+    Raises:
+        ValueError: a record has none of the settings: the file was made with others, and would be lost.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    left = list(records)
     for setting in settings:
-        path, done = path_of(folder, setting), (one for one in records if setting.items() <= one.items())
-        if not path.exists() and (record := next(done, None)):
-            _write(path, record)
+        path, done = path_of(folder, setting), [one for one in left if setting.items() <= one.items()]
+        left = [one for one in left if one not in done]
+        if done and not path.exists():
+            _write(path, done[0])
+    if left:
+        raise ValueError(f"{source} has {len(left)} trainings with other settings, such as {left[0]}; move it away.")
+
+
+def finished(folder: Path, settings: Sequence[Record]) -> list[Record]:
+    """Return the records of the trainings that have a file in the folder, in the settings' order."""
+    return [_read(path, setting) for setting in settings if (path := path_of(folder, setting)).exists()]
 
 
 def fit(trainer: partnets.Trainer, steps: int, checkpoint: Path) -> partnets.History:
@@ -93,11 +105,14 @@ def _write(path: Path, record: Record) -> None:
         json.dump(record, file)
 
 
-def _read(path: Path) -> Record:
+def _read(path: Path, setting: Record) -> Record:
     try:
-        return json.loads(path.read_text())
+        record = json.loads(path.read_text())
+        if not setting.items() <= record.items():
+            raise ValueError("it is of another training")
     except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); delete it, and it is trained anew.") from error
+        raise ValueError(f"{path} is damaged ({error}); delete it, and it is trained again.") from error
+    return record
 
 
 def path_of(folder: Path, setting: Record) -> Path:

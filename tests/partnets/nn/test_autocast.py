@@ -43,3 +43,16 @@ def test_a_layer_computes_what_it_does_in_the_lower_precision(defaults):
     for active in (1, 2, 3):
         with partnets.subnetwork(layer, active), partnets.subnetwork(lowered, active), torch.autocast("cpu"):
             assert torch.equal(layer(x), lowered(x.bfloat16()))
+
+
+def test_a_training_within_autocast_computes_with_the_stepped_weights():
+    torch.manual_seed(0)
+    x, y = torch.randn(16, 4), torch.randint(2, (16,))
+    model, chunks = partnets.baselines.whole(torch.nn.Linear(4, 2), (x, y))
+    optimizer = partnets.optim.SGD(model, lr=1.0)
+    trainer = partnets.Trainer(model, chunks, hyper=[], optimizer=optimizer, batch_size=16)
+    with torch.autocast("cpu", torch.bfloat16):
+        trainer.fit(3)
+        found = model(x)
+        torch.clear_autocast_cache()
+        assert torch.equal(found, model(x))
