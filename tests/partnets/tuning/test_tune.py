@@ -276,7 +276,7 @@ def test_predictions_by_augmented_copies_are_offered():
     hyper.assign(result.augmentation[0], {"rotation": 120.0, "scale": 0.4})
     averaged, few = result.averaged(64), result.averaged(4)
     assert torch.equal(averaged(x), averaged(x)) and not torch.equal(averaged(x), few(x))
-    assert torch.equal(few(x[:3]), few(x)[:3])
+    torch.testing.assert_close(few(x[:3]), few(x)[:3])  # to rounding: products of three rows may sum otherwise
     expected = torch.stack([result.model(result.augmentation(x)) for _ in range(400)]).mean(0)
     assert (averaged(x) - expected).abs().mean() < 0.5 * (result.model(x) - expected).abs().mean()
     with pytest.raises(ValueError, match="no augmentation before the network was tuned"):
