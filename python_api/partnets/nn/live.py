@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
+import torch
 from torch import Tensor, nn
+from torch._C import _is_any_autocast_enabled
 
 from partkernels.arguments import check_live
 from partkernels.autograd_threads import hand_on, handed_on
@@ -128,6 +130,9 @@ def live(subnetworks: Mapping[Partitioned, tuple[int, int | None] | Several]) ->
             layer._live.now = None if mixed else state
         hand_on(HANDED_ON, {} if mixed else outside)
         _pass.begin(None)
+        if not torch.compiler.is_compiling() and _is_any_autocast_enabled():
+            # A step follows: a loop inside of torch.autocast would go on with copies of the parameters before it.
+            torch.clear_autocast_cache()
 
 
 class Pass(threading.local):

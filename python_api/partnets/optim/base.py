@@ -10,7 +10,6 @@ from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch._C import _is_any_autocast_enabled
 
 from partkernels import Partition
 from partkernels.arguments import check_not_negative
@@ -165,8 +164,6 @@ class PartitionedOptimizer(torch.optim.Optimizer):
                 steps.append((entries, group | rate))
         for entries, group in steps:
             self.step_all(entries, update, group)
-        if _is_any_autocast_enabled():
-            torch.clear_autocast_cache()  # a loop inside of torch.autocast would compute with the first step's weights
         return loss
 
     def _check_gradient(self, update: int) -> None:

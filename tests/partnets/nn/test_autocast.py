@@ -45,14 +45,17 @@ def test_a_layer_computes_what_it_does_in_the_lower_precision(defaults):
             assert torch.equal(layer(x), lowered(x.bfloat16()))
 
 
-def test_a_training_within_autocast_computes_with_the_stepped_weights():
+def test_a_training_within_autocast_computes_with_the_stepped_parameters():
     torch.manual_seed(0)
-    x, y = torch.randn(16, 4), torch.randint(2, (16,))
-    model, chunks = partnets.baselines.whole(torch.nn.Linear(4, 2), (x, y))
-    optimizer = partnets.optim.SGD(model, lr=1.0)
-    trainer = partnets.Trainer(model, chunks, hyper=[], optimizer=optimizer, batch_size=16)
-    with torch.autocast("cpu", torch.bfloat16):
-        trainer.fit(3)
-        found = model(x)
-        torch.clear_autocast_cache()
-        assert torch.equal(found, model(x))
+    data = torch.randn(16, 4), torch.randint(2, (16,))
+    dense, whole = partnets.baselines.whole(torch.nn.Linear(4, 2), data)
+    of_psi = partnets.hyper.Submodule(torch.nn.Linear(4, 4))
+    partitioned = partnets.partition(torch.nn.Sequential(of_psi, torch.nn.Linear(4, 2)), (0.5, 0.5))
+    for model, chunks, psi in ((dense, whole, []), (partitioned, partnets.chunk(data, (0.5, 0.5)), of_psi)):
+        optimizer = partnets.optim.SGD(model, lr=1.0)
+        trainer = partnets.Trainer(model, chunks, hyper=psi, optimizer=optimizer, batch_size=8)
+        with torch.autocast("cpu", torch.bfloat16):
+            trainer.fit(3)
+            found = model(data[0])
+            torch.clear_autocast_cache()
+            assert torch.equal(found, model(data[0]))
