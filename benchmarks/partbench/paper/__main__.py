@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
             "--threads", type=_number, default=torch.get_num_threads(), help="of all trainings together"
         )
         command.add_argument("--device", default="cpu", help="of the networks; cuda has not been tried")
-        command.add_argument("--bfloat16", action="store_true", help="autocast, and channels last")
+        command.add_argument("--bfloat16", action="store_true", help="autocast, and channels_last; not partnets.tune")
         command.add_argument(
             "--only", type=_setting, action="append", default=[], metavar="NAME=VALUE", help="train these settings only"
         )

@@ -157,9 +157,9 @@ def _shown(cell: pd.DataFrame) -> list[str]:
 
 
 def in_most_cells(found: pd.DataFrame, ours: str, other: str, labels: Mapping[str, str]) -> Claim:
-    """Whether the mean accuracy of a method is as high as another's on most kinds and numbers of images.
+    """Compare the mean accuracies of two methods in each cell, a kind and number of images, over the seeds of both.
 
-    Of each cell the seeds count that both methods have.
+    The claim holds if the first method is as high as the other in most cells.
     """
     seeds = found.pivot_table("accuracy", ["rotated", "examples", "seed"], "method")[[ours, other]].dropna()
     cells = seeds.groupby(["rotated", "examples"]).mean()

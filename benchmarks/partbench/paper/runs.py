@@ -51,10 +51,10 @@ def run(
 def restore(folder: Path, settings: Sequence[Record], records: Sequence[Record], source: Path) -> None:
     """Write the file of each training whose result is among the records and which has no file yet.
 
-    So a file of results is enough to go on from, on another machine too.
+    A file of results is therefore enough to continue, also on another machine.
 
     Raises:
-        ValueError: a record has none of the settings: the file was made with others, and would be lost.
+        ValueError: a record fits none of the settings, and would be lost.
     """
     folder.mkdir(parents=True, exist_ok=True)
     left = list(records)

@@ -131,7 +131,7 @@ def live(subnetworks: Mapping[Partitioned, tuple[int, int | None] | Several]) ->
         hand_on(HANDED_ON, {} if mixed else outside)
         _pass.begin(None)
         if not torch.compiler.is_compiling() and _is_any_autocast_enabled():
-            # A step follows: a loop inside of torch.autocast would go on with copies of the parameters before it.
+            # A step may follow, and a loop inside of torch.autocast would keep the copies from before the step.
             torch.clear_autocast_cache()
 
 
