@@ -57,8 +57,8 @@ def test_the_text_is_pythons_documentation():
     assert x.shape == y.shape and torch.equal(x.flatten()[1:], y.flatten()[:-1])
     assert len(task.train) > 3 * len(task.validation) > 0
     assert stn_lstm.words_of("Don't --- use x[0].") == ["don", "'", "t", "---", "use", "x", "[", "0", "]."]
-    (first, second), words = stn_lstm.encoded([["a", "a", "b", "c"], ["c", "a", "b"]], rarest=2)
-    assert first.tolist() == [1, 1, 0, 0] and second.tolist() == [0, 1, 0] and words == 2
+    (first, second), words = stn_lstm.encoded([["a", "a", "<unk>", "b", "<unk>", "c"], ["c", "a", "b"]], rarest=2)
+    assert first.tolist() == [1, 1, 0, 0, 0, 0] and second.tolist() == [0, 1, 0] and words == 2
 
 
 def test_penn_treebank_is_read_from_local_files(tmp_path, monkeypatch):

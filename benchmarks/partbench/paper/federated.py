@@ -70,7 +70,8 @@ class Setting:
         network: makes one, for images that are normalised.
         augmentation: makes the part of ψ that transforms images.
         sizes: the subsets of the training data, ascending.
-        rounds, clients: how many.
+        rounds: with each size.
+        clients: how many.
         proportions: of the chunks' clients and of the weights' partitions.
         alpha, rotated_alpha: of the Dirichlet split by labels, and of rotated images by their bins.
         batch: of the clients' steps.
@@ -83,7 +84,7 @@ class Setting:
     network: Callable[[], nn.Sequential]
     augmentation: Callable[[], hyper.Affine]
     sizes: tuple[int, ...]
-    rounds: int
+    rounds: tuple[int, ...]
     clients: int
     proportions: tuple[float, ...]
     alpha: float
@@ -99,21 +100,21 @@ class Setting:
 
 SETTINGS = {
     "digits": Setting(
-        digits_network, first_affine, (1297,), rounds=400, clients=20, proportions=(0.7, 0.2, 0.1), alpha=1.0,
+        digits_network, first_affine, (1297,), rounds=(400,), clients=20, proportions=(0.7, 0.2, 0.1), alpha=1.0,
         rotated_alpha=0.1, batch=16, hyper_batch=None, lr=0.1, server_lr=4e-3, hyper_lr=6e-2, samples=4,
     ),
     "mnist": Setting(
-        mnist_network, hyper.Affine, (1250, 5000, 50000), rounds=2000, clients=100, proportions=(0.7, 0.2, 0.1),
+        mnist_network, hyper.Affine, (1250, 5000, 50000), rounds=(2000,) * 3, clients=100, proportions=(0.7, 0.2, 0.1),
         alpha=0.1, rotated_alpha=0.1, batch=64, hyper_batch=None, lr=5e-2, server_lr=1e-3, hyper_lr=3e-3,
     ),
     "cifar10": Setting(
-        cifar_network, hyper.Affine, (1250, 5000, 45000), rounds=5000, clients=100, proportions=(0.9, 0.1),
+        cifar_network, hyper.Affine, (1250, 5000, 45000), rounds=(5000,) * 3, clients=100, proportions=(0.9, 0.1),
         alpha=1.0, rotated_alpha=0.1, batch=32, hyper_batch=32, lr=10**-0.5, server_lr=1e-2, hyper_lr=1e-3, eps=1e-7,
     ),
 }  # fmt: skip
 # For processors: a tenth of the rounds, with larger steps of the server and of ψ, and fewer copies.
 SETTINGS["mnist-cpu"] = replace(
-    SETTINGS["mnist"], sizes=(1250, 5000), rounds=200, server_lr=3e-3, hyper_lr=3e-2, samples=2
+    SETTINGS["mnist"], sizes=(1250, 5000), rounds=(200, 100), server_lr=3e-3, hyper_lr=3e-2, samples=2
 )
 
 
@@ -224,13 +225,14 @@ class Federated(Experiment):
 
     def settings(self, dataset: str, seeds: Sequence[int], quick: bool) -> list[Record]:
         of = SETTINGS[dataset]
-        sizes = of.sizes[:1] if quick else of.sizes
         found = []
-        for seed, rotated, examples, method in product(seeds, (True, False), sizes, METHODS):
+        for seed, rotated, (examples, rounds), method in product(
+            seeds, (True, False), zip(of.sizes, of.rounds, strict=True), METHODS
+        ):
             setting = {"dataset": dataset, "rotated": rotated, "method": method, "examples": examples, "seed": seed}
-            found.append(
-                {**setting, "rounds": QUICK_ROUNDS if quick else of.rounds} | ({"quick": True} if quick else {})
-            )
+            found.append({**setting, "rounds": rounds})
+        if quick:
+            return [{**one, "rounds": QUICK_ROUNDS, "quick": True} for one in found if one["examples"] == of.sizes[0]]
         return found
 
     def train(self, setting: Record, checkpoint: Path) -> Record:

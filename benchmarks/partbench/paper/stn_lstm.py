@@ -68,7 +68,8 @@ def words_of(text: str) -> list[str]:
 def encoded(parts: list[list[str]], rarest: int = RAREST) -> tuple[list[Tensor], int]:
     """The texts as numbers of words that the first has, and how many those are."""
     counts = Counter(parts[0])
-    known = {word: i for i, word in enumerate([UNKNOWN, *sorted(w for w in counts if counts[w] >= rarest)])}
+    frequent = sorted(word for word in counts if counts[word] >= rarest and word != UNKNOWN)
+    known = {word: i for i, word in enumerate([UNKNOWN, *frequent])}
     return [torch.tensor([known.get(word, 0) for word in part]) for part in parts], len(known)
 
 
