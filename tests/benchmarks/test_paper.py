@@ -138,6 +138,28 @@ def test_every_experiment_draws_its_figure_from_its_committed_results(path, tmp_
     assert path.with_suffix(".png").exists()
 
 
+@pytest.mark.cases(usual=2)
+@pytest.mark.parametrize("name", [name for name, one in EXPERIMENTS.items() if one.partial_results])
+def test_a_part_of_the_results_has_a_table_claims_and_a_figure(name, tmp_path):
+    found = map(report.Report.load, report.RESULTS.glob(f"{name}-*.json"))
+    for made in [one for one in found if one.experiment == name]:
+        methods = [*{one["method"]: None for one in made.records}]
+        for method in methods:
+            mine = [one for one in made.records if one["method"] == method]
+            alone = dataclasses.replace(made, records=mine)
+            assert len(alone.text().splitlines()) > 6, method
+        alone.draw(tmp_path / "alone.json")
+        fewer_seeds = [one for one in made.records if one["method"] != methods[0] or one["seed"] == 0]
+        assert dataclasses.replace(made, records=fewer_seeds).claims()
+
+
+def test_other_experiments_say_what_they_lack(tmp_path, monkeypatch):
+    monkeypatch.setattr(EXPERIMENTS["stn-ridge"], "train", lambda *_: {"seconds": 1.0})
+    with pytest.raises(SystemExit, match="5 of 96 trainings are finished; the table and the picture need all"):
+        main(["stn-ridge", "--out", str(tmp_path), "--only", "method=stn", "--only", "seed=0"])
+    assert len(report.Report.load(tmp_path / "stn-ridge-synthetic.json").records) == 5
+
+
 def test_all_runs_every_experiment_on_its_first_data_set(monkeypatch):
     ran = []
     monkeypatch.setattr("partbench.paper.__main__._run_one", lambda each, dataset, given: ran.append((each, dataset)))

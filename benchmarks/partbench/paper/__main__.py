@@ -92,6 +92,8 @@ def _run_one(experiment: Experiment, dataset: str, given: argparse.Namespace) ->
     command += ["--seeds", ",".join(map(str, sorted({record["seed"] for record in records})))]
     made = report.Report(experiment.name, dataset, shlex.join(command), records)
     made.save(path)
+    if len(records) < len(every) and not experiment.partial_results:
+        sys.exit(f"{len(records)} of {len(every)} trainings are finished; the table and the picture need all of them.")
     made.draw(path)
     print(made.text())
 

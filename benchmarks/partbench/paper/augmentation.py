@@ -66,6 +66,7 @@ class Augmentation(Experiment):
 
     name = "augmentation"
     paper = "Table 1, Fig. 3"
+    partial_results = True
     datasets = (*Experiment.datasets, *FOR_PROCESSORS)
 
     def settings(self, dataset: str, seeds: Sequence[int], quick: bool) -> list[Record]:

@@ -32,10 +32,12 @@ class Experiment:
         name: on the command line.
         paper: where the paper has it.
         datasets: that it can be run on; the first is the default.
+        partial_results: whether some of its trainings are enough for a table, claims and a picture of them.
     """
 
     name: str
     paper: str
+    partial_results: bool = False
     datasets: Sequence[str] = ("digits", "mnist", "cifar10", "tiny-imagenet")
 
     def settings(self, dataset: str, seeds: Sequence[int], quick: bool) -> list[Record]:
@@ -78,6 +80,18 @@ def select(found: pd.DataFrame, **wanted) -> pd.DataFrame:
     for name, value in wanted.items():
         found = found[found[name] == value]
     return found
+
+
+def of_both(ours: pd.DataFrame, theirs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the rows of the seeds that both have, in their order.
+
+    Example:
+        >>> ours, theirs = of_both(pd.DataFrame({"seed": [0, 1], "x": [3, 4]}), pd.DataFrame({"seed": [1, 2]}))
+        >>> ours.x.tolist(), theirs.seed.tolist()
+        ([4], [1])
+    """
+    seeds = set(ours.seed) & set(theirs.seed)
+    return tuple(one[one.seed.isin(seeds)].sort_values("seed") for one in (ours, theirs))
 
 
 def text(numbers: pd.Series, digits: int = 1, unit: str = "") -> str:

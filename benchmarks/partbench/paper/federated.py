@@ -25,6 +25,7 @@ from partbench.paper.experiment import (
     Table,
     at_least,
     curve,
+    of_both,
     registered,
     rotation,
     select,
@@ -221,6 +222,7 @@ class Federated(Experiment):
 
     name = "federated"
     paper = "Table 4, Fig. 10"
+    partial_results = True
     datasets = tuple(SETTINGS)
 
     def settings(self, dataset: str, seeds: Sequence[int], quick: bool) -> list[Record]:
@@ -243,9 +245,14 @@ class Federated(Experiment):
         sizes, rows = sorted(found.examples.unique()), []
         for method, label in METHODS.items():
             mine = select(found, method=method)
-            row = [text(select(mine, rotated=r, examples=n).accuracy) for r in (True, False) for n in sizes]
-            row.append(f"{100 * _upload(found, method):.1f} %")
-            row += [text(_rotations(select(mine, rotated=r)), 0) if method != "fedavg" else "" for r in (True, False)]
+            if mine.empty:
+                continue
+            cells = [select(mine, rotated=r, examples=n).accuracy for r in (True, False) for n in sizes]
+            upload = _upload(found, method)
+            widths = [_rotations(select(mine, rotated=r)) if method != "fedavg" else () for r in (True, False)]
+            row = [text(cell) if len(cell) else "" for cell in cells]
+            row.append("" if upload is None else f"{100 * upload:.1f} %")
+            row += [text(one, 0) if len(one) else "" for one in widths]
             rows.append([label, *row, f"{(mine.seconds / mine.rounds).mean():.2f}"])
         kinds = [f"{kind}, {size}" for kind in ("rotated", "upright") for size in sizes]
         return ["accuracy, %", *kinds, "upload", "rotation ±°, rotated", "upright", "seconds a round"], rows
@@ -257,12 +264,16 @@ class Federated(Experiment):
         for axes, (rotated, examples) in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
             for method, label in METHODS.items():
                 mine = select(found, method=method, rotated=rotated, examples=examples)
+                if mine.empty:
+                    continue
                 points = pd.concat([_smoothed(one) for one in mine.curve], ignore_index=True)
                 curve(axes, (points.sent + points.uploaded) / MEGABYTE, points.accuracy, label)
             kind = "rotated" if rotated else "upright"
             axes.set(title=f"{kind}, {examples} images", xlabel="sent and received, all clients [MB]")
             axes.set(ylabel="test accuracy [%]")
-        figure.axes[0].legend(fontsize="small")
+        for axes in figure.axes:
+            if axes.has_data():
+                axes.legend(fontsize="small")
         return figure
 
     def claims(self, found: pd.DataFrame) -> list[Claim]:
@@ -273,15 +284,19 @@ class Federated(Experiment):
             ours = select(mine, method="partitioned")
             kind = f"{examples} {'rotated' if rotated else 'upright'}, partitioned"
             for other in ("fedavg", "augerino"):
-                theirs = select(mine, method=other)
-                claims.append(at_least(f"{kind} ≥ {METHODS[other]}", ours.accuracy, theirs.accuracy))
+                both = of_both(ours, select(mine, method=other))
+                if len(both[0]):
+                    claims.append(at_least(f"{kind} ≥ {METHODS[other]}", *(one.accuracy for one in both)))
         upload = _upload(found, "partitioned")
-        claims.append(Claim("partitioned: at most 0.95 of FedAvg's upload", f"{upload:.3f}", bool(upload <= 0.95)))
+        if upload is not None:
+            claims.append(Claim("partitioned: at most 0.95 of FedAvg's upload", f"{upload:.3f}", upload <= 0.95))
         return claims
 
 
-def _upload(found: pd.DataFrame, method: str) -> float:
-    return select(found, method=method).uploaded.mean() / select(found, method="fedavg").uploaded.mean()
+def _upload(found: pd.DataFrame, method: str) -> float | None:
+    """Return the bytes that clients send in a round, as a fraction of FedAvg's; None if either has not been trained."""
+    sent = (found.uploaded / found.rounds).groupby(found.method).mean()
+    return float(sent[method] / sent["fedavg"]) if {method, "fedavg"} <= {*sent.index} else None
 
 
 def _rotations(found: pd.DataFrame) -> pd.Series:

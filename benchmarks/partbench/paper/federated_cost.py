@@ -49,6 +49,7 @@ class FederatedCost(Experiment):
 
     name = "federated-cost"
     paper = "Table 4"
+    partial_results = True
     datasets = ("digits",)
 
     def settings(self, dataset: str, seeds: Sequence[int], quick: bool) -> list[Record]:

@@ -67,6 +67,7 @@ class Moving(Experiment):
 
     name = "moving"
     paper = "Appendix C, future work"
+    partial_results = True
     datasets = ("digits",)
 
     def settings(self, dataset: str, seeds: Sequence[int], quick: bool) -> list[Record]:

@@ -29,6 +29,7 @@ class StnSensitivity(Experiment):
 
     name = "stn-sensitivity"
     paper = "the talk's sensitivity studies"
+    partial_results = True
     datasets = ("digits",)
 
     def settings(self, dataset: str, seeds: Sequence[int], quick: bool) -> list[Record]:

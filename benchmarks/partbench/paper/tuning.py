@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import partnets
-from partbench.paper.experiment import Claim, Experiment, Record, Table, lower, select, text
+from partbench.paper.experiment import Claim, Experiment, Record, Table, lower, of_both, select, text
 from partbench.paper.runs import fit
 from partnets import baselines, hyper, optim, stn
 from partnets.hyper.hyperparameter import hyperparameters
@@ -295,6 +295,7 @@ class Tuning(Experiment):
     """
 
     steps: Mapping[str, int]
+    partial_results = True
     is_language = False
 
     def task(self, dataset: str, seed: int, steps: int) -> Task:
@@ -323,11 +324,14 @@ class Tuning(Experiment):
 
     def draw(self, found: pd.DataFrame) -> Figure:
         """The validation loss over the seconds, the lowest so far, and each hyperparameter over the steps."""
-        learned = found[found["values"].map(lambda values: isinstance(values, dict))]
-        names = list(learned.iloc[0]["values"])
+        learned = found[found.method.isin(SELF_TUNING)]
+        names = list(learned.iloc[0]["values"]) if len(learned) else []
         columns = 4
         lines = -(-len(names) // columns)
         figure = Figure(figsize=(3 * columns, 3 + 2.2 * lines), layout="constrained")
+        if not names:
+            _draw_seconds(figure, found)
+            return figure
         above, below = figure.subfigures(2, 1, height_ratios=(3, 2.2 * lines))
         _draw_seconds(above, found)
         panels = list(below.subplots(lines, columns, squeeze=False).flat)
@@ -349,17 +353,23 @@ class Tuning(Experiment):
         for method in SELF_TUNING:
             if method not in methods:
                 continue
-            ours, label = methods[method], LABELS[method]
-            control = methods["untuned" if method == "stn" else "untuned_delta"]
-            below = ours.validation.mean() / control.validation.mean()
-            least = f"{label}: validation loss at most {BELOW_UNTUNED} of the untuned control's"
-            claims.append(Claim(least, f"{below:.2f} of it", bool(below <= BELOW_UNTUNED)))
+            label = LABELS[method]
+            # Of each other method with a seed in common, the trainings of both.
+            both = {other: of_both(methods[method], methods[other]) for other in methods}
+            both = {other: pair for other, pair in both.items() if len(pair[0])}
+            control = "untuned" if method == "stn" else "untuned_delta"
+            if control in both:
+                ours, theirs = both[control]
+                below = ours.validation.mean() / theirs.validation.mean()
+                least = f"{label}: validation loss at most {BELOW_UNTUNED} of the untuned control's"
+                claims.append(Claim(least, f"{below:.2f} of it", bool(below <= BELOW_UNTUNED)))
             for other in ("start", "grid", "random", "tpe", f"{method} final", f"{method} schedule"):
-                if other in methods:
-                    claim = f"{label}: test loss below {LABELS[other]}"
-                    claims.append(lower(claim, ours.test, methods[other].test))
-            if "tpe" in methods:
-                shares = [_share_of_time(*curves) for curves in zip(ours.curve, methods["tpe"].curve, strict=True)]
+                if other in both:
+                    ours, theirs = both[other]
+                    claims.append(lower(f"{label}: test loss below {LABELS[other]}", ours.test, theirs.test))
+            if "tpe" in both:
+                curves = (one.curve for one in both["tpe"])
+                shares = [_share_of_time(*pair) for pair in zip(*curves, strict=True)]
                 found = ", ".join(f"{share:.2f}" if share < math.inf else "never" for share in shares)
                 claim = f"{label}: the validation loss of TPE's end in a quarter of its seconds"
                 claims.append(Claim(claim, f"{found} of them", max(shares) <= 0.25))
@@ -370,7 +380,7 @@ class Tuning(Experiment):
         return claims
 
 
-def _draw_seconds(figure: SubFigure, found: pd.DataFrame) -> None:
+def _draw_seconds(figure: Figure | SubFigure, found: pd.DataFrame) -> None:
     """A panel for each seed."""
     seeds = sorted(found.seed.unique())
     for axes, seed in zip(figure.subplots(1, len(seeds), sharey=True, squeeze=False).flat, seeds, strict=True):
@@ -393,7 +403,7 @@ def _by_method(found: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """The trainings of each method, and those by the values that a self-tuned network found, in the table's order."""
     methods = {method: select(found, method=method) for method in METHODS}
     for method in RETRAINED:
-        for kind in ("final", "schedule"):
-            if len(methods[method]):
-                methods[f"{method} {kind}"] = pd.DataFrame(list(methods[method][kind]))
+        mine = methods[method]
+        for kind in ("final", "schedule") if len(mine) else ():
+            methods[f"{method} {kind}"] = pd.DataFrame([*mine[kind]]).assign(seed=[*mine.seed])
     return {method: methods[method] for method in LABELS if len(methods.get(method, ()))}

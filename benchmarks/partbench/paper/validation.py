@@ -38,6 +38,7 @@ class Validation(Experiment):
 
     name = "validation"
     paper = "Table 2"
+    partial_results = True
 
     def settings(self, dataset: str, seeds: Sequence[int], quick: bool) -> list[Record]:
         examples, found = EXAMPLES[dataset], []
