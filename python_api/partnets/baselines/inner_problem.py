@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from partnets.training.start import check_finite
+from partnets.utils.twice import twice_differentiable
 
 Loss = Callable[[dict[str, Tensor], Tensor], Tensor]
 # functools.partial(torch.optim.SGD, lr=0.1), say.
@@ -65,7 +67,8 @@ class Inner:
     ) -> list[Tensor]:
         """∂f/∂w of each weight; check asks as well whether f depends on hyper."""
         self.evaluations += 1
-        loss = evaluate("train", self.train, weights, hyper)
+        with twice_differentiable() if create_graph else nullcontext():
+            loss = evaluate("train", self.train, weights, hyper)
         inputs = [*weights.values(), *([hyper] if check else [])]
         gradients = torch.autograd.grad(loss, inputs, create_graph=create_graph, allow_unused=True)
         for name, gradient in zip(weights, gradients, strict=False):

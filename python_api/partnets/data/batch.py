@@ -11,7 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from partnets.utils.likelihood import Loss, counting, ignored, ignores, is_of_numbers
+from partnets.utils.likelihood import (
+    IGNORED,
+    Loss,
+    are_whole,
+    class_axis,
+    counting,
+    ignored,
+    ignores,
+    is_of_numbers,
+    no_classes,
+)
 from partnets.utils.random_state import preserved
 
 # Under which of these a batch has its targets.
@@ -116,13 +126,15 @@ def mean(loss: Loss, output: Any, y: Any) -> Tensor:
         >>> mean(nn.CrossEntropyLoss(), logits, y.fill_(-100))
         tensor(0.)
     """
-    found = losses(loss, output, y)
+    found, output = losses(loss, output, y), scores(output)
     if found.dim():
-        counted = counting(loss, found, y)
+        counted = counting(loss, found, output, y)
         return counted.mean() if counted.numel() else found.sum()
-    if isinstance(y, Tensor) and ignores(loss) and not y.is_floating_point():
+    if class_axis(output, y) is None:
+        return found
+    if ignores(loss):
         return found.masked_fill((y == ignored(loss)).all(), 0.0)
-    return found
+    return found.masked_fill(no_classes(output, y).all() & found.isnan(), 0.0)
 
 
 def check_no_sum(loss: Loss, output: Any, y: Any, value: Tensor) -> None:
@@ -144,9 +156,10 @@ def check_no_sum(loss: Loss, output: Any, y: Any, value: Tensor) -> None:
 def total(loss: Loss, output: Any, y: Any, examples: int) -> tuple[float, int]:
     """The sum of a batch's losses, and of how many it is: examples, or targets that count.
 
-    Losses that have a dimension are added up. A mean counts for each target but those that are -100 if the targets are
-    classes, one for each place of the output, as tokens have them; for each number of y if the loss is torch's of yes
-    or no, or of counts; otherwise for each example.
+    Losses that have a dimension are added up; see partnets.utils.likelihood.counted for those that do not count. A mean
+    counts for each target that is a class of the logits [batch, classes, ...] or [batch, ..., classes], but for
+    the ignore_index of torch's losses, and for numbers that are no class if the loss does not depend on the logits
+    there; for each number of y if the loss is torch's of yes or no, or of counts; otherwise for each example.
 
     Example:
         >>> logits, y = torch.zeros(2, 5, 3), torch.tensor([[0, 1, -100], [2, -100, -100]])  # [batch, classes, length]
@@ -169,9 +182,9 @@ def summed(loss: Loss, output: Any, y: Any, examples: int) -> tuple[Tensor, int]
     """
     found = losses(loss, tree_map(_in_single, output), y)
     if found.dim():
-        found = counting(loss, found, y)
+        found = counting(loss, found, scores(output), y)
         return found.sum(dtype=torch.float64).cpu(), found.numel()
-    count = _targets(loss, scores(output), y, examples)
+    count = _targets(loss, output, y, examples)
     found = found.to("cpu", torch.float64)
     return (count * found if count else torch.zeros_like(found)), count
 
@@ -183,10 +196,26 @@ def _in_single(leaf: Any) -> Any:
 
 
 def _targets(loss: Loss, output: Any, y: Any, examples: int) -> int:
+    """Return of how many targets a loss is the mean."""
     if isinstance(y, Tensor) and is_of_numbers(loss):
         return y.numel()
-    if not isinstance(output, Tensor) or not isinstance(y, Tensor) or output.dim() != y.dim() + 1:
+    logits = scores(output)
+    if not isinstance(logits, Tensor) or not isinstance(y, Tensor) or logits.dim() != y.dim() + 1 or not are_whole(y):
         return examples
-    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        return examples
-    return int((y != ignored(loss)).sum())
+    axis = class_axis(logits, y)
+    if ignores(loss) or axis is None:
+        return int((y != ignored(loss)).sum())
+    strange = no_classes(logits, y)
+    if not strange.any():
+        return y.numel()
+    if not isinstance(output, Tensor):  # whose logits nobody can exchange
+        return int((y != IGNORED).sum())
+    ramp = torch.linspace(0, 1, logits.shape[axis], device=logits.device).to(logits.dtype)
+    moved = (logits.movedim(axis, -1) + strange.unsqueeze(-1) * ramp).movedim(-1, axis)
+    with torch.no_grad():
+        values = []
+        for each in (logits, moved):
+            with preserved(logits.device):
+                values.append(losses(loss, each, y))
+    is_independent = torch.allclose(*values, rtol=0.0, atol=0.0, equal_nan=True)
+    return y.numel() - int(strange.sum()) if is_independent else y.numel()

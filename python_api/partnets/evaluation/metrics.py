@@ -21,8 +21,11 @@ from partnets.evaluation.same_chunks import adopt_chunks, check_same_chunks
 from partnets.nn.batch_norm import warn_of_stale
 from partnets.nn.live import subnetwork
 from partnets.nn.partitioned import count
-from partnets.utils.likelihood import IGNORED, check_mean, plain
+from partnets.utils.likelihood import IGNORED, check_mean, no_classes, plain
 from partnets.utils.modules import device_of, evaluating, to_device
+
+# The greatest uint8, which images of labels have where nothing is labelled.
+UNLABELLED = 255
 
 
 def mean_loss(
@@ -104,12 +107,19 @@ def accuracy(
     batch_size: int = 256,
     collate: Collate = default_collate,
     forward: Forward = call,
+    ignore_index: int | None = None,
     **loading,
 ) -> float:
-    """The share of labels that have the greatest logit, but for those that are -100; the rest as of mean_loss.
+    """The share of labels that have the greatest logit; the rest as of mean_loss.
 
     Logits are [batch, classes, ...] and labels [batch, ...], as torch's cross_entropy has them. It is NaN if one of
     those logits is, whose order says nothing.
+
+    Args:
+        ignore_index: the label that does not count; None for all negative ones, and 255 if it is no class.
+
+    Raises:
+        ValueError: another label is no class of the logits; or the logits are none of these.
 
     Example:
         >>> accuracy(nn.Flatten(), (torch.eye(4), torch.tensor([0, 1, 2, 0])))
@@ -126,14 +136,21 @@ def accuracy(
                 f"the output is {list(scores(output).shape)}, of one class; accuracy takes a logit for each class. For"
                 " one logit in all, pass mean_loss a loss that counts what is right."
             )
+        classes = scores(output).shape[1]
         found = scores(output).argmax(1)
         if found.shape != y.shape:
             raise ValueError(
                 f"the logits are {list(scores(output).shape)} and the labels {list(y.shape)}; they must be [batch,"
                 f" classes, ...] and [batch, ...]: transpose them, {OWN_RULE}."
             )
-        unknown = scores(output).isnan().any(1)
-        return (found == y).float().masked_fill(unknown, math.nan)[y != IGNORED]
+        unknown, strange = scores(output).isnan().any(1), no_classes(scores(output), y)
+        unlabelled = strange & ((y < 0) | (y == UNLABELLED)) if ignore_index is None else y == ignore_index
+        if (wrong := y[strange & ~unlabelled]).numel():
+            raise ValueError(
+                f"a label is {int(wrong[0])}, and the network has {classes} classes; pass labels from 0, or"
+                f" ignore_index={int(wrong[0])} if it does not count."
+            )
+        return (found == y).float().masked_fill(unknown, math.nan)[~unlabelled]
 
     return mean_loss(model, data, right, batch_size=batch_size, collate=collate, forward=forward, **loading)
 

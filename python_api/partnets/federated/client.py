@@ -33,7 +33,7 @@ from partnets.training.step import check_reached, hyper_learning, step_weights, 
 from partnets.utils import random_state
 from partnets.utils.checks import check_at_least
 from partnets.utils.held import Held
-from partnets.utils.likelihood import check_loss, plain
+from partnets.utils.likelihood import check_loss, ignored, ignores, plain
 from partnets.utils.modules import device_of, to_device
 from partnets.utils.seeds import derived
 
@@ -260,7 +260,8 @@ class Client:
             total, targets = total_loss(self.model, data, self.hyper_loss, loading={}, **how)
             found = {"loss": total / targets, "targets": targets}
             with suppress(ValueError):  # there are no classes
-                found["accuracy"] = accuracy(self.model, data, **how)
+                ignore_index = ignored(self.hyper_loss) if ignores(self.hyper_loss) else None
+                found["accuracy"] = accuracy(self.model, data, ignore_index=ignore_index, **how)
             return found
 
     @contextmanager

@@ -9,6 +9,7 @@ from partnets.hyper.dropout import RATES, check_rates
 from partnets.hyper.hyperparameter import Hyperparameter
 from partnets.hyper.learned import Learned
 from partnets.hyper.ranges import Range
+from partnets.utils.likelihood import IGNORED
 
 
 class LabelSmoothing(Hyperparameter):
@@ -26,7 +27,7 @@ class LabelSmoothing(Hyperparameter):
         smoothing: hyper.Learned, a single value.
 
     Shapes:
-        logits [batch, classes, ...] and labels [batch, ...] to losses of the labels' shape; labels of -100 have none.
+        logits [batch, classes, ...] and labels [batch, ...] to the losses of all labels that are not -100, a vector.
         logits alone to themselves.
 
     Raises:
@@ -56,9 +57,7 @@ class LabelSmoothing(Hyperparameter):
     def forward(self, logits: Tensor, labels: Tensor | None = None) -> Tensor:
         if labels is None:
             return logits
-        losses = F.cross_entropy(logits, labels, reduction="none")
-        if not self.training:
-            return losses
-        smoothing = self.smoothing(labels)
-        over_classes = -logits.log_softmax(1).mean(1).masked_fill(labels == -100, 0.0)
-        return losses + smoothing * (over_classes - losses)
+        counts, losses = labels != IGNORED, F.cross_entropy(logits, labels, reduction="none")
+        if self.training:
+            losses = losses + self.smoothing(labels) * (-logits.log_softmax(1).mean(1) - losses)
+        return losses[counts]

@@ -43,12 +43,12 @@ class _Weighted(TrainingLoss):
             raise ValueError(f"there are {count} weights, of which none says anything; pass two names or more.")
         self.weights = Learned([1.0] * count, range, names=names)
 
-    def normalised(self, which: Tensor | None = None) -> Tensor:
-        """The weights of these, or of all; their mean is 1."""
+    def normalised(self, which: Tensor | None = None, counted: Tensor | None = None) -> Tensor:
+        """The weights of these, or of all; their mean is 1, over those that are `counted`."""
         if which is not None:
             _check_alone()
         weights = self.weights() if which is None else self.weights()[which]
-        return weights / weights.mean()
+        return weights / (weights if counted is None else weights[counted]).mean()
 
     def values(self) -> dict[str, float]:
         """The weights, of which the mean is 1."""
@@ -118,8 +118,7 @@ class ClassWeights(_Weighted):
         weights: hyper.Learned, one for each class; values() has them with a mean of 1.
 
     Shapes:
-        logits [batch, classes] and labels [batch] to losses [batch]; those of [batch, classes, ...] and [batch, ...] to
-        the losses of all labels that are not -100.
+        logits [batch, classes, ...] and labels [batch, ...] to the losses of all labels that are not -100, a vector.
 
     Raises:
         ValueError: there are less than two classes.
@@ -137,14 +136,11 @@ class ClassWeights(_Weighted):
         super().__init__(F.cross_entropy, classes, range)
 
     def trained(self, output: Tensor, y: Tensor) -> Tensor:
-        losses, counts = F.cross_entropy(output, y, reduction="none"), y != IGNORED
-        if losses.dim() > 1:
-            return losses[counts] * self.normalised(y[counts])
-        _check_alone()
-        # Of a label that does not count the loss is 0.
-        weights = self.weights()[y.clamp(min=0)]
-        total = (weights * counts).sum().clamp(min=torch.finfo(weights.dtype).tiny)
-        return losses * (weights * counts.sum() / total)
+        counts = y != IGNORED
+        return F.cross_entropy(output, y, reduction="none")[counts] * self.normalised(y[counts])
+
+    def counted(self, output: Tensor, y: Tensor) -> None:
+        """As of TrainingLoss: `trained` leaves out what does not count."""
 
 
 class SourceWeights(_Weighted):
@@ -162,7 +158,7 @@ class SourceWeights(_Weighted):
         weights: hyper.Learned, one for each source; values() has them with a mean of 1.
 
     Shapes:
-        output [batch, ...] and (targets, source int64 [batch]) to losses [batch].
+        output [batch, ...] and (targets, source int64 [batch]) to the losses of the examples of which a target counts.
 
     Raises:
         ValueError: there are less than two sources, or not one of them for each example; or as TrainingLoss.losses.
@@ -189,7 +185,7 @@ class SourceWeights(_Weighted):
     def trained(self, output: Any, y: Any) -> Tensor:
         losses = self.losses(output, y)
         check_numbers("sources", y[1], losses, len(self.weights()))
-        return losses * self.normalised(y[1])
+        return losses * self.normalised(y[1], self.counted(output, y))
 
 
 class ExampleWeights(Precise, TrainingLoss):
@@ -210,7 +206,8 @@ class ExampleWeights(Precise, TrainingLoss):
         scores: the parameter [examples], of which the sigmoids are the weights; or None.
 
     Shapes:
-        output [batch, ...] and targets, or (targets, index int64 [batch]), to losses [batch].
+        output [batch, ...] and targets, or (targets, index int64 [batch]), to the losses of the examples of which a
+        target counts.
 
     Raises:
         ValueError: examples and network are both given, or examples is below 1; or as TrainingLoss.losses.
@@ -251,7 +248,8 @@ class ExampleWeights(Precise, TrainingLoss):
         else:
             check_numbers("indices", y[1], losses, len(self.scores))
             weights = self.scores[y[1]].sigmoid()
-        return losses * (weights / weights.mean())
+        counted = self.counted(output, y)
+        return losses * (weights / (weights if counted is None else weights[counted]).mean())
 
     def values(self) -> dict[str, float]:
         """The lowest and the highest weight of the examples; or those of losses 0 and 5."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from partnets.hyper.hyperparameter import Hyperparameter
-from partnets.utils.likelihood import are_classes, check_mean, counting, ignored, of_each, of_each_that_counts, plain
+from partnets.utils.likelihood import check_mean, counted, of_each, of_each_that_counts, plain
 
 
 class TrainingLoss(Hyperparameter):
@@ -56,9 +58,9 @@ class TrainingLoss(Hyperparameter):
         if y is None:
             return output
         if self.training:
-            found, targets = self.trained(output, y), self.targets(y)
-            # Of targets alone those that do not count are left out by whoever takes the mean.
-            return found if targets is y else counting(self.loss, found, targets)
+            found = self.trained(output, y)
+            counted = self.counted(output, y) if found.dim() else None
+            return found if counted is None else found[counted]
         has_own = type(self).plain is not TrainingLoss.plain
         return self.plain(output, y) if has_own else plain(self.loss)(output, self.targets(y))
 
@@ -84,7 +86,7 @@ class TrainingLoss(Hyperparameter):
             ValueError: the loss gives its mean alone.
         """
         targets = self.targets(y)
-        found = of_each(self.loss)(output, targets)
+        found = self._of_each_target(output, targets)
         if not found.dim():
             raise ValueError(
                 "the loss gives a mean, and here each example has a weight; pass one of torch's, or of your own that"
@@ -92,10 +94,20 @@ class TrainingLoss(Hyperparameter):
             )
         if found.dim() == 1:
             return found
-        if not are_classes(targets, found):
+        which = counted(self.loss, lambda: found, output, targets)
+        if which is None:
             return found.flatten(1).mean(1)
-        counted = (targets != ignored(self.loss)).flatten(1)
-        return found.flatten(1).sum(1) / counted.sum(1).clamp(min=1)
+        return found.flatten(1).sum(1) / which.flatten(1).sum(1).clamp(min=1)
+
+    def counted(self, output: Any, y: Any) -> Tensor | None:
+        """Return which examples count, bool [batch]: those of which a target does; None if all do."""
+        targets = self.targets(y)
+        with torch.no_grad():
+            which = counted(self.loss, partial(self._of_each_target, output, targets), output, targets)
+        return None if which is None else which.flatten(1).any(1) if which.dim() > 1 else which
+
+    def _of_each_target(self, output: Any, targets: Any) -> Tensor:
+        return of_each(self.loss)(output, targets)
 
 
 def check_numbers(what: str, numbers: Any, losses: Tensor, count: int) -> None:

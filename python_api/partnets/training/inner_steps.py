@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from partnets.hyper import penalties
 from partnets.hyper.penalty import penalised
@@ -23,6 +22,7 @@ from partnets.training.start import check_finite
 from partnets.utils.held import Held
 from partnets.utils.modules import device_of, evaluating, is_sharded
 from partnets.utils.random_state import get_state, preserved, set_state
+from partnets.utils.twice import twice_differentiable
 
 Compute = Callable[[Any], Tensor]
 # averaged(tensors, like): the means over ranks of tensors that are like others; None is 0 unless all ranks have None.
@@ -321,13 +321,12 @@ class InnerSteps:
         a graph is gone back through with the weights that it was made with.
         """
         before = [] if weights is self.parameters else [parameter.detach().clone() for parameter in self.parameters]
-        # torch's fused attention has no second derivative.
-        attention = sdpa_kernel(SDPBackend.MATH) if self.exact else nullcontext()
+        functions = twice_differentiable() if self.exact else nullcontext()
         try:
             for parameter, weight in zip(self.parameters, weights if before else (), strict=bool(before)):
                 parameter.data.copy_(weight)
             torch.clear_autocast_cache()  # of the weights before
-            with subnetwork(self.model, self.k, self.k, hyper=True), attention:
+            with subnetwork(self.model, self.k, self.k, hyper=True), functions:
                 yield
         finally:
             for parameter, weight in zip(self.parameters, before, strict=bool(before)):

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -73,7 +74,6 @@ def weighs(loss: Loss) -> bool:
     """Whether this is one of torch's losses with weights of classes.
 
     Example:
-        >>> import torch
         >>> weighs(nn.CrossEntropyLoss(torch.ones(3))), weighs(nn.CrossEntropyLoss())
         (True, False)
     """
@@ -121,14 +121,69 @@ def ignores(loss: Loss) -> bool:
     return name_of(loss) in CROSS_ENTROPIES | NLL_LOSSES
 
 
-def are_classes(targets: Any, losses: Tensor) -> bool:
-    """Whether these are classes, of each of which there is a loss."""
-    return isinstance(targets, Tensor) and not targets.is_floating_point() and losses.shape == targets.shape
+def are_whole(targets: Tensor) -> bool:
+    """Return whether a tensor has whole numbers, as labels are."""
+    return not (targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool)
 
 
-def counting(loss: Loss, losses: Tensor, targets: Any) -> Tensor:
-    """The losses of those targets that count; torch gives the others a loss of 0."""
-    return losses[targets != ignored(loss)] if are_classes(targets, losses) else losses
+def class_axis(output: Any, targets: Any) -> int | None:
+    """Return the dimension of the classes in logits; None if these are no logits of whole numbers as targets.
+
+    It is 1 of [batch, classes, ...] with targets [batch, ...], and -1 of [batch, ..., classes].
+
+    Example:
+        >>> y = torch.zeros(4, 7, dtype=torch.int64)
+        >>> class_axis(torch.zeros(4, 3, 7), y), class_axis(torch.zeros(4, 7, 3), y), class_axis(torch.zeros(4, 7), y)
+        (1, -1, None)
+    """
+    if not isinstance(output, Tensor) or not isinstance(targets, Tensor) or not are_whole(targets):
+        return None
+    if output.dim() != targets.dim() + 1:
+        return None
+    if (*output.shape[:1], *output.shape[2:]) == targets.shape:
+        return 1
+    return -1 if output.shape[:-1] == targets.shape else None
+
+
+def no_classes(output: Any, targets: Tensor) -> Tensor:
+    """Return which whole numbers are no class of these logits, bool like the targets: -100 is none of any.
+
+    Example:
+        >>> no_classes(torch.zeros(4, 3), torch.tensor([0, 2, 255, -1]))
+        tensor([False, False,  True,  True])
+    """
+    axis = class_axis(output, targets)
+    if axis is None or output.shape[axis] == 1:  # one output, as of a regression
+        return targets.long() == IGNORED
+    return (targets < 0) | (targets >= output.shape[axis])
+
+
+def counted(loss: Loss, losses: Callable[[], Tensor], output: Any, targets: Any) -> Tensor | None:
+    """Return which whole numbers count as targets, bool like them; None if there is no loss of each.
+
+    For one of torch's losses, all but its ignore_index count. For another loss, all count but those that are no class
+    of the logits and have a loss of 0. `losses` is called in this case alone.
+
+    Example:
+        >>> logits, y = torch.zeros(3, 2), torch.tensor([0, 255, 1])
+        >>> loss = functools.partial(F.cross_entropy, ignore_index=255, reduction="none")
+        >>> counted(loss, lambda: loss(logits, y), logits, y)
+        tensor([ True, False,  True])
+        >>> counted(lambda output, y: loss(output, y), lambda: loss(logits, y), logits, y)
+        tensor([ True, False,  True])
+    """
+    if not isinstance(targets, Tensor) or not are_whole(targets):
+        return None
+    if ignores(loss):
+        return targets != ignored(loss)
+    found = losses()
+    return ~(no_classes(output, targets) & (found == 0)) if found.shape == targets.shape else None
+
+
+def counting(loss: Loss, losses: Tensor, output: Any, targets: Any) -> Tensor:
+    """Return the losses of those targets that count, a vector; all if they are not of one target each."""
+    which = counted(loss, lambda: losses, output, targets) if losses.dim() else None
+    return losses if which is None or which.shape != losses.shape else losses[which]
 
 
 def of_each(loss: Loss) -> Loss:
@@ -147,12 +202,11 @@ def of_each_that_counts(loss: Loss, output: Any, targets: Any) -> Tensor:
     """The losses of those targets that count, or the mean of a loss that gives no other.
 
     Example:
-        >>> import torch
         >>> logits, y = torch.zeros(3, 2), torch.tensor([0, -100, 1])
         >>> of_each_that_counts(F.cross_entropy, logits, y)
         tensor([0.6931, 0.6931])
     """
-    return counting(loss, of_each(loss)(output, targets), targets)
+    return counting(loss, of_each(loss)(output, targets), output, targets)
 
 
 def same_loss(first: Loss, second: Loss) -> bool:

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from partnets.utils.in_thread import InThread, holding
+from partnets.utils.twice import twice_differentiable
 
 _linearising = InThread()
 
@@ -17,8 +17,8 @@ _linearising = InThread()
 @contextmanager
 def linearised() -> Iterator[None]:
     """Inside, in this thread, `perturbation` and `lifted` act."""
-    # The faster kernels of attention have no forward mode.
-    with holding({_linearising: True}), forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):
+    # Neither fused attention nor weight norm has a forward mode.
+    with holding({_linearising: True}), forward_ad.dual_level(), twice_differentiable():
         yield
 
 

@@ -344,6 +344,63 @@ def test_targets_that_a_loss_ignores_count_nowhere(ignored, reduction, batch_siz
     torch.testing.assert_close(partnets.data.batch.mean(loss, model(x), y), expected)
 
 
+def ignoring(ignored):
+    return lambda output, y: F.cross_entropy(output, y, ignore_index=ignored)
+
+
+@pytest.mark.parametrize("ignored", [255, -1, IGNORED])
+@pytest.mark.parametrize("shape", [(), (6,), (2, 3)])
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_labels_that_ones_own_loss_ignores_count_nowhere(ignored, shape, batch_size):
+    torch.manual_seed(0)
+    x, y = torch.randn(8, 3, *shape), torch.randint(3, (8, *shape))
+    y[torch.rand(8, *shape) < 0.4] = ignored
+    y[0] = ignored  # a batch in which nothing counts
+    expected = F.cross_entropy(x, y, ignore_index=ignored).item()
+    own = [ignoring(ignored), lambda *each: F.cross_entropy(*each, ignore_index=ignored, reduction="none")]
+    for loss in own:
+        assert partnets.mean_loss(nn.Identity(), (x, y), loss, batch_size=batch_size) == pytest.approx(expected)
+        assert partnets.data.batch.mean(loss, x, y).item() == pytest.approx(expected)
+        assert partnets.data.batch.mean(loss, x[:1], y[:1]) == 0
+    counted = y != ignored
+    accuracy = (x.argmax(1) == y)[counted].float().mean().item()
+    assert partnets.accuracy(nn.Identity(), (x, y), batch_size=batch_size) == pytest.approx(accuracy)
+
+
+def test_tokens_with_their_classes_last_are_counted():
+    x, y = torch.randn(8, 6, 3), torch.randint(3, (8, 6))
+    y[:, 4:] = 255
+    flat = x.flatten(0, 1), y.flatten()
+    loss = lambda output, y: ignoring(255)(output.flatten(0, 1), y.flatten())  # noqa: E731
+    expected = F.cross_entropy(*flat, ignore_index=255).item()
+    assert partnets.mean_loss(nn.Identity(), (x, y), loss, batch_size=3) == pytest.approx(expected)
+    assert partnets.data.batch.total(loss, x, y, 8)[1] == 8 * 4
+
+
+@pytest.mark.parametrize("reduced", [False, True])
+def test_whole_numbers_of_a_regression_all_count(reduced):
+    """Whole numbers beyond the outputs, or below 0, are no labels if the loss depends on the outputs there."""
+    x, y = torch.randn(9, 2), torch.tensor([0, 1, 2, 5, 255, -1, -3, 0, 1])
+
+    def loss(output, y):
+        found = F.gaussian_nll_loss(output[:, 0], y.float(), output[:, 1].exp(), reduction="none")
+        return found.mean() if reduced else found
+
+    expected = loss(x, y).mean().item()
+    assert partnets.mean_loss(nn.Identity(), (x, y), loss, batch_size=4) == pytest.approx(expected, rel=1e-5)
+
+
+def test_labels_that_are_no_classes_are_no_wrong_predictions():
+    x = torch.eye(3)[torch.tensor([0, 1, 2, 0])]
+    for y in ([1, 2, 3, 1], [0, 1, 2, 254]):
+        with pytest.raises(ValueError, match=r"the network has 3 classes; pass labels from 0, or ignore_index="):
+            partnets.accuracy(nn.Identity(), (x, torch.tensor(y)))
+    assert partnets.accuracy(nn.Identity(), (x, torch.tensor([0, 1, 0, 254])), ignore_index=254) == pytest.approx(2 / 3)
+    assert partnets.accuracy(nn.Identity(), (x, torch.tensor([0, 1, 1, 1])), ignore_index=0) == pytest.approx(1 / 3)
+    wide = torch.eye(300)
+    assert partnets.accuracy(nn.Identity(), (wide, torch.arange(300).where(torch.arange(300) != 255, 0))) == 299 / 300
+
+
 class Tokens(nn.Module):
     def __init__(self, last):
         super().__init__()

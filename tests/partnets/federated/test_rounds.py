@@ -383,6 +383,24 @@ def test_losses_of_tokens_are_those_of_l_ml_whatever_the_batches():
     )
 
 
+def test_a_client_is_evaluated_on_the_labels_that_its_loss_counts():
+    y = torch.arange(20) % 3
+    x = 9 * F.one_hot(y, 3).float()
+    y[10:] = 255
+    model = partnets.Linear(3, 3, proportions=(0.5, 0.5), defaults="zero")
+    torch.nn.init.eye_(model.weight)
+    torch.nn.init.zeros_(model.bias)
+    one = Client(
+        model,
+        (x, y),
+        1,
+        loss=torch.nn.CrossEntropyLoss(ignore_index=255),
+        optimizer=lambda model: optim.SGD(model, lr=0.0),
+    )
+    told = one.evaluate(one.vectors.read())
+    assert told["accuracy"] == 1.0 and told["targets"] == 10
+
+
 def test_a_regression_is_evaluated_by_its_loss():
     model = torch.nn.Sequential(torch.nn.Linear(6, 1), noise := hyper.ObservationNoise())
     partnets.partition(model, (0.5, 0.5))

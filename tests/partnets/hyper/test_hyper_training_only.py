@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -194,7 +195,7 @@ def test_class_weights_are_torchs(shape):
     expected = F.cross_entropy(logits, y, weight=torch.tensor([1.0, 2.0, 6.0]))
     found = weights(logits, y)
     torch.testing.assert_close(found.sum() / (y != -100).sum(), expected)
-    assert found.shape == ((20,) if shape else (6,))
+    assert found.shape == ((20,) if shape else (5,))
     assert not weights(logits, torch.full_like(y, -100)).sum()
     assert torch.equal(weights.eval()(logits, y), F.cross_entropy(logits, y))
 
@@ -433,13 +434,46 @@ def test_what_acts_in_the_loss_alone_is_told_of_where_the_loss_is_another(make):
         partnets.Trainer(*partnets.baselines.whole(network, (x, y)), loss=loss)
 
 
-@pytest.mark.parametrize("weights", [hyper.SourceWeights(2), hyper.ExampleWeights(6)])
-def test_labels_that_do_not_count_are_no_examples_of_loss_0_in_training(weights):
-    logits, y = torch.randn(6, 3), torch.tensor([0, -100, 2, 1, -100, 0])
+@pytest.mark.parametrize("ignored", [-100, 255, 1])
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("tokens", [False, True])
+@pytest.mark.parametrize(
+    "make", [partial(hyper.SourceWeights, 2), partial(hyper.ExampleWeights, 6), hyper.ExampleWeights]
+)
+def test_examples_that_do_not_count_change_neither_the_losses_nor_the_weights_of_others(make, tokens, own, ignored):
+    if own and ignored == 1:
+        pytest.skip("which class a loss of one's own ignores, nobody can know")
+    torch.manual_seed(0)
+    inside = partial(F.cross_entropy, ignore_index=ignored, reduction="none")
+    weights = make(loss=(lambda *each: inside(*each)) if own else nn.CrossEntropyLoss(ignore_index=ignored))
+    with torch.no_grad():
+        for parameter in weights.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    logits, y = torch.randn(6, 3), torch.tensor([0, ignored, 2, 2, ignored, 0])
     more = torch.tensor([0, 1, 0, 1, 0, 1]) if isinstance(weights, hyper.SourceWeights) else torch.arange(6)
-    counted = y != -100
-    found = weights(logits, (y, more))
-    torch.testing.assert_close(found, weights(logits[counted], (y[counted], more[counted])))
+    counted = y != ignored
+    if tokens:
+        logits, y = logits[..., None].repeat(1, 1, 4), y[:, None].repeat(1, 4)
+        y[counted, 2:] = ignored
+    alone = isinstance(weights, hyper.ExampleWeights) and weights.scores is None
+    found = weights(logits, y if alone else (y, more))
+    fewer = y[counted] if alone else (y[counted], more[counted])
+    torch.testing.assert_close(found, weights(logits[counted], fewer))
+    torch.testing.assert_close(partnets.data.batch.mean(weights, logits, y if alone else (y, more)), found.mean())
+    nothing = torch.full_like(y, ignored)
+    assert partnets.data.batch.mean(weights, logits, nothing if alone else (nothing, more)) == 0
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("make", [hyper.LabelSmoothing, partial(hyper.ClassWeights, 3)])
+def test_the_mean_of_a_training_loss_is_over_the_labels_that_count(make, training):
+    """Callers take .mean() themselves, as with compute_loss_func of transformers."""
+    loss, logits, y = make().train(training), torch.randn(4, 3, 6), torch.randint(3, (4, 6))
+    y[:, 2:] = -100
+    found = loss(logits, y).mean()
+    torch.testing.assert_close(found, loss(logits[..., :2], y[:, :2]).mean())
+    if not training:
+        torch.testing.assert_close(found, F.cross_entropy(logits, y))
 
 
 def test_a_penalty_inside_of_an_activation_checkpoint_counts_once():

@@ -10,6 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from pairwise import pairwise
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
 import partnets
@@ -37,6 +38,7 @@ NETWORKS = {
     "group norm": (lambda: nn.Sequential(nn.Linear(6, 8), nn.GroupNorm(2, 8), nn.GELU(), nn.Linear(8, 3)), (6,)),
     "batch norm": (lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.GELU(), nn.Linear(8, 3)), (6,)),
     "attention": (Attending, (4, 6)),
+    "weight norm": (lambda: nn.Sequential(weight_norm(nn.Linear(6, 8)), nn.Tanh(), weight_norm(nn.Linear(8, 3))), (6,)),
     "dropout": (lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.Tanh(), nn.Linear(8, 3)), (6,)),
 }
 OPTIMIZERS = {
@@ -147,6 +149,7 @@ def same(one, other):
     clip=[None, 0.05],
 )
 def test_the_gradient_is_that_of_real_steps(network, scheme, optimizer, steps, exact, k, clip):
+    scheme = "weight" if network == "weight norm" else scheme  # which nested partitions do not take
     model, own, batches = tuned(network, scheme, optimizer)
     batches = [*batches[1 : steps + 1], batches[-1]]
     before = everything(model, own)

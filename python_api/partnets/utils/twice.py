@@ -1,0 +1,41 @@
+"""twice_differentiable: what has no second derivative in PyTorch, or a wrong one, is computed by other functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+
+@contextmanager
+def twice_differentiable() -> Iterator[None]:
+    """Inside, weight norm and scaled dot-product attention have right second derivatives.
+
+    Those of PyTorch's fused attention are missing, and those of torch._weight_norm on a CPU are wrong (up to 2.13).
+
+    Example:
+        >>> v, g = torch.ones(2, 3, requires_grad=True), torch.ones(2, 1, requires_grad=True)
+        >>> with twice_differentiable():
+        ...     weight = torch._weight_norm(v, g, 0)
+        >>> torch.autograd.grad(weight.square().sum(), v)[0].abs().max() < 1e-6
+        tensor(True)
+    """
+    with sdpa_kernel(SDPBackend.MATH), _Composed():
+        yield
+
+
+class _Composed(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        function = _weight_norm if function is torch._weight_norm else function
+        return function(*args, **(kwargs or {}))
+
+
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """torch._weight_norm: g v / |v|, with a norm for each index of `dim`; -1 is one norm of all."""
+    others = [i for i in range(v.dim()) if i != dim]
+    return v * (g / torch.linalg.vector_norm(v, dim=others, keepdim=True))
