@@ -93,6 +93,17 @@ class _BatchNorm(PartitionedLayer):
         """Takes the present running statistics for those of the present weights, of which this is the model's sum."""
         self._estimated_at, self._estimated_with = self._batches(), weights
 
+    def reset_running_stats(self) -> None:
+        """As torch's, of the live subnetwork alone: torch.optim.swa_utils.update_bn estimates those."""
+        rows = slice(None) if self.__dict__.get("count", 1) == 1 else self.active - 1
+        for name, buffer in self._statistics():
+            buffer[rows if buffer.dim() else ...] = float(name == "running_var")
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        for name, buffer in self._statistics():
+            buffer.fill_(float(name == "running_var"))
+
     def __getattr__(self, name: str):
         """As PartitionedLayer's, for statistics too: inside of a subnetwork they are its own."""
         value = super().__getattr__(name)

@@ -1,6 +1,7 @@
 """Batch norm's statistics: of each subnetwork its own, from the batches that it learns from and from no others."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -149,3 +150,24 @@ def test_statistics_that_are_not_tracked_any_more_stay():
     with partnets.subnetwork(model, 2, 2):
         model(torch.randn(3, 4))
     assert torch.equal(model[1].running_mean, before)
+
+
+@pytest.mark.parametrize("active", [1, None])
+def test_update_bn_estimates_the_live_subnetwork_and_no_other(active):
+    torch.manual_seed(0)
+    model = partnets.partition(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)), PROPORTIONS)
+    x = 3 + torch.randn(64, 4)
+    with torch.no_grad():
+        for k in range(3):
+            model[1].running_mean[k], model[1].running_var[k] = k + 1.0, k + 2.0
+    before = statistics(model[1])
+    with partnets.subnetwork(model, active, active) if active else nullcontext():
+        torch.optim.swa_utils.update_bn([x], model)
+        expected = model[0](x)
+    row = active - 1 if active else 2
+    found, others = statistics(model[1]), [k for k in range(3) if k != row]
+    torch.testing.assert_close(found[0][row], expected.mean(0))
+    torch.testing.assert_close(found[1][row], expected.var(0))
+    assert all(torch.equal(new[others], old[others]) for new, old in zip(found, before, strict=True))
+    model[1].reset_parameters()
+    assert not model[1].running_mean.any() and (model[1].running_var == 1).all()
