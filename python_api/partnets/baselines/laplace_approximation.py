@@ -5,12 +5,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from partnets.data.examples import as_dataset
 from partnets.hyper import hyperparameters
-from partnets.utils.modules import evaluating, frozen
+from partnets.utils.likelihood import no_classes
+from partnets.utils.modules import device_of, evaluating, frozen
+from partnets.utils.targets import check_targets
 
 
 def laplace(
@@ -28,6 +32,8 @@ def laplace(
 
     Raises:
         ImportError: laplace-torch is not installed.
+        ValueError: the model is no classifier of these examples: its outputs are not [batch, classes], or a label is
+            not a whole number in 0..classes-1.
 
     Example:
         >>> import torch
@@ -41,11 +47,29 @@ def laplace(
             "baselines.laplace needs laplace-torch; pip install laplace-torch, or partkernels' extra 'laplace', or,"
             " where torchvision cannot be installed, laplace-torch and what it imports with pip's --no-deps."
         ) from error
+    loader = DataLoader(as_dataset(data), batch_size=batch_size)
+    _check_classifier(model, loader)
     # What requires a gradient counts as a weight, with a prior.
     with frozen(hyperparameters(model)), evaluating(model), warnings.catch_warnings():
         # It is about predictions, of which there are none here.
         warnings.filterwarnings("ignore", "By default `link_approx`", UserWarning)
         fitted = Laplace(model, "classification", subset_of_weights="all", hessian_structure=structure)
-        fitted.fit(DataLoader(as_dataset(data), batch_size=batch_size))
+        fitted.fit(loader)
         fitted.optimize_prior_precision(method="marglik")
         return float(fitted.log_marginal_likelihood())
+
+
+@torch.no_grad()
+def _check_classifier(model: nn.Module, loader: DataLoader) -> None:
+    """Raise ValueError unless the outputs are [batch, classes] and the labels whole numbers below `classes`."""
+    with evaluating(model):
+        for x, y in loader:
+            output = model(x.to(device_of(model))).cpu()
+            if output.dim() != 2 or y.shape != output.shape[:1]:
+                raise ValueError(
+                    f"the outputs are {list(output.shape)} and the labels {list(y.shape)}; baselines.laplace is for"
+                    " classifiers, of logits [batch, classes] and labels [batch]."
+                )
+            check_targets(F.cross_entropy, output, y)
+            if (strange := y[no_classes(output, y)]).numel():
+                raise ValueError(f"a label is {int(strange[0])}, which is no class; leave such examples out.")
