@@ -74,7 +74,7 @@ def load(trainer: partnets.Trainer, folder: str | PathLike) -> None:
         ValueError: as Trainer.load.
         FileNotFoundError: no save into this folder was ever finished; on the ranks that see it so.
     """
-    folder = Path(folder)
+    given = folder = Path(folder)
     try:
         check_same_file(folder / REST)
     except FileNotFoundError as error:
@@ -88,7 +88,7 @@ def load(trainer: partnets.Trainer, folder: str | PathLike) -> None:
     if "best.division" not in there:  # of an earlier version
         large.get("best", {}).pop("division", None)
     dcp.load(large | {"model": _ModelState(trainer.model, there)}, checkpoint_id=folder)
-    checkpoint.take(trainer, rest, own_rank())
+    checkpoint.take(trainer, rest, given, own_rank())
     if trainer.steps:
         remember_chunks(trainer.model, trainer.chunks)
     if trainer.best is not None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping
 from dataclasses import asdict
 from os import PathLike
 from typing import Any
 
 from partnets.federated.round import Round
 from partnets.training import validation
+from partnets.training.settings import settings_of, warn_of_others
 from partnets.utils import sealed
 from partnets.utils.checks import check_at_least
 
@@ -51,13 +50,14 @@ def load(server: Any, path: str | PathLike) -> None:
             raise ValueError(
                 f"{path} has client {client} with chunk {chunk}, which is another one in chunks; pass those of before."
             )
-    before = _settings(server)
+    optimizers = {"optimizer": server.optimizer, "hyper_optimizer": server.hyper_optimizer}
+    before = settings_of(optimizers)
     server.load_values(saved["values"])
     server.optimizer.load_state_dict(saved["optimizer"])
     if server.hyper_optimizer is not None:
         server.hyper_optimizer.load_state_dict(saved["hyper_optimizer"])
     server.rounds, server.pinned, server.history = saved["rounds"], saved["pinned"], history
-    _warn_of_settings(before, _settings(server), path)
+    warn_of_others(before, settings_of(optimizers), path, stacklevel=3)
 
 
 def _checked(server: Any, saved: dict) -> list[Round]:
@@ -80,24 +80,3 @@ def _configuration(server: Any) -> dict[str, Any]:
         "weighting": server.weighting,
         "privacy": None if server.privacy is None else asdict(server.privacy),
     }
-
-
-def _settings(server: Any) -> dict[str, Any]:
-    """Of both optimisers the settings of each group, by name."""
-    return {
-        f"{which}.param_groups[{i}].{name}": value
-        for which, one in (("optimizer", server.optimizer), ("hyper_optimizer", server.hyper_optimizer))
-        for i, group in enumerate(one.param_groups if one else ())
-        for name, value in group.items()
-        if name != "params"
-    }
-
-
-def _warn_of_settings(before: Mapping[str, Any], after: Mapping[str, Any], path: str | PathLike) -> None:
-    changed = [f"{name} is {after[name]}, not {before[name]}" for name in before if before[name] != after[name]]
-    if changed:
-        warnings.warn(
-            f"the optimisers go on with the settings in {path}: {', '.join(changed)}. To change them, set param_groups"
-            " after load.",
-            stacklevel=4,
-        )

@@ -6,7 +6,7 @@ import dataclasses
 import reprlib
 from collections.abc import Collection
 from os import PathLike
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from partnets.nn.partitioned import partitioned_layers
 from partnets.training import validation
 from partnets.training.best_model import Best
 from partnets.training.history import History
+from partnets.training.settings import settings_of, warn_of_others
 from partnets.training.state import TrainingState
 from partnets.utils import random_state as random_states
 from partnets.utils import sealed
@@ -53,7 +54,7 @@ def load(trainer: TrainingState, path: str | PathLike, rank: int = 0) -> None:
     Args:
         rank: whose noise it takes; of a rank that was not there when the file was saved, it stays.
     """
-    take(trainer, read(trainer, path, rank), rank)
+    take(trainer, read(trainer, path, rank), path, rank)
 
 
 def read(trainer: TrainingState, path: str | PathLike, rank: int = 0, without: Collection[str] = ()) -> dict:
@@ -88,8 +89,9 @@ def read(trainer: TrainingState, path: str | PathLike, rank: int = 0, without: C
     return saved
 
 
-def take(trainer: TrainingState, saved: dict, rank: int = 0) -> None:
-    """Sets a trainer to what `read` has found to fit."""
+def take(trainer: TrainingState, saved: dict, path: str | PathLike, rank: int = 0) -> None:
+    """Sets a trainer to what `read` has found to fit in the file at `path`; warns if settings were others."""
+    before = _settings(trainer)
     for name in ("model", "optimizer", "hyper_optimizer", "scheduler", "hyper_scheduler"):
         if getattr(trainer, name) is not None and name in saved:
             getattr(trainer, name).load_state_dict(saved[name])
@@ -99,6 +101,12 @@ def take(trainer: TrainingState, saved: dict, rank: int = 0) -> None:
     for state in saved["noises"][rank : rank + 1]:
         random_states.set_state(state, trainer.device)
     trainer.history = History(**saved["history"])
+    warn_of_others(before, _settings(trainer), path, stacklevel=4)
+
+
+def _settings(trainer: TrainingState) -> dict[str, Any]:
+    optimizers = {"optimizer": trainer.optimizer, "hyper_optimizer": trainer.hyper_optimizer}
+    return settings_of(optimizers, {"scheduler": trainer.scheduler, "hyper_scheduler": trainer.hyper_scheduler})
 
 
 def _same(saved, own) -> bool:

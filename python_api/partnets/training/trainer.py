@@ -443,6 +443,11 @@ class Trainer(TrainingState):
         """Resumes from a checkpoint: weights, partitions, ψ, optimisers, random states and history.
 
         That the data are the same is known by a few examples of tensors; of another Dataset by its length alone.
+        Settings of the optimisers and schedulers, such as the learning rate, are the file's: to change them, set
+        param_groups, or the scheduler's attributes, afterwards.
+
+        Warns:
+            UserWarning: these settings were others here.
 
         Raises:
             ValueError: the file is no checkpoint, or that of another model, other chunks, optimisers or batch sizes;

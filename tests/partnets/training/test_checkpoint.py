@@ -2,6 +2,7 @@
 
 import copy
 import random
+import warnings
 
 import numpy as np
 import pytest
@@ -306,6 +307,38 @@ def test_the_checkpoint_of_another_configuration_raises_and_changes_nothing(name
         other.load(path)
     assert all(map(torch.equal, bits(other), before))
     assert other.steps == 0 and other.history == partnets.History()
+
+
+def test_settings_are_those_of_the_checkpoint_with_a_warning_if_they_were_others(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+
+    def made(lr, step_size, decay):
+        model, chunks, mask = parts()
+        optimizer = optim.AdamW(model, lr=lr, weight_decay=decay)
+        schedule = lr_scheduler.StepLR(optimizer, step_size, gamma=0.5)
+        of_psi = torch.optim.SGD(mask.parameters(), lr=lr)
+        options = {"optimizer": optimizer, "scheduler": schedule, "hyper_optimizer": of_psi, "batch_size": 16}
+        return partnets.Trainer(model, chunks, hyper=mask, **options)
+
+    saved = made(0.1, 2, 0.01)
+    saved.fit(3)
+    saved.save(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the same, and a learning rate that the schedule has changed
+        made(0.1, 2, 0.01).load(path)
+    other = made(0.3, 5, 0.02)
+    with pytest.warns(UserWarning) as told:
+        other.load(path)
+    (message,) = [str(one.message) for one in told]
+    for name in ("optimizer.param_groups[0].weight_decay is (0.01", "scheduler.step_size is 2, not 5",
+                 "hyper_optimizer.param_groups[0].lr is 0.1, not 0.3", "initial_lr is 0.1, not 0.3"):  # fmt: skip
+        assert name in message
+    assert told[0].filename == __file__ and "epoch" not in message
+    group, before = other.optimizer.param_groups[0], saved.optimizer.param_groups[0]
+    assert group["lr"] == before["lr"] == 0.05 and other.scheduler.step_size == 2
+    group["weight_decay"] = 0.5  # what is set afterwards holds
+    other.fit(1)
+    assert other.optimizer.param_groups[0]["weight_decay"] == 0.5
 
 
 @pytest.mark.parametrize("kind", ["scheduler", "hyper_scheduler"])
