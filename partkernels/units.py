@@ -134,7 +134,7 @@ class Units:
 
     def owners(self, device: torch.device | str = "cpu") -> Tensor:
         """The partition of each unit, 1..C: int64."""
-        own = torch.empty(self.size, dtype=torch.int64)
+        own = torch.empty(self.size, dtype=torch.int64, device="cpu")
         for k in range(1, self.count + 1):
             for block in self.of(k):
                 own[block] = k

@@ -122,4 +122,4 @@ def _map_of(shape: Sequence[int]) -> Tensor:
 def _map(rows: int, cols: int) -> Tensor:
     """The map of a whole weight: nothing is read of it, nor kept in memory."""
     width = row_bytes(cols, bits_for(1))
-    return torch.zeros(1, width, dtype=torch.uint8).expand(rows, -1)
+    return torch.zeros(1, width, dtype=torch.uint8, device="cpu").expand(rows, -1)

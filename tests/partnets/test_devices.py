@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import partkernels as pk
 import partnets
-from partnets import hyper, optim
+from partnets import federated, hyper, optim
 
 PROPORTIONS = (0.6, 0.2, 0.2)
 
@@ -116,3 +116,33 @@ def test_tensors_of_two_devices_do_not_meet():
         assert isinstance(x + 1, Elsewhere) and (x + torch.tensor(1.0)).device == DEVICE
         with pytest.raises(RuntimeError, match=r"found privateuseone:0 and cpu"):
             x + torch.ones(3)
+
+
+def everything(name: str, scheme: str) -> list[Tensor]:
+    """What comes of a model on the CPU, of its loaders and of what has nothing to do with a model's device."""
+    make, shape = MODELS[name]
+    torch.manual_seed(0)
+    with torch.device("cpu"):
+        model, x, y = make(), torch.randn(4, *shape), torch.tensor([0, 1, 2, 1])
+        many = torch.randn(40, *shape), torch.arange(40) % 3
+    found = trained(model, scheme, x, y)
+    chunks = partnets.chunk(many, PROPORTIONS, stratify=many[1])
+    for options in ({}, {"num_workers": 1}):
+        found += [draw.batch[0] for draw in partnets.Loader(chunks, batch_size=4, steps=3, **options)]
+    found += federated.dirichlet(many[1], 4, 1.0)
+    with torch.device("cpu"):
+        network = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.1), nn.Linear(6, 3))
+        few = torch.randn(40, 4), many[1]
+    tuned = partnets.tune(network, few, ["dropout", "weight_decay"], steps=20, batch_size=16)
+    return [one.cpu() for one in (*found, *tuned.model.parameters())]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("name", "scheme"), [("convolutional", "nested"), ("attending", "node")])
+def test_the_default_device_is_for_what_users_make(name, scheme):
+    with pk.use_backend("reference"):
+        expected = everything(name, scheme)
+        with elsewhere(), torch.device(DEVICE):
+            found = everything(name, scheme)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)

@@ -40,8 +40,10 @@ class BestResponse:
         start = {"W": bias.new_zeros(bias.numel(), hidden or inputs), "b": bias}
         if hidden:
             # As steep as a tanh must be to bend within the box.
-            start["V"] = 2 / math.sqrt(inputs) * torch.randn(hidden, inputs, generator=self.generator).to(bias)
-            start["c"] = 2 * torch.randn(hidden, generator=self.generator).to(bias)
+            start["V"] = (
+                2 / math.sqrt(inputs) * torch.randn(hidden, inputs, generator=self.generator, device="cpu").to(bias)
+            )
+            start["c"] = 2 * torch.randn(hidden, generator=self.generator, device="cpu").to(bias)
         self.inner = Inner(self._loss, start, optimizer, differentiable=False)
 
     def __call__(self, hyper: Tensor) -> Hypergradient:
@@ -71,5 +73,5 @@ class BestResponse:
 
     def _draw(self, hyper: Tensor) -> Tensor:
         low, high = self.box
-        place = torch.rand(hyper.shape, generator=self.generator, dtype=torch.float64).to(hyper)
+        place = torch.rand(hyper.shape, generator=self.generator, dtype=torch.float64, device="cpu").to(hyper)
         return low + (high - low) * place

@@ -44,7 +44,7 @@ def gaussian(hyper: Tensor, *, std: float = 0.05, range: Range = real, seed: int
 
     def noise(step: int) -> Tensor:
         generator = torch.Generator().manual_seed(derived(seed, f"step {step}"))
-        return std * torch.randn(hyper.shape, generator=generator).to(hyper)
+        return std * torch.randn(hyper.shape, generator=generator, device="cpu").to(hyper)
 
     return _moved(hyper, range, noise)
 

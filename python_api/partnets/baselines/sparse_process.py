@@ -43,12 +43,12 @@ class SparseProcess(nn.Module):
         self.log_length = nn.Parameter(length.log())
         self.log_variance = nn.Parameter(torch.full_like(length, math.log(VARIANCE)))
         self.mean = nn.Parameter(inducing.new_zeros(classes, points))
-        self.root = nn.Parameter(torch.eye(points).to(inducing).repeat(classes, 1, 1))
+        self.root = nn.Parameter(torch.eye(points, device="cpu").to(inducing).repeat(classes, 1, 1))
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Means and variances of f, [batch, classes] each; features [batch, copies, features]."""
         points = self.covariance(self.inducing, self.inducing)
-        jitter = JITTER * self.log_variance.exp() * torch.eye(len(points)).to(points)
+        jitter = JITTER * self.log_variance.exp() * torch.eye(len(points), device="cpu").to(points)
         cross = self.covariance(self.inducing, features.flatten(0, 1)).unflatten(1, features.shape[:2]).mean(2)
         cross = torch.linalg.solve_triangular(torch.linalg.cholesky(points + jitter), cross, upper=False)
         rest = self.covariance(features, features).mean((1, 2)) - cross.square().sum(0)

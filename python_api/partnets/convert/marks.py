@@ -403,14 +403,16 @@ class Runs:
         seen, random = Seen(), torch.Generator().manual_seed(0)
 
         def numbers(like: Tensor) -> Tensor:
-            return torch.empty(like.shape).uniform_(*between, generator=random).to(like.device, like.dtype)
+            return (
+                torch.empty(like.shape, device="cpu").uniform_(*between, generator=random).to(like.device, like.dtype)
+            )
 
         values = {place: own.get(place, numbers(parameter)) for place, parameter in self.own.items()}
         if few is not None:
             values |= {place: few.handed_on(place[0], values[place], *along) for place, along in few.along.items()}
         values = {place: nn.Parameter(value.to(self.own[place])) for place, value in values.items()}
         owners = {id(value): module for (module, _), value in values.items()}
-        start, cut = torch.ones((), requires_grad=True), Cut()
+        start, cut = torch.ones((), requires_grad=True, device="cpu"), Cut()
 
         def given(layer: nn.Module, args: tuple, kwargs: dict) -> list[Tensor]:
             return results((args, kwargs))[: self.rules[layer].unit_inputs]

@@ -159,14 +159,14 @@ def _nodes(layer: PartitionedLayer, name: str, ids: Tensor) -> tuple[Tensor | No
 def _moved(ids: Tensor, proportions: Sequence[float], distance: Tensor | None, generator: torch.Generator) -> Tensor:
     """The owners after the fewest moves that give partitions these shares."""
     owners = ids.reshape(-1).cpu().long()
-    wanted = torch.tensor(sizes(ids.numel(), proportions))
+    wanted = torch.tensor(sizes(ids.numel(), proportions), device="cpu")
     surplus = torch.bincount(owners, minlength=len(wanted) + 1)[1:] - wanted
     # Where those go of which a partition has too many: in order, so that none crosses another.
-    places = torch.repeat_interleave(torch.arange(1, len(wanted) + 1), (-surplus).clamp(min=0))
+    places = torch.repeat_interleave(torch.arange(1, len(wanted) + 1, device="cpu"), (-surplus).clamp(min=0))
     new = owners.clone()
     for k, mine in enumerate(places.split(surplus.clamp(min=0).tolist()), 1):
         given = (owners == k).nonzero()[:, 0]
-        given = given[torch.randperm(len(given), generator=generator)]
+        given = given[torch.randperm(len(given), generator=generator, device="cpu")]
         earlier = int((mine < k).sum())
         if distance is not None:
             far = distance.reshape(-1)[given.to(distance.device)].cpu()

@@ -170,7 +170,7 @@ class Search:
             return None
         if nonzero[-1].any() and not all(one.any() for one in nonzero):
             return None  # as an expert to which a run of a subnetwork gives no example
-        owners = torch.ones(len(nonzero[-1]), dtype=torch.int64)
+        owners = torch.ones(len(nonzero[-1]), dtype=torch.int64, device="cpu")
         for k in range(self.count, 1, -1):
             dead = nonzero[-1] & ~torch.stack(nonzero[: k - 1]).any(0)
             owners[dead.cpu() & (owners == 1)] = k

@@ -138,7 +138,8 @@ def fetched(
         generator=Generator(),  # otherwise it takes a number from torch's, which the model's noise comes from
         **loading,
     )
-    iterator = iter(loader)
+    with torch.device("cpu"):  # where a DataLoader draws its seed
+        iterator = iter(loader)
     try:
         yield from iterator
     finally:

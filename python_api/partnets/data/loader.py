@@ -7,6 +7,7 @@ import operator
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import torch
 from torch import Generator
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
@@ -107,7 +108,9 @@ class Loader(DataLoader):
         super().__init__(draws, sampler=_Numbers(steps), **one, **options)
 
     def __iter__(self) -> Iterator[Draw]:
-        for draw in super().__iter__():
+        with torch.device("cpu"):  # where a DataLoader draws its seed
+            draws = super().__iter__()
+        for draw in draws:
             self.sampler.done += 1
             yield draw
 

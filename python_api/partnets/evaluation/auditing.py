@@ -528,7 +528,7 @@ def _entries(layer: Partitioned, name: str, tensor: Tensor, update: int) -> Iter
 def _size(output: Any) -> Tensor:
     """A loss for any output: the sum of the mean squares."""
     numbers = [leaf for leaf in tensors(output) if leaf.numel() and leaf.dtype != torch.bool]
-    return sum((leaf.abs().float().square().mean() for leaf in numbers), torch.zeros(()))
+    return sum((leaf.abs().float().square().mean() for leaf in numbers), torch.zeros((), device="cpu"))
 
 
 def _varied(value: Any) -> Any:
@@ -541,5 +541,5 @@ def _varied(value: Any) -> Any:
 def _shuffled(leaf: Any) -> Any:
     if not isinstance(leaf, Tensor):
         return leaf
-    shuffled = leaf.flatten()[torch.randperm(leaf.numel())].view(leaf.shape)
+    shuffled = leaf.flatten()[torch.randperm(leaf.numel(), device="cpu")].view(leaf.shape)
     return shuffled * 1.25 if leaf.is_floating_point() else shuffled

@@ -121,7 +121,7 @@ def _batches(chunks: Chunks, k: int, batch_size: int, examples: int, loading: Ma
     if len(drawn) <= examples:
         drawn = drawn[torch.randperm(len(drawn), generator=generator, device="cpu")]
     else:
-        drawn = drawn[torch.randint(len(drawn), (examples,), generator=generator)]
+        drawn = drawn[torch.randint(len(drawn), (examples,), generator=generator, device="cpu")]
     size = min(batch_size, len(drawn))
     drawn = drawn[: len(drawn) // size * size]
     with closing(batches(chunks.dataset, size, drawn, chunks.collate, loading)) as parts:

@@ -38,6 +38,8 @@ def assign(clients: int, proportions: Sequence[float], seed: int = 0) -> tuple[i
             f"chunk {numbers.index(0) + 1} of {clients} clients in proportions {tuple(proportions)} would have none,"
             " and its partition would not learn; pass more clients, or proportions that give each chunk one."
         )
-    chunks = torch.repeat_interleave(torch.arange(1, len(numbers) + 1), torch.tensor(numbers))
+    chunks = torch.repeat_interleave(
+        torch.arange(1, len(numbers) + 1, device="cpu"), torch.tensor(numbers, device="cpu")
+    )
     order = torch.randperm(clients, generator=torch.Generator().manual_seed(seed), device="cpu")
     return tuple(chunks[order].tolist())

@@ -36,8 +36,8 @@ class _Transposed(PartitionedLayer):
 
     def nodes(self, name, shape):
         # [in, out / groups, ...]
-        group = torch.arange(shape[0]) // (shape[0] // self.groups)
-        outputs = group[:, None] * shape[1] + torch.arange(shape[1])
+        group = torch.arange(shape[0], device="cpu") // (shape[0] // self.groups)
+        outputs = group[:, None] * shape[1] + torch.arange(shape[1], device="cpu")
         return outputs.view(*outputs.shape, *[1] * (len(shape) - 2))
 
     def geometry(self, input: Tensor, output_size: Sequence[int] | None) -> dict:

@@ -62,7 +62,7 @@ class Table(PartitionedLayer):
         return new
 
     def nodes(self, name, shape):
-        return torch.arange(shape[1])[None] if tuple(shape) == self._shape else super().nodes(name, shape)
+        return torch.arange(shape[1], device="cpu")[None] if tuple(shape) == self._shape else super().nodes(name, shape)
 
     def usual_distribution(self, name):
         return functools.partial(Normal, 1.0)

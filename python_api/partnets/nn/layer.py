@@ -324,7 +324,7 @@ class PartitionedLayer(Partitioned):
 
     def nodes(self, name: str, shape: torch.Size) -> Tensor:
         """Which of the layer's outputs depends on each entry of a weight: int64, 0.., broadcast to its shape."""
-        return torch.arange(shape[0]).view(-1, *[1] * (len(shape) - 1))
+        return torch.arange(shape[0], device="cpu").view(-1, *[1] * (len(shape) - 1))
 
     def usual_distribution(self, name: str) -> Distribution | None:
         """What torch draws a weight or a shift from when it makes such a layer; None if it is not drawn."""

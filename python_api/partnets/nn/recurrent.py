@@ -89,7 +89,8 @@ class Recurrent(FlatWeights, PartitionedLayer):
         return super().divided(name, weight, proportions, seed, scheme)
 
     def nodes(self, name, shape):
-        return (torch.arange(shape[0]) % (shape[0] if name.startswith("weight_hr") else self.hidden_size))[:, None]
+        units = shape[0] if name.startswith("weight_hr") else self.hidden_size
+        return (torch.arange(shape[0], device="cpu") % units)[:, None]
 
     def usual_distribution(self, name):
         return functools.partial(Uniform, 1 / math.sqrt(self.hidden_size))

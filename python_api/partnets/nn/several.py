@@ -252,7 +252,7 @@ def _joined(outputs: list[Any], groups: list[Group]) -> Any:
     if any(structure != structures[0] for structure in structures):
         raise ValueError("the model's output has other parts in other subnetworks; compute them apart.")
     order = [row for group in groups for row in group.rows]
-    back = None if order == sorted(order) else torch.tensor(order).argsort()
+    back = None if order == sorted(order) else torch.tensor(order, device="cpu").argsort()
 
     def join(*parts: Any) -> Any:
         if overlapping({str(i): part for i, part in enumerate(parts) if isinstance(part, Tensor)}):

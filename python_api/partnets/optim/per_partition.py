@@ -57,7 +57,7 @@ class PerPartition(PartitionedOptimizer):
         self.steps_by = optimizer  # Lightning's wrapper has an `optimizer` of its own
         one_decay = {"weight_decay": 0.0} if "weight_decay" in settings else {}
         # Two dimensions, as some optimisers want; they are refused below, for what they do.
-        defaults = optimizer([torch.zeros(1, 1)], **settings | one_decay).defaults
+        defaults = optimizer([torch.zeros(1, 1, device="cpu")], **settings | one_decay).defaults
         super().__init__(model, groups, **defaults | settings)
 
     @property
@@ -82,12 +82,12 @@ class PerPartition(PartitionedOptimizer):
         put(tensors[0], partition, update, entries)
 
     def whole_state(self, parameter, group):
-        whole = {"stepped": torch.zeros(self.count, dtype=torch.int64)}
+        whole = {"stepped": torch.zeros(self.count, dtype=torch.int64, device="cpu")}
         for name, value in self._template(parameter, group).items():
             if _has_entries(value):
                 whole[name] = torch.zeros_like(parameter, dtype=value.dtype)
             else:
-                whole[name] = torch.zeros(self.count, dtype=torch.float64)
+                whole[name] = torch.zeros(self.count, dtype=torch.float64, device="cpu")
         for k, state in self.state.get(parameter, {}).items():
             whole["stepped"][k - 1] = 1
             if {"stepped", *state} != whole.keys():

@@ -139,7 +139,7 @@ def _scheduler(which: str) -> Callable:
 
 def _next_rates(scheduler: LRScheduler, state: dict) -> list:
     """Those that a copy with this state sets, of an optimiser of nothing."""
-    groups = [group | {"params": [torch.zeros(())]} for group in scheduler.optimizer.param_groups]
+    groups = [group | {"params": [torch.zeros((), device="cpu")]} for group in scheduler.optimizer.param_groups]
     optimizer = torch.optim.SGD(groups)
     tried = copy.deepcopy(scheduler, {id(scheduler.optimizer): optimizer})
     tried.load_state_dict(copy.deepcopy(state))

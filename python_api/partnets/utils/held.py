@@ -333,7 +333,7 @@ def _plain(tensor: Tensor) -> list[Tensor]:
 def _is_compared(dtype: torch.dtype) -> bool:
     """Whether torch compares tensors of this dtype; of bits and the smallest floats it does not."""
     try:
-        return torch.equal(torch.empty(1, dtype=dtype), torch.empty(1, dtype=dtype)) or True
+        return torch.equal(*(torch.empty(1, dtype=dtype, device="cpu") for _ in range(2))) or True
     except RuntimeError:  # NotImplementedError is one
         return False
 

@@ -56,7 +56,7 @@ def to_vector(array: Array, dtype: torch.dtype, length: int) -> Tensor:
     data = array.data if stype == BYTES else _content(array.data, kind, length)
     if len(data) != length * dtype.itemsize:
         raise ValueError(f"it has {len(data)} bytes, but must have {length * dtype.itemsize}.")
-    return torch.frombuffer(bytearray(data), dtype=dtype) if length else torch.empty(0, dtype=dtype)
+    return torch.frombuffer(bytearray(data), dtype=dtype) if length else torch.empty(0, dtype=dtype, device="cpu")
 
 
 def to_values(record: ArrayRecord, vectors: Vectors, names: Iterable[str]) -> dict[str, Tensor]:
