@@ -23,7 +23,7 @@ PUBLIC = {
         MultiheadAttention RMSNorm Trainer accuracy baselines callbacks checkpoint_contexts chunk data finalize hyper
         lml loggers loss_matrix mean_loss merge models optim partition per_subnetwork register subnetwork
         without_rule""",
-    "partnets.baselines": "Augerino Ensemble Trial held_out laplace search whole",
+    "partnets.baselines": "Augerino Ensemble held_out laplace search whole",
     "partnets.callbacks": "Callback every record_loss_matrix subnetwork_metrics",
     "partnets.data": """Data Normalise ToFloat cifar10 digits input_selection load mnist moments tiny_imagenet""",
     "partnets.distributed": """DDP ColwiseParallel OptimizerState Packing RowwiseParallel SharedChunks Trainer

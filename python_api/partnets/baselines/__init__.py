@@ -18,7 +18,7 @@ from partnets.baselines import schedules
 from partnets.baselines.augerino import Augerino
 from partnets.baselines.bilevel_descent import Bilevel, bilevel
 from partnets.baselines.ensemble import Ensemble
-from partnets.baselines.hyper_search import Trial, search
+from partnets.baselines.hyper_search import search
 from partnets.baselines.hypergradients import Hypergradient, hypergradient
 from partnets.baselines.laplace_approximation import laplace
 from partnets.baselines.last_layer_likelihood import LastLayer, last_layer
@@ -30,7 +30,6 @@ __all__ = [
     "Ensemble",
     "Hypergradient",
     "LastLayer",
-    "Trial",
     "bilevel",
     "held_out",
     "hypergradient",

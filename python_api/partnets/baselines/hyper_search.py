@@ -2,105 +2,115 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.distributions import BaseDistribution
 
 SAMPLERS = ("random", "tpe", "grid")
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One training of a search.
-
-    Attributes:
-        values: the hyperparameters.
-        score: what the objective gave, the higher the better; minus infinity for NaN.
-    """
-
-    values: dict[str, float]
-    score: float
-
-
 def search(
-    objective: Callable[[dict[str, float]], float],
-    space: Mapping[str, tuple[float, float]],
+    objective: Callable[[dict[str, Any]], float],
+    space: Mapping[str, Sequence[float] | BaseDistribution],
     trials: int,
     *,
-    sampler: str = "random",
+    sampler: str | optuna.samplers.BaseSampler = "random",
     seed: int = 0,
-) -> list[Trial]:
-    """Tries hyperparameters, one training each.
+    study: optuna.Study | None = None,
+    catch: type[Exception] | Sequence[type[Exception]] = (),
+) -> optuna.Study:
+    """Try hyperparameters with Optuna, one training each.
 
     For equal compute with one partitioned run of n steps, which are n steps of w and n of ψ, give each of `trials`
-    trainings 2 n / trials steps.
+    trainings 2 n / trials steps. To prune trainings, call Optuna's study.optimize itself.
 
     Args:
-        objective: trains with the given values and returns a score to be maximised, as the log-likelihood of a
+        objective: trains with the given values and returns a score to be maximised, such as the log-likelihood of a
             validation set.
-        space: the least and the greatest value of each hyperparameter, in its own units; drawn uniformly.
+        space: of each hyperparameter, (least, greatest) for uniform numbers, or one of Optuna's distributions, such as
+            FloatDistribution(1e-5, 1e-1, log=True), IntDistribution or CategoricalDistribution.
         trials: how many, at least 1; of a grid of n hyperparameters, an n-th power.
-        sampler: 'random'; 'tpe' (Bergstra et al. 2011), whose first third, at most ten, is random as well; or 'grid',
-            all combinations of as many values of each, evenly from the least to the greatest, of one its middle.
+        sampler: 'random'; 'tpe' (Bergstra et al. 2011), whose first third, at most ten, is random as well; 'grid', all
+            combinations of as many values of each, evenly from the least to the greatest, of one its middle; or a
+            sampler of Optuna's.
         seed: of the sampler; a grid has none.
+        study: one that maximises, to continue, and to keep trials in its storage; its sampler becomes this one.
+        catch: exceptions of a training that fails and does not end the search.
 
     Returns:
-        All trials in their order; the best is max(trials, key=lambda trial: trial.score).
+        The study: study.best_params, study.best_value and study.trials. A score of NaN counts as minus infinity.
 
     Raises:
-        ValueError: trials is below 1 or no grid has as many, a range is empty, or the sampler is unknown.
-        ImportError: Optuna is not installed, which all but 'grid' need.
+        ValueError: trials is below 1 or no grid has as many, a range is empty, the sampler is unknown, or the study
+            minimises. Nothing has been trained then.
+        ImportError: Optuna is not installed.
 
     Example:
-        >>> tried = search(lambda values: -abs(values["rotation"] - 30), {"rotation": (0, 180)}, trials=20)
-        >>> len(tried), max(tried, key=lambda trial: trial.score).score > -30
+        >>> study = search(lambda values: -abs(values["rotation"] - 30), {"rotation": (0, 180)}, trials=20)
+        >>> len(study.trials), study.best_value > -30
         (20, True)
     """
-    if trials < 1:
-        raise ValueError(f"trials={trials}; pass at least 1.")
-    for name, (low, high) in space.items():
-        if not low < high:
-            raise ValueError(f"the range of {name} is ({low}, {high}); pass (least, greatest).")
-    if sampler not in SAMPLERS:
-        raise ValueError(f"sampler={sampler!r}; pass one of {', '.join(SAMPLERS)}.")
-    if sampler == "grid":
-        return [Trial(values, _score(objective, values)) for values in _grid(space, trials)]
     try:
         import optuna
     except ImportError as error:
         raise ImportError(
             "baselines.search needs Optuna; pip install optuna, or partkernels' extra 'baselines'."
         ) from error
+    if trials < 1:
+        raise ValueError(f"trials={trials}; pass at least 1.")
+    for name, one in space.items():
+        if not isinstance(one, optuna.distributions.BaseDistribution) and not (len(one) == 2 and one[0] < one[1]):
+            raise ValueError(f"the range of {name} is {tuple(one)}; pass (least, greatest), or one of Optuna's.")
+    if not (sampler in SAMPLERS or isinstance(sampler, optuna.samplers.BaseSampler)):
+        raise ValueError(f"sampler={sampler!r}; pass one of {', '.join(SAMPLERS)}, or one of Optuna's.")
+    if study is not None and study.direction != optuna.study.StudyDirection.MAXIMIZE:
+        raise ValueError("the study minimises; pass one of optuna.create_study(direction='maximize').")
+    own = optuna.distributions.BaseDistribution
+    if sampler == "grid" and (given := [name for name, one in space.items() if isinstance(one, own)]):
+        raise ValueError(f"a grid needs (least, greatest) of {', '.join(given)}; or pass one of Optuna's GridSampler.")
+    if sampler == "grid":
+        sampler = optuna.samplers.GridSampler(_grid(space, trials), seed=seed)
+    elif sampler == "random":
+        sampler = optuna.samplers.RandomSampler(seed=seed)
+    elif sampler == "tpe":
+        # Optuna draws its first ten at random, which may be all that there are.
+        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=min(10, -(-trials // 3)))
+    space = {
+        name: one if isinstance(one, own) else optuna.distributions.FloatDistribution(*one)
+        for name, one in space.items()
+    }
+
+    def scored(trial: optuna.Trial) -> float:
+        score = float(objective({name: _suggested(trial, name, one) for name, one in space.items()}))
+        # The training diverged.
+        return -math.inf if math.isnan(score) else score
+
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # it reports each study and each trial
-    samplers = {
-        "random": lambda: optuna.samplers.RandomSampler(seed=seed),
-        # Optuna draws its first ten at random, which may be all that there are.
-        "tpe": lambda: optuna.samplers.TPESampler(seed=seed, n_startup_trials=min(10, -(-trials // 3))),
-    }
-    study = optuna.create_study(
-        storage=optuna.storages.InMemoryStorage(), sampler=samplers[sampler](), direction="maximize"
-    )
-    optuna.logging.set_verbosity(verbosity)
-    tried = []
-    for _ in range(trials):
-        trial = study.ask()
-        values = {name: trial.suggest_float(name, low, high) for name, (low, high) in space.items()}
-        score = _score(objective, values)
-        study.tell(trial, score)
-        tried.append(Trial(values, score))
-    return tried
+    try:
+        if study is None:
+            study = optuna.create_study(direction="maximize")
+        study.sampler = sampler
+        study.optimize(scored, n_trials=trials, catch=catch)
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+    return study
 
 
-def _score(objective: Callable[[dict[str, float]], float], values: dict[str, float]) -> float:
-    score = float(objective(values))
-    # The training diverged; a NaN would come first or last in max by chance.
-    return -math.inf if math.isnan(score) else score
+def _suggested(trial: optuna.Trial, name: str, distribution: BaseDistribution) -> Any:
+    """The trial's value of a hyperparameter."""
+    kind = type(distribution).__name__
+    if kind == "CategoricalDistribution":
+        return trial.suggest_categorical(name, distribution.choices)
+    suggest = trial.suggest_float if kind == "FloatDistribution" else trial.suggest_int
+    return suggest(name, distribution.low, distribution.high, step=distribution.step, log=distribution.log)
 
 
-def _grid(space: Mapping[str, tuple[float, float]], trials: int) -> list[dict[str, float]]:
-    # Optuna's GridSampler ends a study by an error unless Optuna runs the loop.
+def _grid(space: Mapping[str, Sequence[float]], trials: int) -> dict[str, list[float]]:
     each = round(trials ** (1 / len(space))) if space else 1
     if each ** len(space) != trials:
         powers = [count ** len(space) for count in (each - 1, each, each + 1) if count] if space else [1]
@@ -108,8 +118,7 @@ def _grid(space: Mapping[str, tuple[float, float]], trials: int) -> list[dict[st
             f"trials={trials}, but a grid of {len(space)} hyperparameters has as many trials as some number's power of"
             f" that; pass {' or '.join(map(str, powers))}."
         )
-    values = [
-        [low + (high - low) * ((i / (each - 1)) if each > 1 else 0.5) for i in range(each)]
-        for low, high in space.values()
-    ]
-    return [dict(zip(space, combination, strict=True)) for combination in itertools.product(*values)]
+    return {
+        name: [low + (high - low) * ((i / (each - 1)) if each > 1 else 0.5) for i in range(each)]
+        for name, (low, high) in space.items()
+    }

@@ -3,12 +3,22 @@
 import math
 import sys
 
+import optuna
 import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from partnets.baselines import search
 
 SPACE = {"rotation": (0, 180), "rate": (-3.0, -1.0)}
 SAMPLERS = ["random", "tpe"]
+
+
+def values_of(study):
+    return [trial.params for trial in study.trials]
+
+
+def scores_of(study):
+    return [trial.value for trial in study.trials]
 
 
 def score(values):
@@ -23,46 +33,76 @@ def test_each_trial_is_within_the_space_and_has_the_objectives_score(sampler):
         given.append(dict(values))
         return score(values)
 
-    tried = search(objective, SPACE, 15, sampler=sampler)
-    assert [trial.values for trial in tried] == given and len(tried) == 15
-    assert [trial.score for trial in tried] == [score(values) for values in given]
+    study = search(objective, SPACE, 15, sampler=sampler)
+    assert values_of(study) == given and len(study.trials) == 15
+    assert scores_of(study) == [score(values) for values in given]
     for values in given:
         assert list(values) == list(SPACE)
         assert all(low <= values[name] <= high for name, (low, high) in SPACE.items())
     assert len({values["rotation"] for values in given}) == 15
+    assert study.best_value == max(scores_of(study))
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_a_search_follows_its_seed(sampler):
-    first, again, other = (search(score, SPACE, 15, sampler=sampler, seed=seed) for seed in (1, 1, 2))
+    first, again, other = (values_of(search(score, SPACE, 15, sampler=sampler, seed=seed)) for seed in (1, 1, 2))
     assert first == again != other
 
 
 def test_random_trials_do_not_depend_on_the_scores():
-    first, other = (search(objective, SPACE, 15) for objective in (score, lambda values: -score(values)))
-    assert [trial.values for trial in first] == [trial.values for trial in other]
-
-
-def test_random_trials_are_uniform():
-    rotations = sorted(trial.values["rotation"] / 180 for trial in search(score, SPACE, 200))
-    # The Kolmogorov-Smirnov distance exceeds 1.63 / sqrt(n) by chance once in a hundred.
-    assert max(abs((i + 0.5) / 200 - value) for i, value in enumerate(rotations)) < 1.63 / math.sqrt(200)
+    first, other = (values_of(search(objective, SPACE, 15)) for objective in (score, lambda values: -score(values)))
+    assert first == other
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_tpe_comes_to_where_the_score_is_high(seed):
-    tried = search(lambda values: -((values["x"] - 0.3) ** 2), {"x": (0, 1)}, 40, sampler="tpe", seed=seed)
-    scores = [trial.score for trial in tried]
+    study = search(lambda values: -((values["x"] - 0.3) ** 2), {"x": (0, 1)}, 40, sampler="tpe", seed=seed)
+    scores = scores_of(study)
     assert sum(scores[20:]) / 20 > sum(scores[:10]) / 10
-    assert max(tried, key=lambda trial: trial.score).values["x"] == pytest.approx(0.3, abs=0.05)
+    assert study.best_params["x"] == pytest.approx(0.3, abs=0.05)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_a_training_that_diverged_is_the_worst(sampler):
     scores = iter([math.nan, -5.0, math.nan, -3.0, -math.inf] * 6)
-    tried = search(lambda _: next(scores), {"x": (0, 1)}, 30, sampler=sampler)
-    assert [trial.score for trial in tried] == [-math.inf, -5.0, -math.inf, -3.0, -math.inf] * 6
-    assert max(tried, key=lambda trial: trial.score).score == -3.0
+    study = search(lambda _: next(scores), {"x": (0, 1)}, 30, sampler=sampler)
+    assert scores_of(study) == [-math.inf, -5.0, -math.inf, -3.0, -math.inf] * 6
+    assert study.best_value == -3.0
+
+
+@pytest.mark.parametrize("sampler", [*SAMPLERS, optuna.samplers.NSGAIISampler(seed=1)])
+def test_optunas_distributions_are_taken(sampler):
+    space = {"lr": FloatDistribution(1e-5, 1e-1, log=True), "layers": IntDistribution(1, 5, step=2)}
+    space["kind"] = CategoricalDistribution(["SGD", "Adam"])
+    study = search(lambda values: -values["lr"], space, 30, sampler=sampler)
+    found = values_of(study)
+    assert sum(values["lr"] < 1e-3 for values in found) > 8  # half of the orders of magnitude
+    assert {values["layers"] for values in found} == {1, 3, 5} and {values["kind"] for values in found} == {
+        "SGD",
+        "Adam",
+    }
+
+
+def test_a_failing_training_loses_no_other_and_a_study_goes_on(tmp_path):
+    storage, name = f"sqlite:///{tmp_path / 'trials.db'}", "search"
+    scores = iter([1.0, RuntimeError("no memory"), 3.0])
+
+    def objective(values):
+        found = next(scores)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    study = optuna.create_study(storage=storage, study_name=name, direction="maximize")
+    with pytest.raises(RuntimeError, match="no memory"):
+        search(objective, SPACE, 3, study=study)
+    study = optuna.load_study(storage=storage, study_name=name)
+    assert scores_of(study) == [1.0, None]
+    scores = iter([RuntimeError("no memory"), 3.0])
+    assert search(objective, SPACE, 2, study=study, catch=RuntimeError) is study
+    assert scores_of(study) == [1.0, None, None, 3.0] and study.best_value == 3.0
+    with pytest.raises(ValueError, match="the study minimises"):
+        search(objective, SPACE, 2, study=optuna.create_study())
 
 
 @pytest.mark.parametrize(
@@ -74,6 +114,7 @@ def test_a_training_that_diverged_is_the_worst(sampler):
         ({"space": {"x": (0, math.nan)}}, "the range of x"),
         ({"sampler": "sobol"}, "sampler='sobol'; pass one of random, tpe, grid"),
         ({"sampler": "grid", "space": SPACE, "trials": 10}, "trials=10, but a grid of 2 .*; pass 4 or 9 or 16"),
+        ({"sampler": "grid", "space": {"x": IntDistribution(1, 3)}}, "a grid needs .least, greatest. of x"),
     ],
 )
 def test_what_cannot_be_searched_raises_before_any_training(arguments, message):
@@ -88,24 +129,10 @@ def test_what_cannot_be_searched_raises_before_any_training(arguments, message):
     [(1, [90.0], [-2.0]), (4, [0.0, 180.0], [-3.0, -1.0]), (9, [0.0, 90.0, 180.0], [-3.0, -2.0, -1.0])],
 )
 def test_a_grid_divides_each_range_evenly(trials, rotations, rates):
-    tried = search(score, SPACE, trials, sampler="grid")
+    study = search(score, SPACE, trials, sampler="grid")
     expected = [{"rotation": rotation, "rate": rate} for rotation in rotations for rate in rates]
-    assert [trial.values for trial in tried] == expected
-    assert [trial.score for trial in tried] == [score(values) for values in expected]
-
-
-def test_a_grid_needs_no_library_and_takes_a_training_that_diverged_for_the_worst(monkeypatch):
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    tried = search(lambda values: math.nan if values["x"] else 1.0, {"x": (0, 1)}, 3, sampler="grid")
-    assert [trial.score for trial in tried] == [1.0, -math.inf, -math.inf]
-
-
-def test_an_objective_that_raises_ends_the_search():
-    def fails(values):
-        raise RuntimeError("no memory")
-
-    with pytest.raises(RuntimeError, match="no memory"):
-        search(fails, SPACE, 3)
+    assert sorted(values_of(study), key=lambda values: (values["rotation"], values["rate"])) == expected
+    assert scores_of(study) == [score(values) for values in values_of(study)]
 
 
 def test_a_missing_library_is_named_with_the_cure(monkeypatch):
