@@ -39,23 +39,40 @@ def deployed(model: nn.Module, draws: int, seed: int) -> nn.Module:
         module.__dict__.pop("seed_defaults", None)  # partkernels', and of no use any more
     if draws and not any(isinstance(module, Averaged) for module in model.modules()):
         raise ValueError(f"draws={draws}, but this {type(model).__name__} has no hyper.Averaged; leave draws out.")
-    known: dict[tuple[nn.Module, bool], nn.Module] = {}
-    obstacles: dict[str, str] = {}
+    placing = _Placing(draws, seed)
+    model = placing.visit("", model)
+    if placing.obstacles:
+        listed = "\n".join(f"  {path or 'the model itself'}: {why}" for path, why in placing.obstacles.items())
+        raise ValueError(f"this model cannot be deployed as it is:\n{listed}")
+    return model.eval()
 
-    def visit(path: str, module: nn.Module, augments: bool = False) -> nn.Module:
+
+class _Placing:
+    """What takes the place of each module, with all that is in it.
+
+    Attributes:
+        obstacles: by the path of a module, why nothing can.
+    """
+
+    def __init__(self, draws: int, seed: int) -> None:
+        self.draws, self.seed = draws, seed
+        self.known: dict[tuple[nn.Module, bool], nn.Module] = {}
+        self.obstacles: dict[str, str] = {}
+
+    def visit(self, path: str, module: nn.Module, augments: bool = False) -> nn.Module:
         """The module, or what takes its place; so with all that is in it. `augments`: for an Averaged around it."""
-        if (module, augments) not in known:
+        if (module, augments) not in self.known:
             try:
-                known[module, augments] = place(path, module, augments)
+                self.known[module, augments] = self._place(path, module, augments)
             except ValueError as error:
-                obstacles[path] = str(error)
-                known[module, augments] = module
-        return known[module, augments]
+                self.obstacles[path] = str(error)
+                self.known[module, augments] = module
+        return self.known[module, augments]
 
-    def place(path: str, module: nn.Module, augments: bool) -> nn.Module:
+    def _place(self, path: str, module: nn.Module, augments: bool) -> nn.Module:
         while isinstance(module, Hyperparameter | Learned):
-            if draws and isinstance(module, Augmentation):
-                return _fixed(module, draws, derived(seed, path), augments)
+            if self.draws and isinstance(module, Augmentation):
+                return _fixed(module, self.draws, derived(self.seed, path), augments)
             module, augments = _ordinary(module), False
         if augments and type(module).__module__.split(".")[0] != "torch" and not hasattr(module, "to_ordinary"):
             raise ValueError(f"this {type(module).__name__} may draw random numbers; {CURE}.")
@@ -63,16 +80,10 @@ def deployed(model: nn.Module, draws: int, seed: int) -> nn.Module:
         for name, child in module._modules.items():
             if child is not None:
                 inside = augments or (is_averaged and name == "augmentation")
-                module._modules[name] = visit(f"{path}.{name}" if path else name, child, inside)
+                module._modules[name] = self.visit(f"{path}.{name}" if path else name, child, inside)
         if is_averaged:
-            return _averaged(module, draws)
+            return _averaged(module, self.draws)
         return _ordinary(module) if hasattr(module, "to_ordinary") else module
-
-    model = visit("", model)
-    if obstacles:
-        listed = "\n".join(f"  {path or 'the model itself'}: {why}" for path, why in obstacles.items())
-        raise ValueError(f"this model cannot be deployed as it is:\n{listed}")
-    return model.eval()
 
 
 def _ordinary(module: nn.Module) -> nn.Module:

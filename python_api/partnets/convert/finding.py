@@ -115,28 +115,29 @@ def find(
     # What several modules hold stays one module, with a state of its own.
     apart = {child for child, number in parents.items() if number > 1}.union(skipped)
 
-    def left_alone(module: nn.Module) -> bool:
-        return not frozen and is_frozen(module)
-
-    def visit(path: str, module: nn.Module) -> None:
+    # A function that called itself would keep the model alive until the next garbage collection.
+    waiting = [("", model)]
+    while waiting:
+        path, module = waiting.pop()
         if module in skipped or module in seen or isinstance(module, Hyperparameter):
-            return
-        if left_alone(module) and module not in stateful:
-            return
+            continue
+        is_left_alone = not frozen and is_frozen(module)
+        if is_left_alone and module not in stateful:
+            continue
         seen.add(module)
         kind = type(module).__name__
         if obstacle := _lost(module, frozen):
             obstacles[path] = obstacle
         if isinstance(module, Partitioned):
             obstacles[path] = Obstacle(kind, "that is partitioned already", "merge the model first")
-            return
-        if rule_of(type(module)) is not None and not left_alone(module):
+            continue
+        if rule_of(type(module)) is not None and not is_left_alone:
             if any(child in skipped for child in module.modules()):
                 obstacles[path] = Obstacle(kind, "of which a part is skipped", "skip all of it")
             if unreal := _unreal(module):
                 obstacles[path] = unreal
             layers[path] = module
-            return
+            continue
         names = _kept(module, apart, frozen) if module in stateful else None
         if names is not None:
             kept[module] = names
@@ -148,11 +149,8 @@ def find(
             obstacles[path] = obstacle
         elif names is not None or _owned(module, frozen):
             owning[path] = module
-        for name, child in module.named_children():
-            if name not in (names or ()):
-                visit(f"{path}.{name}" if path else name, child)
-
-    visit("", model)
+        children = [(name, child) for name, child in module.named_children() if name not in (names or ())]
+        waiting += [(f"{path}.{name}" if path else name, child) for name, child in reversed(children)]
     for path in out_of_reach(model, layers):
         what = "that an object, a function or a method keeps too, which would go on with it as it was"
         obstacles[path] = Obstacle(type(layers[path]).__name__, what, "call it as a module's attribute")
@@ -173,22 +171,23 @@ def _held(model: nn.Module) -> Iterator[tuple[str, str, Any, bool]]:
         A module's path, its attribute, a value that is there, and whether replace_modules looks there.
     """
     seen = set(map(id, model.modules()))
-
-    def visit(value: Any, is_reached: bool) -> Iterator[tuple[Any, bool]]:
-        yield value, is_reached
-        if id(value) not in seen:
-            seen.add(id(value))
-            for _, part in inside(value):
-                yield from visit(part, is_reached and isinstance(value, list | tuple | dict))
-            # In a notebook, `inner = layer.forward; layer.forward = lambda x: 2 * inner(x)` reads it there.
-            for part in globals_of(value) if isinstance(value, FunctionType) and not is_of_library(value) else ():
-                yield from visit(part, False)
-
     for path, module in model.named_modules():
         for attribute, held in vars(module).items():
             if attribute not in ("_modules", "_parameters", "_buffers"):
-                for value, is_reached in visit(held, True):
+                for value, is_reached in _parts(held, True, seen):
                     yield path, attribute, value, is_reached
+
+
+def _parts(value: Any, is_reached: bool, seen: set[int]) -> Iterator[tuple[Any, bool]]:
+    """Yield a value and all that it holds, but for what is `seen`, each with whether replace_modules looks there."""
+    yield value, is_reached
+    if id(value) not in seen:
+        seen.add(id(value))
+        for _, part in inside(value):
+            yield from _parts(part, is_reached and isinstance(value, list | tuple | dict), seen)
+        # In a notebook, `inner = layer.forward; layer.forward = lambda x: 2 * inner(x)` reads it there.
+        for part in globals_of(value) if isinstance(value, FunctionType) and not is_of_library(value) else ():
+            yield from _parts(part, False, seen)
 
 
 def _lost(module: nn.Module, frozen: bool) -> Obstacle | None:

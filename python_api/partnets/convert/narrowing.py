@@ -127,17 +127,14 @@ def _tried(found: Search, nestings: Mapping[nn.Module, Nesting]) -> tuple[list[s
             given_few.update(taking)
         return works
 
-    def add(kinds: list[list[set[nn.Module]]]) -> None:
-        """Makes all narrow; where that does not work, each half that does; at last each set of a kind."""
-        if works([one for sets in kinds for one in sets]):
-            return
-        parts = kinds if len(kinds) > 1 else [[one] for one in kinds[0]]
-        if len(parts) > 1:
-            add(parts[: len(parts) // 2])
-            add(parts[len(parts) // 2 :])
-
-    if alike:
-        add(list(alike.values()))
+    # All are made narrow; where that does not work, each half that does; at last each set of a kind.
+    waiting: list[list[list[set[nn.Module]]]] = [list(alike.values())] if alike else []
+    while waiting:
+        kinds = waiting.pop()
+        if not works([one for sets in kinds for one in sets]):
+            parts = kinds if len(kinds) > 1 else [[one] for one in kinds[0]]
+            if len(parts) > 1:
+                waiting += [parts[len(parts) // 2 :], parts[: len(parts) // 2]]
     return narrow, given_few
 
 

@@ -2,7 +2,9 @@
 
 import copy
 import functools
+import gc
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -696,3 +698,30 @@ def test_a_layer_without_entries_is_named(scheme):
 def test_a_class_is_no_model():
     with pytest.raises(TypeError, match=r"the model is <class .*Linear'>; pass a module"):
         partnets.partition(nn.Linear, PROPORTIONS)
+
+
+@pytest.mark.parametrize("step", ["partition", "merge", "deploy", "retrain", "train"])
+@pytest.mark.parametrize("scheme", ["weight", "nested"])
+def test_models_are_freed_without_a_garbage_collection(step, scheme):
+    def dropped():
+        network = nn.Sequential(hyper.Dropout(0.1), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+        gone = [weakref.ref(parameter) for parameter in network.parameters()]
+        example = {"example": torch.zeros(2, 6)} if scheme == "nested" else {}
+        model = partnets.partition(network, (0.6, 0.2, 0.2), scheme=scheme, defaults="zero", **example)
+        if step == "merge":
+            partnets.merge(model)
+        elif step in ("deploy", "retrain"):
+            partnets.finalize(model, step)
+        elif step == "train":
+            data = torch.randn(30, 6), torch.randint(2, (30,))
+            trainer = partnets.Trainer(model, partnets.chunk(data, (0.6, 0.2, 0.2)), hyper=[], batch_size=4)
+            trainer.fit(2)
+        return gone + [weakref.ref(parameter) for parameter in model.parameters()]
+
+    dropped()  # what the library and torch keep of a first call
+    gc.collect()
+    gc.disable()
+    try:
+        assert [one() for one in dropped() if one() is not None] == []
+    finally:
+        gc.enable()
