@@ -751,8 +751,8 @@ MUTANTS = [
         f"{NETS}/nn/test_several.py",
         (
             "examples in order",
-            "torch.tensor(order).argsort()",
-            "torch.tensor(order)",
+            'torch.tensor(order, device="cpu").argsort()',
+            'torch.tensor(order, device="cpu")',
             "outputs of a mixed batch are given to other examples",
         ),
         (
@@ -1230,7 +1230,7 @@ MUTANTS = [
         "python_api/partnets/convert/deploying.py",
         f"{NETS}/convert/test_deploy.py",
         ("deployed ψ", "parameter.requires_grad_(False)", "pass", "an optimiser moves a deployed extractor"),
-        ("draws of each", "derived(seed, path)", "seed", "augmentations of one Averaged move images alike"),
+        ("draws of each", "derived(self.seed, path)", "self.seed", "augmentations of one Averaged move images alike"),
     ),
     *_of(
         "python_api/partnets/hyper/tracing.py",
