@@ -32,8 +32,15 @@ def _check_alone() -> None:
         )
 
 
+def _of_counted(counted: Tensor | None, *of_examples: Tensor) -> tuple[Tensor, ...]:
+    """The entries of the examples that count, of each; all if it is None."""
+    return of_examples if counted is None else tuple(each[counted] for each in of_examples)
+
+
 class _Weighted(TrainingLoss):
     """What they share: positive weights, of which a loss sees shares alone. Else they would be a learning rate too."""
+
+    leaves_out = True
 
     def __init__(self, loss: Callable, weights: int | Sequence[str], range: Range) -> None:
         super().__init__(loss)
@@ -43,12 +50,12 @@ class _Weighted(TrainingLoss):
             raise ValueError(f"there are {count} weights, of which none says anything; pass two names or more.")
         self.weights = Learned([1.0] * count, range, names=names)
 
-    def normalised(self, which: Tensor | None = None, counted: Tensor | None = None) -> Tensor:
-        """The weights of these, or of all; their mean is 1, over those that are `counted`."""
+    def normalised(self, which: Tensor | None = None) -> Tensor:
+        """The weights of these, or of all; their mean is 1."""
         if which is not None:
             _check_alone()
         weights = self.weights() if which is None else self.weights()[which]
-        return weights / (weights if counted is None else weights[counted]).mean()
+        return weights / weights.mean()
 
     def values(self) -> dict[str, float]:
         """The weights, of which the mean is 1."""
@@ -139,9 +146,6 @@ class ClassWeights(_Weighted):
         counts = y != IGNORED
         return F.cross_entropy(output, y, reduction="none")[counts] * self.normalised(y[counts])
 
-    def counted(self, output: Tensor, y: Tensor) -> None:
-        """As of TrainingLoss: `trained` leaves out what does not count."""
-
 
 class SourceWeights(_Weighted):
     """A training loss in which each source of data has a weight: how much web text beside books, noisy labels or clean.
@@ -167,7 +171,7 @@ class SourceWeights(_Weighted):
         >>> weights = SourceWeights(("books", "web"))
         >>> weights.weights.assign([3.0, 1.0])
         >>> weights(torch.zeros(2, 2), (torch.tensor([0, 1]), torch.tensor([0, 1])))
-        tensor([1.0397, 0.3466], grad_fn=<IndexBackward0>)
+        tensor([1.0397, 0.3466], grad_fn=<MulBackward0>)
     """
 
     def __init__(
@@ -185,7 +189,8 @@ class SourceWeights(_Weighted):
     def trained(self, output: Any, y: Any) -> Tensor:
         losses = self.losses(output, y)
         check_numbers("sources", y[1], losses, len(self.weights()))
-        return losses * self.normalised(y[1], self.counted(output, y))
+        losses, sources = _of_counted(self.counted(output, y), losses, y[1])
+        return losses * self.normalised(sources)
 
 
 class ExampleWeights(Precise, TrainingLoss):
@@ -216,10 +221,12 @@ class ExampleWeights(Precise, TrainingLoss):
         >>> weights = ExampleWeights(examples=5)
         >>> logits, y, index = torch.zeros(2, 3), torch.tensor([0, 2]), torch.tensor([4, 1])
         >>> weights(logits, (y, index))
-        tensor([1.0986, 1.0986], grad_fn=<IndexBackward0>)
+        tensor([1.0986, 1.0986], grad_fn=<MulBackward0>)
         >>> weights.values()
         {'lowest weight': 0.5, 'highest weight': 0.5}
     """
+
+    leaves_out = True
 
     def __init__(
         self,
@@ -242,14 +249,15 @@ class ExampleWeights(Precise, TrainingLoss):
 
     def trained(self, output: Any, y: Any) -> Tensor:
         _check_alone()
-        losses = self.losses(output, y)
+        losses, counted = self.losses(output, y), self.counted(output, y)
         if self.scores is None:
+            (losses,) = _of_counted(counted, losses)
             weights = self.network(losses.detach()[:, None].to(self._parameter().dtype))[:, 0].sigmoid()
         else:
             check_numbers("indices", y[1], losses, len(self.scores))
-            weights = self.scores[y[1]].sigmoid()
-        counted = self.counted(output, y)
-        return losses * (weights / (weights if counted is None else weights[counted]).mean())
+            losses, indices = _of_counted(counted, losses, y[1])
+            weights = self.scores[indices].sigmoid()
+        return losses * (weights / weights.mean())
 
     def values(self) -> dict[str, float]:
         """The lowest and the highest weight of the examples; or those of losses 0 and 5."""

@@ -48,6 +48,8 @@ class TrainingLoss(Hyperparameter):
 
     hyper_gradient = "lookahead"
     acts_in_loss, acts_on_inputs = True, False
+    # Whether `trained` itself leaves out the examples that do not count.
+    leaves_out = False
 
     def __init__(self, loss: Callable[[Any, Any], Tensor] = F.cross_entropy) -> None:
         super().__init__()
@@ -59,7 +61,7 @@ class TrainingLoss(Hyperparameter):
             return output
         if self.training:
             found = self.trained(output, y)
-            counted = self.counted(output, y) if found.dim() else None
+            counted = self.counted(output, y) if found.dim() and not self.leaves_out else None
             return found if counted is None else found[counted]
         has_own = type(self).plain is not TrainingLoss.plain
         return self.plain(output, y) if has_own else plain(self.loss)(output, self.targets(y))

@@ -461,7 +461,10 @@ def test_examples_that_do_not_count_change_neither_the_losses_nor_the_weights_of
     torch.testing.assert_close(found, weights(logits[counted], fewer))
     torch.testing.assert_close(partnets.data.batch.mean(weights, logits, y if alone else (y, more)), found.mean())
     nothing = torch.full_like(y, ignored)
-    assert partnets.data.batch.mean(weights, logits, nothing if alone else (nothing, more)) == 0
+    loss = partnets.data.batch.mean(weights, logits.requires_grad_(), nothing if alone else (nothing, more))
+    assert loss == 0
+    loss.backward()
+    assert not logits.grad.any() and not any(one.grad is not None and one.grad.any() for one in weights.parameters())
 
 
 @pytest.mark.parametrize("training", [False, True])
