@@ -62,16 +62,18 @@ def search(
         ) from error
     if trials < 1:
         raise ValueError(f"trials={trials}; pass at least 1.")
+    given = [name for name, one in space.items() if isinstance(one, optuna.distributions.BaseDistribution)]
     for name, one in space.items():
-        if not isinstance(one, optuna.distributions.BaseDistribution) and not (len(one) == 2 and one[0] < one[1]):
+        if name not in given and not (len(one) == 2 and one[0] < one[1]):
             raise ValueError(f"the range of {name} is {tuple(one)}; pass (least, greatest), or one of Optuna's.")
     if not (sampler in SAMPLERS or isinstance(sampler, optuna.samplers.BaseSampler)):
         raise ValueError(f"sampler={sampler!r}; pass one of {', '.join(SAMPLERS)}, or one of Optuna's.")
     if study is not None and study.direction != optuna.study.StudyDirection.MAXIMIZE:
         raise ValueError("the study minimises; pass one of optuna.create_study(direction='maximize').")
-    own = optuna.distributions.BaseDistribution
-    if sampler == "grid" and (given := [name for name, one in space.items() if isinstance(one, own)]):
-        raise ValueError(f"a grid needs (least, greatest) of {', '.join(given)}; or pass one of Optuna's GridSampler.")
+    if sampler == "grid" and given:
+        raise ValueError(
+            f"a grid needs (least, greatest) of {', '.join(given)}; or pass an optuna.samplers.GridSampler."
+        )
     if sampler == "grid":
         sampler = optuna.samplers.GridSampler(_grid(space, trials), seed=seed)
     elif sampler == "random":
@@ -80,8 +82,7 @@ def search(
         # Optuna draws its first ten at random, which may be all that there are.
         sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=min(10, -(-trials // 3)))
     space = {
-        name: one if isinstance(one, own) else optuna.distributions.FloatDistribution(*one)
-        for name, one in space.items()
+        name: one if name in given else optuna.distributions.FloatDistribution(*one) for name, one in space.items()
     }
 
     def scored(trial: optuna.Trial) -> float:

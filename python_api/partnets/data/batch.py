@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 from partnets.utils.likelihood import (
     IGNORED,
     Loss,
-    are_whole,
+    are_labels,
     class_axis,
     counting,
     ignored,
@@ -200,7 +200,7 @@ def _targets(loss: Loss, output: Any, y: Any, examples: int) -> int:
     if isinstance(y, Tensor) and is_of_numbers(loss):
         return y.numel()
     logits = scores(output)
-    if not isinstance(logits, Tensor) or not isinstance(y, Tensor) or logits.dim() != y.dim() + 1 or not are_whole(y):
+    if not are_labels(logits, y):
         return examples
     axis = class_axis(logits, y)
     if ignores(loss) or axis is None:

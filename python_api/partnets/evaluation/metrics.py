@@ -129,25 +129,25 @@ def accuracy(
     refuse_separate("accuracy(model, (x, y))", separate)
 
     def right(output: Any, y: Tensor) -> Tensor:
-        if not isinstance(scores(output), Tensor):
+        logits = scores(output)
+        if not isinstance(logits, Tensor):
             raise ValueError(f"the output is a {type(output).__name__} without logits; return a tensor, {OWN_RULE}.")
-        if scores(output).shape[1:2] == (1,):
+        if logits.shape[1:2] == (1,):
             raise ValueError(
-                f"the output is {list(scores(output).shape)}, of one class; accuracy takes a logit for each class. For"
-                " one logit in all, pass mean_loss a loss that counts what is right."
+                f"the output is {list(logits.shape)}, of one class; accuracy takes a logit for each class. For one"
+                " logit in all, pass mean_loss a loss that counts what is right."
             )
-        classes = scores(output).shape[1]
-        found = scores(output).argmax(1)
+        found = logits.argmax(1)
         if found.shape != y.shape:
             raise ValueError(
-                f"the logits are {list(scores(output).shape)} and the labels {list(y.shape)}; they must be [batch,"
-                f" classes, ...] and [batch, ...]: transpose them, {OWN_RULE}."
+                f"the logits are {list(logits.shape)} and the labels {list(y.shape)}; they must be [batch, classes,"
+                f" ...] and [batch, ...]: transpose them, {OWN_RULE}."
             )
-        unknown, strange = scores(output).isnan().any(1), no_classes(scores(output), y)
+        unknown, strange = logits.isnan().any(1), no_classes(logits, y)
         unlabelled = strange & ((y < 0) | (y == UNLABELLED)) if ignore_index is None else y == ignore_index
         if (wrong := y[strange & ~unlabelled]).numel():
             raise ValueError(
-                f"a label is {int(wrong[0])}, and the network has {classes} classes; pass labels from 0, or"
+                f"a label is {int(wrong[0])}, and the network has {logits.shape[1]} classes; pass labels from 0, or"
                 f" ignore_index={int(wrong[0])} if it does not count."
             )
         return (found == y).float().masked_fill(unknown, math.nan)[~unlabelled]

@@ -31,13 +31,13 @@ def settings_of(
         >>> settings_of({}, {"scheduler": scheduler})
         {'scheduler.step_size': 5, 'scheduler.gamma': 0.1}
     """
-    found = {}
+    found, schedulers = {}, schedulers or {}
     for which, optimizer in optimizers.items():
-        is_scheduled = (schedulers or {}).get(which.replace("optimizer", "scheduler")) is not None
+        is_scheduled = schedulers.get(which.replace("optimizer", "scheduler")) is not None
         left_out = {"params", *(SCHEDULED if is_scheduled else ())}
         for i, group in enumerate(optimizer.param_groups if optimizer else ()):
             found |= {f"{which}.param_groups[{i}].{name}": group[name] for name in group if name not in left_out}
-    for which, scheduler in (schedulers or {}).items():
+    for which, scheduler in schedulers.items():
         if scheduler is not None:
             given = [name for name in inspect.signature(type(scheduler)).parameters if name != "last_epoch"]
             state = scheduler.state_dict()

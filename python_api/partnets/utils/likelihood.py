@@ -126,6 +126,12 @@ def are_whole(targets: Tensor) -> bool:
     return not (targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool)
 
 
+def are_labels(output: Any, targets: Any) -> bool:
+    """Return whether targets are whole numbers, and the output has one dimension more, as logits of classes have."""
+    tensors = isinstance(output, Tensor) and isinstance(targets, Tensor)
+    return tensors and are_whole(targets) and output.dim() == targets.dim() + 1
+
+
 def class_axis(output: Any, targets: Any) -> int | None:
     """Return the dimension of the classes in logits; None if these are no logits of whole numbers as targets.
 
@@ -136,9 +142,7 @@ def class_axis(output: Any, targets: Any) -> int | None:
         >>> class_axis(torch.zeros(4, 3, 7), y), class_axis(torch.zeros(4, 7, 3), y), class_axis(torch.zeros(4, 7), y)
         (1, -1, None)
     """
-    if not isinstance(output, Tensor) or not isinstance(targets, Tensor) or not are_whole(targets):
-        return None
-    if output.dim() != targets.dim() + 1:
+    if not are_labels(output, targets):
         return None
     if (*output.shape[:1], *output.shape[2:]) == targets.shape:
         return 1
