@@ -11,6 +11,7 @@ TORCH_CUDA_ARCH_LIST     the compute capabilities of the CUDA backend, as for Py
 import json
 import os
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -56,18 +57,20 @@ HEADERS = sorted((ROOT / "csrc").rglob("*.h"))
 ARCHITECTURES = os.environ.get("TORCH_CUDA_ARCH_LIST") or "8.0+PTX 9.0a"
 
 
-def compiler() -> str | None:
-    """The C++ compiler."""
-    configured = os.environ.get("CXX") or (sysconfig.get_config_var("CXX") or "c++").split()[0]
-    return next(filter(None, map(shutil.which, (configured, "g++", "c++"))), None)
+def compiler() -> list[str]:
+    """Return the command of the C++ compiler, such as ["ccache", "g++"] of CXX="ccache g++"; empty if there is none."""
+    given = os.environ.get("CXX")
+    usual = [shlex.split(sysconfig.get_config_var("CXX") or "c++"), ["g++"], ["c++"]]
+    return next((command for command in ([shlex.split(given)] if given else usual) if shutil.which(command[0])), [])
 
 
 def compiler_version() -> str:
-    """The first line of what the C++ compiler says of itself; empty if there is none."""
+    """Return the first line of the C++ compiler's --version; empty if there is none."""
     found = compiler()
-    if found is None:
+    if not found:
         return ""
-    return subprocess.run([found, "--version"], capture_output=True, text=True).stdout.partition("\n")[0] or found
+    said = subprocess.run([*found, "--version"], capture_output=True, text=True).stdout
+    return said.partition("\n")[0] or shlex.join(found)
 
 
 def nvcc() -> str | None:
@@ -186,7 +189,9 @@ class BuildBackends(build_ext):
             return "not built: PARTKERNELS_BUILD=none; reinstall partkernels without it"
         try:
             if not compiler:
-                raise RuntimeError("there is no C++ compiler; install one (on Debian: apt install g++)")
+                given = os.environ.get("CXX")
+                cure = f"CXX is {given!r}; set it to one" if given else "install one (on Debian: apt install g++)"
+                raise RuntimeError(f"there is no C++ compiler; {cure}")
             super().run()
         except Exception as error:
             if ASKED:
@@ -239,7 +244,7 @@ class BuildBackends(build_ext):
         # USE_CUDA: without it PyTorch's headers do not declare what they have for streams.
         options = [*FLAGS, *(f"-I{folder}" for folder in binding_headers("cuda")), "-DUSE_CUDA", "-fPIC", "-c"]
         commands = [
-            [compiler(), *options, str(source.relative_to(ROOT)), "-o", str(objects / f"binding_{source.stem}.o")]
+            [*compiler(), *options, str(source.relative_to(ROOT)), "-o", str(objects / f"binding_{source.stem}.o")]
             for source in binding("cuda")
         ]
         sources = sorted((ROOT / "csrc" / "cuda").glob("*.cu"))

@@ -8,8 +8,10 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
+import pybind11
 import pytest
 import torch
 from processes import run_python
@@ -51,7 +53,10 @@ def test_a_failing_compiler_does_not_fail_the_installation_either(tmp_path):
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({"PARTKERNELS_BUILD": "cpu", "PATH": "/nowhere"}, "there is no C++ compiler; install one"),
+        (
+            {"PARTKERNELS_BUILD": "cpu", "CXX": "/nowhere/g++ -pipe"},
+            "there is no C++ compiler; CXX is '/nowhere/g++ -pipe'; set it to one",
+        ),
         weekly({"PARTKERNELS_BUILD": "cpu", "CXX": "false"}, "returned non-zero exit status"),
         weekly({"PARTKERNELS_BUILD": "magic"}, "PARTKERNELS_BUILD=magic asks for a backend that there is not"),
         ({"PARTKERNELS_BUILD": "cuda", "CUDA_HOME": "/nowhere"}, "there is no nvcc; install the CUDA toolkit"),
@@ -76,9 +81,10 @@ def test_a_backend_that_is_built_is_known_before_another_one_fails(tmp_path):
         (tmp_path / name).write_text(f"#!/bin/sh\n{program}\n")
         (tmp_path / name).chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
-    done = build(tmp_path, PARTKERNELS_BUILD="cuda", CXX=str(tmp_path / "c++"), CUDA_HOME="", PATH=path)
+    done = build(tmp_path, PARTKERNELS_BUILD="cuda", CXX="env A=1 c++", CUDA_HOME="", PATH=path)
     assert done.returncode != 0
     assert facts(tmp_path)["cpu"] == "built" and "cuda" not in facts(tmp_path)
+    assert facts(tmp_path)["compiler"] == "env A=1 c++" and "nvcc" in done.stderr
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -124,3 +130,37 @@ def test_cmake_builds_cuda_unasked_only_where_there_is_a_gpu_and_says_how_long_i
     (tmp_path / "nvidia-smi").chmod(0o755)
     said = configured("-DPARTKERNELS_CUDA=AUTO")
     assert "partkernels_cuda" in said and "is built, which takes six minutes" in said
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a checkout")
+def test_a_source_distribution_has_every_file_but_those_of_the_repository_itself(tmp_path):
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    done = run_python("setup.py", "--quiet", "egg_info", "--egg-base", tmp_path, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    listed = (tmp_path / "partkernels.egg-info" / "SOURCES.txt").read_text().split()
+    missing = {path for path in tracked.split() if (ROOT / path).exists()} - set(listed)
+    assert {path for path in missing if not path.startswith((".ci/", ".git"))} == set()
+
+
+@pytest.mark.full
+def test_a_source_distribution_for_numpy_has_the_kernels(tmp_path):
+    code = "import sys, scikit_build_core.build as build; build.build_sdist(sys.argv[1])"
+    done = run_python("-c", code, tmp_path, cwd=ROOT / "numpy_api")
+    assert done.returncode == 0, done.stderr
+    (archive,) = tmp_path.glob("*.tar.gz")
+    shutil.unpack_archive(archive, tmp_path)
+    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    for part in ("csrc/cpu", "csrc/include", "csrc/numpy", "cmake"):
+        assert [path.name for path in sorted((folder / part).rglob("*.*"))] == [
+            path.name for path in sorted((ROOT / part).rglob("*.*"))
+        ]
+    options = {"PARTKERNELS_NUMPY": "ON", "PARTKERNELS_CUDA": "OFF", "BUILD_TESTING": "OFF"}
+    options |= {
+        "PYBIND11_FINDPYTHON": "ON",
+        "pybind11_DIR": pybind11.get_cmake_dir(),
+        "Python_EXECUTABLE": sys.executable,
+    }
+    command = ["cmake", "-S", folder, "-B", tmp_path / "build", *(f"-D{name}={one}" for name, one in options.items())]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
