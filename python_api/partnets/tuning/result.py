@@ -49,8 +49,9 @@ class Tuned:
     Attributes:
         values: the chosen value of each setting, by its name.
         model: the network, trained with them on all data: torch modules only, in evaluation mode.
-        lml: L_ML of the training at the chosen values, in nats; of a squared error -n / 2 log(error). Of the first
-            one in `history` if the values are untuned because no training was better than a guess.
+        lml: L_ML of the training at the chosen values, in nats; of a squared error -n / 2 log(error), and of logits at
+            their best temperature if augmentations learned. Of the first one in `history` if the values are untuned
+            because no training was better than a guess.
         counted: how many targets L_ML is the sum of. Of a large unseen chunk only a part judges.
         steps: how many the final training took.
         schedule: the value of each number that learned by gradient descent, such as the width of an augmentation, at

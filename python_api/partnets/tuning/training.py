@@ -31,6 +31,7 @@ from partnets.training.step import clip_gradient, parameters_of, step_weights
 from partnets.tuning.guessing import guessed_nats
 from partnets.tuning.problem import Problem
 from partnets.tuning.search import JUDGEMENTS
+from partnets.tuning.temperature import AtTemperatures, best, divided, has_temperature
 from partnets.utils import random_state
 from partnets.utils.modules import evaluating, frozen, to_device, training
 from partnets.utils.targets import token_cross_entropy
@@ -121,6 +122,9 @@ class Training:
         network, optimizer, loss: its own, with the settings in them.
         done: the number of steps so far.
         judged: the loss of unseen data in nats, a number for each judgement so far.
+        tempered: whether unseen data judge at the best temperature of the logits, as they do where widths learn: those
+            of a network that is too sure would learn to make it less so.
+        temperature: of the last judgement.
         schedule: by the name of each parameter that learns by gradient descent, its values at the start and at each
             judgement, [1 + judgements, ...].
         examples: the examples that it has been trained on so far, of unseen data too.
@@ -143,7 +147,7 @@ class Training:
     ) -> None:
         self.problem, self.batch_size, self.steps, self.seed = problem, batch_size, steps, seed
         self.chunks = problem.everything if everything else problem.chunks
-        self.done, self.judged, self.examples, self.counted = 0, [], 0.0, 0
+        self.done, self.judged, self.temperature, self.examples, self.counted = 0, [], 1.0, 0.0, 0
         self.due, self.unseen = due(steps, judgements), unseen
         # The final training may end early, and has the schedule of a whole one.
         self.times = [0, *due(problem.steps, judgements)]
@@ -172,6 +176,8 @@ class Training:
             setting.put(self, setting.value(position))
         self.scheduler = problem.scheduler(self.optimizer) if problem.scheduler else None
         self.judge = problem.judge
+        # Without augmentations a training ended no better, and with noisy labels a little worse.
+        self.tempered = learns and bool(self.augmenting) and has_temperature(problem.loss)
         self.direct = direct if learns else {}
         self.direct_optimizer = None
         self.every, updates = learning_steps(steps)
@@ -212,7 +218,8 @@ class Training:
                 if self.is_judged and self.done in self.due:
                     if self.direct:
                         self.estimate_norms(ESTIMATED[0])
-                    self.judged.append(self._nats())
+                    nats, self.temperature = self._nats()
+                    self.judged.append(nats)
                     for name, parameter in self.direct.items():
                         self.schedule[name].append(_kept(parameter))
             if self.repeated and self.done == self.steps:
@@ -291,7 +298,8 @@ class Training:
         self.direct_optimizer.zero_grad()
         unseen = subnetwork(self.network, active=k - 1) if self.partitioned else nullcontext()
         with unseen, frozen(parameters_of(self.optimizer)), evaluating(self.network), training(*self.learning):
-            mean(self.judge, *self._averaged(self.network, batch, copies)).backward()
+            output, y = self._averaged(self.network, batch, copies)
+            mean(self.judge, divided(output, self.temperature), y).backward()
         self.direct_optimizer.step()
         with torch.no_grad():
             for parameter, least, most in zip(self.direct.values(), *self.limits, strict=True):
@@ -341,7 +349,7 @@ class Training:
         """Return the loss of unseen data in nats, if each example is predicted by the mean over augmented copies."""
         with random_state.preserved(self.problem.device):
             torch.manual_seed(self.seed)
-            return self._nats(copies)
+            return self._nats(copies)[0]
 
     @torch.no_grad()
     def _repeat_schedule(self) -> None:
@@ -356,34 +364,34 @@ class Training:
         counted, number = self.counted, sum(len(unseen) for _, unseen in self._unseen())
         own = [(2, Subset(self.chunks[1], range(min(number, self.chunks.sizes[0]))))]
         with random_state.preserved(self.problem.device):
-            nats = self._nats(judging=own)
+            nats, _ = self._nats(judging=own)
         guessed = self.guessed_nats(own)
         self.counted, count = counted, self.counted
         return None if guessed is None else (guessed - nats) / count
 
-    def _nats(self, copies: int = 0, judging: Iterable[tuple[int, Subset]] | None = None) -> float:
-        """Return the loss of unseen data in nats; of a squared error n / 2 log(error) for n numbers.
+    def _nats(self, copies: int = 0, judging: Iterable[tuple[int, Subset]] | None = None) -> tuple[float, float]:
+        """Return the loss of unseen data in nats, at the temperature that is returned too.
 
-        Of a partitioned network the loss of each chunk k by subnetwork k - 1 (Eq. 2). `judging`: other pairs of k and
-        examples.
+        Of a squared error it is n / 2 log(error) for n numbers. Of a partitioned network it is the loss of each chunk k
+        by subnetwork k - 1 (Eq. 2). `judging`: other pairs of k and examples.
         """
         how = {"batch_size": BATCH, "forward": self.problem.forward}
-        averaging = how | {"forward": functools.partial(self._averaged, copies=copies)} if copies else how
+        forward = functools.partial(self._averaged, copies=copies) if copies else self.problem.forward
+        forward = AtTemperatures(forward, self.judge) if self.tempered else forward
+        judging_by = how | {"forward": forward, "collate": self.chunks.collate, "loading": {}}
         found, count = 0.0, 0
         with fresh_statistics(self.network, self.chunks, **how) if self.partitioned else nullcontext():
             for k, unseen in self._unseen() if judging is None else judging:
                 with subnetwork(self.network, active=k - 1) if self.partitioned else nullcontext():
-                    loss, counted = total_loss(
-                        self.network, unseen, self.judge, collate=self.chunks.collate, loading={}, **averaging
-                    )
+                    loss, counted = total_loss(self.network, unseen, self.judge, **judging_by)
                 found, count = found + loss, count + counted
                 self.examples += max(1, copies) * len(unseen) / 3  # a forward pass is a third of a step
         self.counted = count
         if not math.isfinite(found):
-            return math.inf
+            return math.inf, 1.0
         if self.problem.squared:
-            return count * self.problem.squared / 2 * math.log(max(found / count, 1e-30))
-        return found
+            return count * self.problem.squared / 2 * math.log(max(found / count, 1e-30)), 1.0
+        return best([found, *forward.nats]) if self.tempered else (found, 1.0)
 
     def _unseen(self) -> Iterator[tuple[int, Subset]]:
         """The part of each unseen chunk that judges, with the chunk's number."""
@@ -439,6 +447,7 @@ class Training:
             "noise": self.noise,
             "done": self.done,
             "judged": self.judged,
+            "temperature": self.temperature,
             "counted": self.counted,
             "schedule": self.schedule,
             "examples": self.examples,
@@ -461,7 +470,8 @@ class Training:
             self.direct_optimizer.load_state_dict(state["direct_optimizer"])
         self.generator.set_state(state["generator"])
         self.noise, self.done = state["noise"], state["done"]
-        self.judged, self.counted, self.examples = list(state["judged"]), state["counted"], state["examples"]
+        self.judged, self.temperature = list(state["judged"]), state["temperature"]
+        self.counted, self.examples = state["counted"], state["examples"]
         self.schedule = {name: list(values) for name, values in state["schedule"].items()}
 
 
