@@ -4,9 +4,6 @@ Each entry of a weight belongs to one of C partitions. Subnetwork k uses the ent
 value elsewhere. The operators compute with a subnetwork's weight without ever materialising it.
 """
 
-import sys
-
-from partkernels import _moved
 from partkernels._version import __version__
 from partkernels.arguments import InputError
 from partkernels.backend.dispatch import backends, use_backend
@@ -50,10 +47,3 @@ __all__ = [
     "subnetwork_weight",
     "use_backend",
 ]
-
-
-def __getattr__(name: str):
-    """A module by its old name, which `import` does not find at its new place."""
-    if name in _moved.MOVED:
-        return sys.modules[f"{__name__}.{name}"]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

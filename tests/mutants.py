@@ -149,7 +149,7 @@ MUTANTS = [
     ),
     *_of(
         "python_api/partnets/nn/partition_format.py",
-        f"{NETS}/nn/test_saving.py {NETS}/training/test_saved_before.py",
+        f"{NETS}/nn/test_saving.py",
         ("saved row", '"row": partition.row,', '"row": 0,', "a shard's saved partition has another place"),
         ("saved count", 'if plain["count"] != own.count:', "if False:", "a file of another number of partitions loads"),
     ),

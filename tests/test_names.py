@@ -9,13 +9,13 @@ from processes import run_python
 import partkernels
 import partnets
 
-# What version 0.1 offered, by the paths that its documentation gave.
+# By the paths that the documentation gives.
 PUBLIC = {
     "partkernels": """Defaults InputError Normal Partition Stored Uniform Zeros __version__ adam_step backends conv1d
         conv2d conv_transpose1d conv_transpose2d embedding explain linear sgd_step subnetwork_weight use_backend""",
     "partkernels.testing": "Yardstick poisoned_memory",
-    "partkernels.triton": "Config tuning use_plan",
-    "partkernels.plan": "Config use_plan",
+    "partkernels.backend.triton.operators": "Config tuning use_plan",
+    "partkernels.backend.plan": "Config use_plan",
     "partkernels.partition": "Partition sizes",
     "partkernels.defaults": "Defaults Normal Stored Uniform Zeros check_seed",
     "partnets": """GRU LSTM RNN BatchNorm1d BatchNorm2d BatchNorm3d Bilinear Chunks Conv1d Conv2d Conv3d
@@ -23,20 +23,20 @@ PUBLIC = {
         MultiheadAttention RMSNorm Trainer accuracy baselines callbacks checkpoint_contexts chunk data finalize hyper
         lml loggers loss_matrix mean_loss merge models optim partition per_subnetwork register subnetwork
         without_rule""",
-    "partnets.baselines": "Augerino Ensemble held_out laplace search whole",
-    "partnets.callbacks": "Callback every record_loss_matrix subnetwork_metrics",
+    "partnets.baselines": "Augerino Ensemble held_out laplace search",
+    "partnets.training.callbacks": "Callback every record_loss_matrix subnetwork_metrics",
     "partnets.data": """Data Normalise ToFloat cifar10 digits input_selection load mnist moments tiny_imagenet""",
     "partnets.distributed": """DDP ColwiseParallel OptimizerState Packing RowwiseParallel SharedChunks Trainer
         all_reduce_packed check_agreement draw fully_shard load save share""",
     "partnets.hyper": """Affine Averaged ColourJitter ConcreteDropout Hyperparameter ImmerAffine InputMask Learned Range
         SchwobelAffine Submodule clamped hyperparameters interval positive probability real""",
-    "partnets.lightning": "PartitionedModule",
-    "partnets.loggers": "CSV TensorBoard",
+    "partnets.integrations.lightning": "PartitionedModule",
+    "partnets.training.loggers": "CSV TensorBoard",
     "partnets.models": """Bias Block FixupResNet MLP MnistCNN ResNet9 Scale ThinResNet50 TransformerLM ViT
         WideResNet""",
     "partnets.optim": "SGD Adam AdamW PartitionedOptimizer PerPartition decays",
-    "partnets.partitioned": "Partitioned count partitioned_layers",
-    "partnets.partitioned_layer": "PartitionedLayer",
+    "partnets.nn.partitioned": "Partitioned count partitioned_layers",
+    "partnets.nn.layer": "PartitionedLayer",
 }
 
 

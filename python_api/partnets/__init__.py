@@ -7,24 +7,11 @@ Partition a model and its data, and train weights and hyperparameters together:
     history = partnets.Trainer(model, chunks, hyper=augmentation).fit(1000)
 """
 
-import sys
 from pathlib import Path
 
 from partkernels import __version__
 from partkernels.build_info import check_companion
-from partnets import (
-    _moved,
-    baselines,
-    callbacks,
-    data,
-    federated,
-    hyper,
-    loggers,
-    models,
-    nn,
-    optim,
-    stn,
-)
+from partnets import baselines, data, federated, hyper, models, nn, optim, stn
 from partnets.convert import explain_partition, finalize, merge, partition, reassign, without_rule
 from partnets.data.chunks import Chunks, chunk
 from partnets.data.loader import Loader
@@ -45,7 +32,9 @@ from partnets.training import (
     Implicit,
     Lookahead,
     Trainer,
+    callbacks,
     hyper_learning,
+    loggers,
     step_hyper,
     step_lookahead,
     step_weights,
@@ -120,10 +109,3 @@ __all__ = [
 ]
 
 check_companion(Path(__file__).parent)
-
-
-def __getattr__(name: str):
-    """A module by its old name, which `import` does not find at its new place."""
-    if name in _moved.MOVED:
-        return sys.modules[f"{__name__}.{name}"]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -36,7 +36,7 @@ class Draw(NamedTuple):
 
 
 class Loader(DataLoader):
-    """A DataLoader of Draws, for training loops of others: partnets.lightning's, Hugging Face's, or one of your own.
+    """A DataLoader of Draws, for training loops of others: Lightning's, Hugging Face's, or one of your own.
 
     Batches are drawn as partnets.Trainer draws them (Appendix I.1): with replacement, k from the chunks' proportions.
     Draw n is a function of the seed and n alone, whatever was drawn before it and by however many worker processes. An

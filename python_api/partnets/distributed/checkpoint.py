@@ -9,13 +9,11 @@ from os import PathLike
 from pathlib import Path
 
 import torch.distributed.checkpoint as dcp
-from torch import nn
 
 import partnets
 from partnets.distributed.collectives import check_same_file, gathered, on_rank_0, own_rank
 from partnets.distributed.optimizer_state import OptimizerState
 from partnets.evaluation.same_chunks import remember_chunks
-from partnets.nn.partitioned import partitioned_layers
 from partnets.training import checkpoint
 from partnets.training.best_model import Best, copies
 from partnets.utils import sealed
@@ -74,7 +72,7 @@ def load(trainer: partnets.Trainer, folder: str | PathLike) -> None:
         ValueError: as Trainer.load.
         FileNotFoundError: no save into this folder was ever finished; on the ranks that see it so.
     """
-    given = folder = Path(folder)
+    folder = Path(folder)
     try:
         check_same_file(folder / REST)
     except FileNotFoundError as error:
@@ -82,13 +80,10 @@ def load(trainer: partnets.Trainer, folder: str | PathLike) -> None:
             f"{folder} has no {REST}: a save into it was never finished; load another folder, or save once more."
         ) from error
     rest = checkpoint.read(trainer, folder / REST, own_rank(), without=LARGE)
-    folder /= rest.get("part", "")  # before version 0.3 it was the folder itself
-    large = _large(trainer)
-    there = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata.keys()
-    if "best.division" not in there:  # of an earlier version
-        large.get("best", {}).pop("division", None)
-    dcp.load(large | {"model": _ModelState(trainer.model, there)}, checkpoint_id=folder)
-    checkpoint.take(trainer, rest, given, own_rank())
+    part, large = folder / rest["part"], _large(trainer)
+    dcp.FileSystemReader(part).read_metadata()  # dcp.load hides a missing file behind an error of all ranks
+    dcp.load(large, checkpoint_id=part)
+    checkpoint.take(trainer, rest, folder, own_rank())
     if trainer.steps:
         remember_chunks(trainer.model, trainer.chunks)
     if trainer.best is not None:
@@ -105,8 +100,6 @@ def _large_files(folder: Path) -> list[Path]:
         return []
     except (OSError, ValueError):  # damaged: until there is a new one, any of them may be wanted
         return [*folder.glob(PART + "*")]
-    if part is None:
-        return [folder / ".metadata", *folder.glob("__*.distcp")]
     return [one for one in folder.glob(PART + "*") if one.name == part]
 
 
@@ -116,29 +109,6 @@ def _delete(paths: Collection[Path]) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-
-
-class _ModelState:
-    """A model without places for what its layers note, and a folder of before version 0.3 may lack.
-
-    Args:
-        there: what the folder has, by dotted names.
-    """
-
-    def __init__(self, model: nn.Module, there: Collection[str]) -> None:
-        self.model, self.there = model, there
-
-    def state_dict(self) -> dict:
-        notes = {
-            f"{path}.{note}".lstrip(".")
-            for path, layer in partitioned_layers(self.model)
-            for note in getattr(layer, "notes", ())
-        }
-        state = self.model.state_dict()
-        return {name: value for name, value in state.items() if name not in notes or f"model.{name}" in self.there}
-
-    def load_state_dict(self, state_dict: dict) -> None:
-        self.model.load_state_dict(state_dict)
 
 
 def _large(trainer: partnets.Trainer) -> dict:

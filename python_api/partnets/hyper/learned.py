@@ -102,10 +102,6 @@ class Learned(Precise):
             shape[-1] = len(self.units)
         return raw.view(shape)
 
-    def __setstate__(self, state: dict) -> None:
-        super().__setstate__({"perturbed": InThread()} | state)  # before version 0.3 there was neither
-        self._parameters.setdefault("scale_raw", None)
-
     def values(self, name: str) -> dict[str, float]:
         """The present values in the user's units: a single one under this name, others under names of their own."""
         values = self.range.transform(self.raw.detach()).reshape(-1).tolist()

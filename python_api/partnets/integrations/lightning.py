@@ -23,7 +23,7 @@ try:
     from lightning.pytorch import LightningModule
 except ImportError as error:
     raise ImportError(
-        "partnets.lightning needs Lightning; pip install lightning, or partkernels' extra 'lightning'."
+        "partnets.integrations.lightning needs Lightning; pip install lightning, or partkernels' extra 'lightning'."
     ) from error
 
 

@@ -171,9 +171,6 @@ class OwnParameters(PartitionedLayer):
             return super().unfit(state_dict, prefix)
         return self.saved_partitions(state_dict, prefix)[1]
 
-    def __setstate__(self, state):
-        super().__setstate__({"partitions": {}} | state)  # which version 0.2 had not
-
     def __reduce_ex__(self, protocol):
         # Its class is made when it is needed, and cannot be found by its name.
         return _empty, (type(self).ordinary, type(self).weights, type(self).shifts, type(self).caches), self.__dict__
@@ -190,13 +187,8 @@ class PerSubnetwork(dict):
 
 
 def _empty(
-    ordinary: type[nn.Module],
-    weights: tuple[str, ...],
-    shifts: tuple[str, ...] | None = None,
-    caches: tuple[str, ...] = (),
+    ordinary: type[nn.Module], weights: tuple[str, ...], shifts: tuple[str, ...], caches: tuple[str, ...]
 ) -> OwnParameters:
-    if shifts is None:  # pickled by version 0.2 or before, which had shifts alone
-        weights, shifts = (), weights
     cls = own_parameters_class(ordinary, weights, shifts, caches)
     return cls.__new__(cls)
 

@@ -158,10 +158,7 @@ class Partitioned(nn.Module):
             self._live.now = active, update
 
     def __setstate__(self, state: dict) -> None:
-        # Version 0.2 kept the subnetwork that was live as plain attributes.
-        state = {name: value for name, value in state.items() if name not in ("active", "update")}
-        self.__dict__.update({"_outside": (state["count"], state["count"])} | state | {"_live": _Live()})
-        super().__setstate__(self.__dict__)
+        super().__setstate__(state | {"_live": _Live()})
         EXISTING.add(self)
 
     def _replicate_for_data_parallel(self) -> Partitioned:

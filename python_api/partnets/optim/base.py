@@ -332,7 +332,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict) -> None:
-        # load_state_dict brings groups and states alone; and version 0.2 saved no rates.
+        # load_state_dict brings groups and states alone.
         own = {"_rates": self.__dict__.get("_rates", {}), "_lrs": self.__dict__.get("_lrs", [])}
         super().__setstate__(own | state)
 

@@ -103,7 +103,7 @@ def _hyper_optimizer(trainer: TrainingState, state: dict | None, _) -> None:
     groups = tried.state_dict()["param_groups"]
     _settings(groups, own)
     for told, group, mine in zip(state["param_groups"], groups, own, strict=True):
-        # What torch fills in where an older version of it saved less.
+        # torch fills in what an older version of it has not saved.
         if missing := [name for name in mine.keys() - told.keys() if group.get(name) != mine[name]]:
             raise ValueError(f"its param_groups lack {', '.join(missing)}.")
     parameters = [parameter for group in tried.param_groups for parameter in group["params"]]
@@ -153,7 +153,7 @@ def _best(trainer: TrainingState, state: dict | None, _) -> None:
     if trainer.best is None:
         return
     best = Best(**state)
-    _like({"division": ""} | state, vars(Best(state=best.state, division=best.division)))  # older files have none
+    _like(state, vars(Best(state=best.state, division=best.division)))
     if not isinstance(best.division, str):
         raise ValueError(f"division is {best.division!r}; it must be text.")
     if type(best.step) is not int or best.step < 0 or math.isnan(best.lml):

@@ -215,17 +215,6 @@ def test_what_a_damaged_file_may_have_named_is_kept_until_there_is_a_new_checkpo
     assert len([*tmp_path.glob("dcp.*")]) == 1 and not first.exists()
 
 
-def test_a_folder_of_before_version_0_3_is_replaced_as_a_whole(tmp_path):
-    one = trainer(partnets.Trainer)
-    checkpoint.save(
-        one, tmp_path / "trainer.pt", [checkpoint.random_state(one)], without=("model", "optimizer", "best")
-    )
-    for name in (".metadata", "__0_0.distcp", "__1_0.distcp"):
-        (tmp_path / name).write_text("old")
-    distributed.save(one, tmp_path)
-    assert sorted(path.name[:4] for path in tmp_path.iterdir()) == ["dcp.", "trai"]
-
-
 @pytest.mark.parametrize("at", [*KILLED, "never begun"])
 def test_a_folder_without_a_finished_save_is_told(at, monkeypatch, tmp_path):
     one = trainer(partnets.Trainer)

@@ -244,17 +244,6 @@ def test_logarithmic_range():
         hyper.logarithmic(0.0, 1.0)
 
 
-def test_before_this_version_there_was_no_perturbation():
-    """A Learned as it was pickled before has neither."""
-    learned = hyper.Learned(0.5, hyper.probability)
-    state = {name: value for name, value in vars(learned).items() if name != "perturbed"}
-    state["_parameters"] = {"raw": learned.raw}
-    old = hyper.Learned.__new__(hyper.Learned)
-    old.__setstate__(state)
-    assert old().item() == pytest.approx(0.5)
-    assert old.scales("rate") == {}
-
-
 @pytest.mark.parametrize("name", EACH)
 def test_each_can_be_frozen(name):
     make, shape = EACH[name]

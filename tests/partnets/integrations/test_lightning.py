@@ -403,12 +403,10 @@ def test_a_module_without_a_loss_is_told_to_define_one():
         PartitionedModule().training_loss(None)
 
 
-HOMES = "partnets.lightning", "partnets.integrations.lightning"
-
-
 def test_a_missing_lightning_is_named_with_the_cure(monkeypatch):
-    for name in [name for name in sys.modules if name.split(".")[0] == "lightning" or name in HOMES]:
+    ours = "partnets.integrations.lightning"
+    for name in [name for name in sys.modules if name.split(".")[0] == "lightning" or name == ours]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "lightning", None)
     with pytest.raises(ImportError, match="pip install lightning, or partkernels' extra 'lightning'"):
-        import partnets.lightning  # noqa: F401
+        import partnets.integrations.lightning  # noqa: F401
