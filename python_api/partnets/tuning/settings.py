@@ -15,8 +15,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from partnets.data.normalise import ToFloat
 from partnets.hyper import Averaged, Hyperparameter, InTraining, Learned, ObservationNoise, Temperature
 from partnets.hyper.augmentation import Augmentation
-from partnets.utils.likelihood import is_cross_entropy, setting
-from partnets.utils.targets import token_cross_entropy
+from partnets.utils.likelihood import setting
+from partnets.utils.targets import is_of_classes
 
 NAMES = ("dropout", "dropout:one", "weight_decay", "label_smoothing", "learning_rate")
 # The largest value of a number without an upper bound, over its value at the start.
@@ -199,7 +199,7 @@ def _named(
 ) -> list[Setting]:
     """Return the settings of a name; `front` is the path of the user's network in `network`, with a dot."""
     if name == "label_smoothing":
-        if not (is_cross_entropy(loss) or loss is token_cross_entropy):
+        if not is_of_classes(loss):
             raise ValueError("hyper has 'label_smoothing', which needs torch's cross-entropy as the loss.")
         untuned = float(setting(loss, name, 0.0))
         return [Setting(name, 0.0, 0.9, _put_smoothing, untuned=untuned, usual=(0.1, 0.5))]

@@ -10,8 +10,8 @@ import numpy
 from torch import nn
 
 from partnets.data.batch import Forward, Loss, scores, total
-from partnets.utils.likelihood import BINARY_OF_LOGITS, is_cross_entropy, name_of
-from partnets.utils.targets import token_cross_entropy
+from partnets.utils.likelihood import BINARY_OF_LOGITS, name_of
+from partnets.utils.targets import is_of_classes
 
 # Temperatures at which unseen data judge, and how many are tried on a polynomial through these.
 TEMPERATURES, TRIED = tuple(2 ** (i / 2) for i in range(5)), 401
@@ -28,7 +28,7 @@ def has_temperature(loss: Loss) -> bool:
         >>> has_temperature(nn.CrossEntropyLoss()), has_temperature(nn.MSELoss())
         (True, False)
     """
-    return is_cross_entropy(loss) or loss is token_cross_entropy or name_of(loss) in BINARY_OF_LOGITS
+    return is_of_classes(loss) or name_of(loss) in BINARY_OF_LOGITS
 
 
 def divided(output: Any, temperature: float) -> Any:

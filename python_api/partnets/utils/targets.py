@@ -31,6 +31,16 @@ def token_cross_entropy(logits: Tensor, labels: Tensor, *, label_smoothing: floa
     return found.masked_fill((labels == IGNORED).all(), 0.0)
 
 
+def is_of_classes(loss: Any) -> bool:
+    """Return whether this is torch's cross-entropy or that of tokens.
+
+    Example:
+        >>> is_of_classes(nn.CrossEntropyLoss()), is_of_classes(token_cross_entropy), is_of_classes(nn.MSELoss())
+        (True, True, False)
+    """
+    return loss is token_cross_entropy or is_cross_entropy(loss)
+
+
 def tried(model: nn.Module, batch: Any, forward: Callable[[nn.Module, Any], tuple[Any, Any]]) -> tuple[Any, Any]:
     """Return the output of a model and the targets of a batch.
 
@@ -107,7 +117,7 @@ def check_targets(loss: Any, output: Any, y: Any) -> None:
         )
     if name in BINARY and not (y.is_floating_point() and y.shape == output.shape):
         raise ValueError(f"the labels are {y.dtype}, {_shapes(output, y)}; pass {_floats(output, y)}.")
-    if loss is token_cross_entropy or is_cross_entropy(loss):
+    if is_of_classes(loss):
         _check_labels(loss, output, y)
 
 
@@ -187,10 +197,9 @@ def check_range(loss: Any, output: Any, y: Tensor) -> None:
         ValueError: the labels are 0 to 3, and the network has 3 outputs; pass labels from 0 to 2.
     """
     output = getattr(output, "logits", output)
-    tokens = loss is token_cross_entropy
-    if not (tokens or is_cross_entropy(loss)) or y.is_floating_point() or not isinstance(output, Tensor):
+    if not is_of_classes(loss) or y.is_floating_point() or not isinstance(output, Tensor):
         return
-    classes, counted = output.shape[-1 if tokens else 1], y[y != ignored(loss)]
+    classes, counted = output.shape[-1 if loss is token_cross_entropy else 1], y[y != ignored(loss)]
     if counted.numel() and not 0 <= int(counted.min()) <= int(counted.max()) < classes:
         raise ValueError(
             f"the labels are {int(counted.min())} to {int(counted.max())}, and the network has {classes} outputs; pass"
