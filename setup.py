@@ -59,9 +59,9 @@ ARCHITECTURES = os.environ.get("TORCH_CUDA_ARCH_LIST") or "8.0+PTX 9.0a"
 
 def compiler() -> list[str]:
     """Return the command of the C++ compiler, such as ["ccache", "g++"] of CXX="ccache g++"; empty if there is none."""
-    given = os.environ.get("CXX")
+    given = shlex.split(os.environ.get("CXX", ""))
     usual = [shlex.split(sysconfig.get_config_var("CXX") or "c++"), ["g++"], ["c++"]]
-    return next((command for command in ([shlex.split(given)] if given else usual) if shutil.which(command[0])), [])
+    return next((command for command in ([given] if given else usual) if shutil.which(command[0])), [])
 
 
 def compiler_version() -> str:

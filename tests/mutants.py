@@ -17,6 +17,7 @@ import contextlib
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -1561,11 +1562,11 @@ class Tree:
         built = next(self.folder.glob("build/temp*"))
         objects = {path.relative_to(built).with_suffix(".cpp").as_posix(): path for path in built.glob("csrc/**/*.o")}
         objects |= {source: self.folder / "build" / f"{Path(source).stem}-mutant.o" for source in sources}
-        compiler = os.environ.get("CXX") or (sysconfig.get_config_var("CXX") or "c++").split()[0]
+        compiler = shlex.split(os.environ.get("CXX") or sysconfig.get_config_var("CXX") or "c++")
         flags = ["-std=c++20", "-O1", "-fPIC", "-w", "-fvisibility=hidden", "-DTORCH_TARGET_VERSION=0x020a000000000000"]
         flags += ["-Icsrc/include", "-Icsrc/torch/cpu", "-Icsrc/torch", "-Icsrc/cpu", f"-I{home / 'include'}"]
-        commands = [[compiler, *flags, "-c", source, "-o", objects[source]] for source in sources]
-        commands += [[compiler, "-shared", *objects.values(), "-o", LIBRARY, f"-L{home / 'lib'}", "-ltorch_cpu"]]
+        commands = [[*compiler, *flags, "-c", source, "-o", objects[source]] for source in sources]
+        commands += [[*compiler, "-shared", *objects.values(), "-o", LIBRARY, f"-L{home / 'lib'}", "-ltorch_cpu"]]
         done = [self._run(*command) for command in commands]
         return next((one.stderr for one in done if one.returncode), None)
 

@@ -80,6 +80,8 @@ def load(trainer: partnets.Trainer, folder: str | PathLike) -> None:
             f"{folder} has no {REST}: a save into it was never finished; load another folder, or save once more."
         ) from error
     rest = checkpoint.read(trainer, folder / REST, own_rank(), without=LARGE)
+    if "part" not in rest:
+        raise ValueError(f"{folder / REST} was written by Trainer.save; pass it to the load method of a Trainer.")
     part, large = folder / rest["part"], _large(trainer)
     dcp.FileSystemReader(part).read_metadata()  # dcp.load hides a missing file behind an error of all ranks
     dcp.load(large, checkpoint_id=part)

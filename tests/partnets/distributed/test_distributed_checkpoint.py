@@ -162,6 +162,13 @@ def test_a_folder_that_is_damaged_is_named_and_nothing_of_the_trainer_changes(tm
     assert unchanged()
 
 
+def test_a_file_of_a_trainer_on_one_process_is_refused_with_the_cure(tmp_path):
+    one = trainer(partnets.Trainer)
+    one.save(tmp_path / "trainer.pt")
+    with pytest.raises(ValueError, match=r"trainer\.pt was written by Trainer\.save; pass it to the load method"):
+        distributed.load(one, tmp_path)
+
+
 def kill(*_, **__):
     raise KeyboardInterrupt("killed")
 
