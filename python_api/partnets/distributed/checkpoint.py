@@ -64,7 +64,7 @@ def save(trainer: partnets.Trainer, folder: str | PathLike) -> None:
 
 
 def load(trainer: partnets.Trainer, folder: str | PathLike) -> None:
-    """Sets a trainer to what save wrote, on as many ranks or others. All ranks must call it.
+    """Restore a trainer from a folder that save wrote, on the same or another number of ranks; all of them call it.
 
     torch.distributed.checkpoint unpickles what is no tensor: load only folders that you trust.
 

@@ -1,4 +1,4 @@
-"""The temperature of a classifier: how sure its predictions may be, by data that it has not seen (Guo et al. 2017)."""
+"""The temperature of a classifier, by which its logits are divided, fitted to held-out data (Guo et al. 2017)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def divided(output: Any, temperature: float) -> Any:
 
 
 class AtTemperatures:
-    """A forward(network, batch) that adds up the nats of its outputs at each temperature above 1.
+    """A forward(network, batch) that also adds up the loss of its outputs at each temperature above 1.
 
     Args:
         forward: gives outputs and targets.

@@ -122,9 +122,9 @@ class Training:
         network, optimizer, loss: its own, with the settings in them.
         done: the number of steps so far.
         judged: the loss of unseen data in nats, a number for each judgement so far.
-        tempered: whether unseen data judge at the best temperature of the logits, as they do where widths learn: those
-            of a network that is too sure would learn to make it less so.
-        temperature: of the last judgement.
+        tempered: whether unseen data judge logits divided by their best temperature. They do if augmentations learn,
+            which would otherwise learn to make an overconfident network less confident.
+        temperature: that of the last judgement, or 1.
         schedule: by the name of each parameter that learns by gradient descent, its values at the start and at each
             judgement, [1 + judgements, ...].
         examples: the examples that it has been trained on so far, of unseen data too.
@@ -370,10 +370,10 @@ class Training:
         return None if guessed is None else (guessed - nats) / count
 
     def _nats(self, copies: int = 0, judging: Iterable[tuple[int, Subset]] | None = None) -> tuple[float, float]:
-        """Return the loss of unseen data in nats, at the temperature that is returned too.
+        """Return the loss of unseen data in nats, and the temperature that divided the logits.
 
-        Of a squared error it is n / 2 log(error) for n numbers. Of a partitioned network it is the loss of each chunk k
-        by subnetwork k - 1 (Eq. 2). `judging`: other pairs of k and examples.
+        A squared error counts as n / 2 log(error) for n numbers. In a partitioned network, subnetwork k - 1 predicts
+        chunk k (Eq. 2). `judging`: other pairs of k and examples.
         """
         how = {"batch_size": BATCH, "forward": self.problem.forward}
         forward = functools.partial(self._averaged, copies=copies) if copies else self.problem.forward
