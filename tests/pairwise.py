@@ -22,7 +22,8 @@ def pairwise(
     Args:
         where: takes one value of each dimension; says whether they may come together.
         strength: 1 where no two values of different dimensions have to meet in a FULL run either.
-        dimensions: the values of each; of a mapping its values, and its keys name the tests.
+        dimensions: the values of each; of a mapping its values, and its keys name the tests. Of none, such as
+            the backends of a machine that has no such backend, pytest skips the test.
 
     Raises:
         ValueError: if no values may come together.
@@ -36,7 +37,7 @@ def pairwise(
         for values in dimensions.values()
     ]
     rows = [row for row in product(*named) if where is None or where(*(value for _, value in row))]
-    if not rows:
+    if not rows and all(named):
         raise ValueError(f"there is no combination of {', '.join(dimensions)} that may come together")
     # Values need not be hashable, and 0 is not False.
     keys = [tuple(id(value) for _, value in row) for row in rows]

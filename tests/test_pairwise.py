@@ -97,6 +97,10 @@ def test_one_dimension_and_none_that_are_feasible(any_tier):
         pairwise(lambda a, b: False, a="abc", b="de")
 
 
+def test_a_dimension_without_values_leaves_no_case(any_tier):
+    assert rows_of(pairwise(lambda a, b: False, a="abc", b=())) == []
+
+
 def test_the_keys_of_a_mapping_name_the_tests(full):
     mark = pairwise(case={"small": [1], "large": [9]}, sign="+-")
     assert mark.args[0] == ("case", "sign")
