@@ -1,0 +1,127 @@
+"""subnetwork: which subnetwork a model is, and which partition learns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch._C import _is_any_autocast_enabled
+from torch.utils._pytree import tree_map
+
+from partkernels.arguments import check_live
+from partkernels.operators.memory import no_view
+from partnets.hyper import hyperparameters
+from partnets.subnetworks.state import PartitionState, current_thread, num_partitions
+from partnets.subnetworks.switch import Switch, switch_of
+from partnets.utils.modules import frozen
+
+
+@contextmanager
+def subnetwork(model: nn.Module, active: int, update: int | None = None, *, hyper: bool = False) -> Iterator[None]:
+    """Inside, the model is its subnetwork w_s^(active), and gradients reach partition `update` only (Eq. 3)."""
+    count = num_partitions(model)
+    _check(count, active, update)
+    switch = switch_of(model)
+    withheld = hyperparameters(model) if update is not None and not hyper else ()
+    with _entered(switch, active, update), frozen(withheld), _checked(model, switch.states[0]):
+        yield
+
+
+def _check(count: int, active: int, update: int | None) -> None:
+    if type(active) is not int or not 1 <= active <= count:
+        raise ValueError(f"active={active!r}, but this model has {count} partitions; pass an int from 1 to {count}.")
+    if update is not None and (type(update) is not int or not 1 <= update <= active):
+        raise ValueError(f"update={update!r} with active={active}; pass an int from 1 to {active}, or None.")
+
+
+@contextmanager
+def _entered(switch: Switch, active: int, update: int | None) -> Iterator[None]:
+    first, thread = switch.states[0], current_thread()
+    for state in switch.states:
+        if state.thread not in (None, thread):
+            raise RuntimeError(
+                "another thread is inside of partnets.subnetwork with this model, which can be one subnetwork at a"
+                " time; use a copy of the model in each thread."
+            )
+    before = [(state.active, state.update, state.thread) for state in switch.states]
+    was = first.active
+    if any(state.active != was for state in switch.states):
+        raise RuntimeError("parts of this model are other subnetworks; enter them one inside of the other.")
+    if first.thread is None:
+        switch.prepare()
+    learning = [p for p in switch.parameters if p.requires_grad] if update is None else []
+    switch.move(was, active)
+    switch.note()
+    for state in switch.states:
+        state.update, state.thread = update, thread
+    for parameter in learning:
+        parameter.requires_grad_(False)
+    _clear_autocast()
+    try:
+        yield
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)
+        written = [one for one in switch.weights if one.parameter._version != one.version]
+        written += [one for one in switch.vectors if (one.parameter._version, one.rows._version) != one.version]
+        switch.move(active, was)
+        switch.note()
+        for state, (_, update_before, thread_before) in zip(switch.states, before, strict=True):
+            state.update, state.thread = update_before, thread_before
+        _clear_autocast()
+        if written:
+            for one in written:
+                one.key = ()  # defaults may have been written into: they are made again
+            names = ", ".join(f"{one.name} of {type(one.module).__name__}" for one in written[:3])
+            raise RuntimeError(
+                f"{names} was written into inside of partnets.subnetwork; write into parameters outside of it, and"
+                " step them by partnets.optim."
+            )
+
+
+def _clear_autocast() -> None:
+    """Forget casts of weights that were other ones."""
+    if not torch.compiler.is_compiling() and _is_any_autocast_enabled():
+        torch.clear_autocast_cache()
+
+
+@contextmanager
+def _checked(model: nn.Module, state: PartitionState) -> Iterator[None]:
+    """Inside, the outputs of model(...) refuse a backward pass while another subnetwork is active."""
+    handle = model.register_forward_hook(lambda module, inputs, output: _guarded(output, state))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _guarded(output, state: PartitionState):
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return output
+    return tree_map(lambda one: _guard(one, state) if isinstance(one, Tensor) and one.requires_grad else one, output)
+
+
+def _guard(tensor: Tensor, state: PartitionState) -> Tensor:
+    guarded = _SameSubnetwork.apply(tensor, state)
+    return guarded if tensor.is_leaf or tensor._is_view() else no_view(guarded)
+
+
+class _SameSubnetwork(torch.autograd.Function):
+    """The identity, with a backward pass that raises unless the subnetwork of the forward pass is active."""
+
+    @staticmethod
+    def forward(ctx, tensor, state):
+        ctx.state, ctx.then = state, (state.active, state.update, state.thread)
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx, grad):
+        state, (active, update, _) = ctx.state, ctx.then
+        if (state.active, state.update, state.thread) != ctx.then:
+            raise RuntimeError(
+                f"this was computed by subnetwork active={active}, update={update}, and the model is another now; call"
+                f" backward inside of partnets.subnetwork(model, {active}, {update})."
+            )
+        return grad, None

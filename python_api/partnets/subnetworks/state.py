@@ -1,0 +1,171 @@
+"""PartitionState: how the parameters and buffers of one module are partitioned, and which subnetwork is active in it.
+
+What subnetworks share and what tells them apart is kept in buffers beside the parameters, so that state_dicts, copies
+and moves to other devices are torch's own. Of a weight `name`, each entry belongs to a partition:
+
+- `name`: the weight of the active subnetwork; outside of partnets.subnetwork the whole weight.
+- `name_partition`: the packed map, uint8 (format 1, see partkernels.formats.packed_map).
+- `name_stored`: the defaults of the entries of partitions 2..C, packed, where they are not drawn from a seed.
+- `name_defaults`: int64 numbers, from which the others are drawn.
+
+A bias b_1 + ... + b_k and a scale s_1 * ... * s_k have a vector for each partition (Appendix I.2):
+
+- `name`: that of the active subnetwork, of the module's own shape; outside the one of subnetwork C.
+- `name_rows`: the vectors of all partitions, [C, ...].
+
+A buffer that differs between subnetworks, such as a running mean, has `name_rows` as well.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from partkernels import Defaults, Normal, Partition, Stored, Uniform, Zeros
+
+ATTRIBUTE = "_partition_state"
+MAP, DEFAULTS, STORED, ROWS = "_partition", "_defaults", "_stored", "_rows"
+KINDS: tuple[type[Defaults], ...] = (Zeros, Uniform, Normal, Stored)
+
+
+class PartitionState:
+    """How one module is partitioned.
+
+    Attributes:
+        count: C, the number of partitions.
+        weights: the names of parameters whose entries belong to partitions, with their defaults; None where stored.
+        vectors: the names of parameters with a vector for each partition; whether these are multiplied, not added.
+        statistics: the names of buffers that each subnetwork has of its own.
+        active: k, the subnetwork that the module is; C outside of partnets.subnetwork.
+        update: the partition that receives gradients, or None; C outside.
+        thread: the thread that is inside of partnets.subnetwork; None outside.
+        masks: whether gradients are masked as they arrive; False where the optimizer's kernel does that.
+    """
+
+    def __init__(
+        self, count: int, weights: dict[str, Defaults | None], vectors: dict[str, bool], statistics: tuple[str, ...] = ()
+    ) -> None:
+        self.count, self.weights, self.vectors, self.statistics = count, weights, vectors, statistics
+        self.active: int = count
+        self.update: int | None = count
+        self.thread: int | None = None
+        self.masks = True
+        # Gradients of vectors of other partitions than that which `.grad` is of, by name and partition.
+        self.grads: dict[str, dict[int, Tensor]] = {}
+        self.grad_of: dict[str, int] = {}
+
+    def __reduce__(self):
+        if self.thread is not None or self.active != self.count:
+            raise RuntimeError(
+                f"the model is subnetwork {self.active} now; copy or save it outside of partnets.subnetwork."
+            )
+        return PartitionState, (self.count, dict(self.weights), dict(self.vectors), self.statistics)
+
+
+def state_of(module: nn.Module) -> PartitionState | None:
+    """Return how a module's own parameters are partitioned, or None if they are not."""
+    return vars(module).get(ATTRIBUTE)
+
+
+def partitioned_modules(model: nn.Module) -> list[nn.Module]:
+    """Return the modules of a model that have a PartitionState, each once, in the order of model.modules()."""
+    found, seen, waiting = [], set(), [model]
+    while waiting:
+        module = waiting.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        own = module.__dict__
+        if ATTRIBUTE in own:
+            found.append(module)
+        waiting.extend(child for child in reversed(own["_modules"].values()) if child is not None)
+    return found
+
+
+def num_partitions(model: nn.Module) -> int:
+    """Return C, the number of partitions of a model.
+
+    Raises:
+        ValueError: the model is not partitioned, or its modules differ in C.
+    """
+    counts = {state_of(module).count for module in partitioned_modules(model)}
+    if not counts:
+        raise ValueError(
+            f"this {type(model).__name__} has no partitions; make them with partnets.partition(model, proportions)."
+        )
+    if len(counts) > 1:
+        raise ValueError(f"the modules differ in their number of partitions, {sorted(counts)}; partition all alike.")
+    return counts.pop()
+
+
+def partition_of(module: nn.Module, name: str) -> Partition:
+    """Return the partition of a weight, with its defaults.
+
+    Args:
+        module: one with a PartitionState.
+        name: that of a weight in it, such as "weight".
+    """
+    state, weight = state_of(module), module._parameters[name]
+    defaults, map = state.weights[name], module._buffers[name + MAP]
+    if defaults is None:
+        whole = torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
+        partition = Partition._unchecked(tuple(weight.shape), state.count, map, Zeros())
+        ids = partition.ids()
+        stored = module._buffers[name + STORED].split(partition.sizes()[1:])
+        for k, values in enumerate(stored, 2):
+            whole[ids == k] = values
+        defaults = Stored(whole)
+    return Partition._unchecked(tuple(weight.shape), state.count, map, defaults)
+
+
+def numbers_of(defaults: Defaults) -> Tensor:
+    """Return defaults as int64 numbers: kind, scale as the bits of a float64, seed, stream."""
+    scale = getattr(defaults, "scale", getattr(defaults, "std", 0.0))
+    (bits,) = struct.unpack("<q", struct.pack("<d", scale))
+    values = KINDS.index(type(defaults)), bits, getattr(defaults, "seed", 0), getattr(defaults, "stream", 0)
+    return torch.tensor(values, dtype=torch.int64, device="cpu")
+
+
+def defaults_of(numbers: Tensor) -> Defaults | None:
+    """Return the defaults of such numbers; None for stored ones.
+
+    Raises:
+        ValueError: the numbers are of no defaults.
+
+    Example:
+        >>> defaults_of(numbers_of(Uniform(0.5, seed=3)))
+        Uniform(scale=0.5, seed=3, stream=0)
+    """
+    kind, bits, seed, stream = numbers.tolist()
+    if not 0 <= kind < len(KINDS):
+        raise ValueError(f"the saved defaults are of kind {kind}; known are 0 to {len(KINDS) - 1}.")
+    if KINDS[kind] is Stored:
+        return None
+    if KINDS[kind] is Zeros:
+        return Zeros()
+    (scale,) = struct.unpack("<d", struct.pack("<q", bits))
+    return KINDS[kind](scale, seed, stream)
+
+
+def weights_of(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """Yield the module and name of each partitioned weight; of tied ones the first."""
+    seen = set()
+    for module in partitioned_modules(model):
+        for name in state_of(module).weights:
+            if id(module._parameters[name]) not in seen:
+                seen.add(id(module._parameters[name]))
+                yield module, name
+
+
+def inside(model: nn.Module) -> bool:
+    """Return whether a model is inside of partnets.subnetwork."""
+    return any(state_of(module).thread is not None for module in partitioned_modules(model))
+
+
+def current_thread() -> int:
+    """Return the present thread's number."""
+    return threading.get_ident()
