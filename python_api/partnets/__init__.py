@@ -11,22 +11,36 @@ from pathlib import Path
 
 from partkernels import __version__
 from partkernels.build_info import check_companion
-from partnets import baselines, data, federated, hyper, models, nn, optim, stn
-from partnets.convert import explain_partition, finalize, merge, partition, reassign, without_rule
+from partnets import data, hyper, models, nn, optim
+from partnets.convert import finalize, merge, partition, reassign, without_rule
 from partnets.data.chunks import Chunks, chunk
 from partnets.data.loader import Loader
 from partnets.evaluation import accuracy, audit, estimate_statistics, lml, loss_matrix, mean_loss, per_subnetwork
-from partnets.nn.activation_checkpoint import checkpoint_contexts
-from partnets.nn.attention import MultiheadAttention
-from partnets.nn.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
-from partnets.nn.conv import Conv1d, Conv2d, Conv3d
-from partnets.nn.conv_transpose import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
-from partnets.nn.embedding import Embedding, EmbeddingBag
-from partnets.nn.linear import Bilinear, Linear
-from partnets.nn.live import subnetwork
-from partnets.nn.norm import GroupNorm, LayerNorm, RMSNorm
-from partnets.nn.recurrent import GRU, LSTM, RNN
-from partnets.nn.registry import register
+from partnets.nn import (
+    GRU,
+    LSTM,
+    RNN,
+    BatchNorm1d,
+    BatchNorm2d,
+    BatchNorm3d,
+    Bilinear,
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    ConvTranspose3d,
+    Embedding,
+    EmbeddingBag,
+    GroupNorm,
+    LayerNorm,
+    Linear,
+    MultiheadAttention,
+    RMSNorm,
+)
+from partnets.subnetworks.context import subnetwork
+from partnets.subnetworks.rules import Rule, register
+from partnets.subnetworks.state import partitions
 from partnets.training import (
     History,
     Implicit,
@@ -69,6 +83,7 @@ __all__ = [
     "Lookahead",
     "MultiheadAttention",
     "RMSNorm",
+    "Rule",
     "Trainer",
     "Tuned",
     "__version__",
@@ -76,11 +91,9 @@ __all__ = [
     "audit",
     "baselines",
     "callbacks",
-    "checkpoint_contexts",
     "chunk",
     "data",
     "estimate_statistics",
-    "explain_partition",
     "federated",
     "finalize",
     "hyper",
@@ -94,6 +107,7 @@ __all__ = [
     "nn",
     "optim",
     "partition",
+    "partitions",
     "per_subnetwork",
     "reassign",
     "register",

@@ -8,7 +8,7 @@ from itertools import repeat
 from torch import Generator, Tensor
 
 from partnets.hyper import Affine, Hyperparameter
-from partnets.nn.live import subnetwork
+from partnets.subnetworks.context import subnetwork
 from partnets.training.step import check_reached, clip_gradient, parameters_of
 from partnets.training.trainer import Trainer
 

@@ -1,10 +1,8 @@
-"""Ordinary models become partitioned ones, in place, and ordinary ones again."""
+"""Dense models become partitioned ones, in place, and dense ones again."""
 
-from partnets.convert.explaining import explain_partition
 from partnets.convert.finalizing import finalize
-from partnets.convert.finding import without_rule
-from partnets.convert.merging import merge
-from partnets.convert.partitioning import partition
 from partnets.convert.reassigning import reassign
+from partnets.subnetworks.merging import merge
+from partnets.subnetworks.partitioning import partition, without_rule
 
-__all__ = ["explain_partition", "finalize", "merge", "partition", "reassign", "without_rule"]
+__all__ = ["finalize", "merge", "partition", "reassign", "without_rule"]

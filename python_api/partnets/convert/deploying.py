@@ -8,11 +8,11 @@ from collections import OrderedDict
 import torch
 from torch import nn
 
-from partnets.convert.merging import merge
+from partnets.subnetworks.merging import merge
 from partnets.hyper import Averaged, Hyperparameter, Learned, hyperparameters
 from partnets.hyper.augmentation import Augmentation, FixedDraws
 from partnets.hyper.tracing import CURE, traced
-from partnets.nn.partitioned import Partitioned
+from partnets.subnetworks.state import partitioned_modules
 from partnets.utils.seeds import derived
 
 
@@ -31,7 +31,7 @@ def deployed(model: nn.Module, draws: int, seed: int) -> nn.Module:
         raise ValueError("this model is deployed already, and has draws that stay; pass the one that it was made of.")
     if by := next((module.made_ordinary_by for module in model.modules() if hasattr(module, "made_ordinary_by")), None):
         raise ValueError(f"layers of this model respond to hyperparameters; {by}(model) gives the ordinary model.")
-    is_partitioned = any(isinstance(module, Partitioned) for module in model.modules())
+    is_partitioned = bool(partitioned_modules(model))
     model = merge(model) if is_partitioned else copy.deepcopy(model)
     for parameter in hyperparameters(model):
         parameter.requires_grad_(False)

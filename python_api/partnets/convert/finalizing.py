@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import torch
 from torch import nn
 
+from partkernels import Defaults, Normal, Uniform, Zeros
 from partkernels.arguments import check_seed
 from partnets.convert.deploying import deployed
-from partnets.convert.merging import merge, without_partitions
+from partnets.subnetworks.divide import padding_of
+from partnets.subnetworks.initial_values import declared, fill
+from partnets.subnetworks.merging import merge, remove
+from partnets.subnetworks.rules import known_rule
 from partnets.hyper import Hyperparameter, hyperparameters
-from partnets.nn.own_state import sharing
-from partnets.nn.partitioned import count, partitioned_layers
+from partnets.subnetworks.state import PartitionState, partitioned_modules, state_of
+from partnets.subnetworks.state import num_partitions as count
+from partnets.utils import seeds
 from partnets.utils.checks import check_at_least
 from partnets.utils.modules import device_of
 from partnets.utils.random_state import preserved
@@ -85,29 +91,72 @@ def finalize(model: nn.Module, mode: str, *, seed: int = 0, draws: int = 0) -> n
 def _fresh(model: nn.Module, seed: int) -> nn.Module:
     """A copy with ordinary layers in place of the partitioned ones, and initial values in them."""
     count(model)
-    model = copy.deepcopy(model)
-    new, stuck = {}, _unpartitioned(model)
-    with preserved(device_of(model)), sharing():
+    model, stuck = copy.deepcopy(model), _unpartitioned(model)
+    modules = {path: module for path, module in model.named_modules() if state_of(module) is not None}
+    states = {module: state_of(module) for module in modules.values()}
+    drawn = {
+        (module, name): defaults
+        for module, state in states.items()
+        for name, defaults in state.weights.items()
+        if isinstance(defaults, Uniform | Normal) and getattr(module, "seed_defaults", None) is None
+    }
+    for path, module in modules.items():
+        if None in states[module].weights.values() and known_rule(type(module)) is not None:
+            stuck[path] = (
+                "its defaults are stored: it started at weights that were given, and of its bias they are lost; start"
+                " from those weights instead."
+            )
+    for module in modules.values():
+        remove(module)
+    with preserved(device_of(model)):
         torch.manual_seed(seed)
-        for path, layer in partitioned_layers(model):
-            try:
-                new[layer] = layer.to_fresh()
-            except ValueError as error:
-                stuck[path] = str(error)
+        for path, module in reversed(modules.items()):
+            if path not in stuck:
+                try:
+                    _start_again(module, states[module], {name: d for (m, name), d in drawn.items() if m is module})
+                except ValueError as error:
+                    stuck[path] = str(error)
     if stuck:
         listed = "\n".join(f"  {path or 'the model itself'}: {why}" for path, why in stuck.items())
-        raise ValueError(f"this model cannot start anew:\n{listed}")
-    return without_partitions(model, new)
+        raise ValueError(f"this model cannot start again:\n{listed}")
+    return model
+
+
+@torch.no_grad()
+def _start_again(module: nn.Module, state: PartitionState, drawn: dict[str, Defaults]) -> None:
+    """Give a module's own parameters initial values, and its buffers those before any data."""
+    before = {name: p.detach().clone() for name, p in module.named_parameters(recurse=False)}
+    padding = {name: padding_of(module, module._parameters[name]) for name in drawn}
+    reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+    start = declared(module, seeds.random())
+    if reset is None and start is None:
+        raise ValueError(
+            f"its {', '.join(before)} have no initial values; give {type(module).__name__} a reset_parameters() that"
+            " sets them."
+        )
+    if reset is not None:
+        reset()
+    for name, parameter in module.named_parameters(recurse=False):
+        if not parameter.requires_grad:
+            parameter.copy_(before[name])
+        elif start is not None:
+            fill(parameter, start if parameter.dim() > 1 else Zeros())
+        elif name in drawn:
+            fill(parameter, dataclasses.replace(drawn[name], seed=seeds.random()))
+            if padding[name] is not None:
+                parameter[padding[name]] = 0
+        elif name in state.starts:
+            state.starts[name].fill(parameter)
+        elif torch.equal(parameter, before[name]) and (parameter != parameter.flatten()[0]).any():
+            raise ValueError(
+                f"its reset_parameters() leaves {name} as it is, which has learned; let it set all that learns."
+            )
 
 
 def _unpartitioned(model: nn.Module) -> dict[str, str]:
     """The paths of modules with trainable parameters of their own that neither partitions nor ψ have, and why not."""
-    layers = [layer for _, layer in partitioned_layers(model)]
-    known = {
-        inner
-        for module in [*layers, *(one for one in model.modules() if isinstance(one, Hyperparameter))]
-        for inner in module.modules()
-    }
+    psi = {inner for one in model.modules() if isinstance(one, Hyperparameter) for inner in one.modules()}
+    known = psi | set(partitioned_modules(model))
     return {
         path: f"a {type(module).__name__} that trains without being partitioned; partition or freeze it."
         for path, module in model.named_modules()

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from partkernels import NestedPartition, Partition
+from partkernels import Partition
 from partkernels.arguments import check_seed, sizes
 from partnets.evaluation.same_chunks import has_learned
-from partnets.nn.batch_norm import outdate_statistics
-from partnets.nn.layer import PartitionedLayer
-from partnets.nn.partitioned import count, partitioned_layers
 from partnets.optim import PartitionedOptimizer
 from partnets.optim.base import check_partitioned
+from partnets.subnetworks.divide import set_partition
+from partnets.subnetworks.parameters import PartitionedParameter, partitioned_parameters
+from partnets.subnetworks.rules import rule_of
+from partnets.subnetworks.state import num_partitions as count
+from partnets.subnetworks.state import partition_of
+from partnets.subnetworks.statistics import outdate_statistics
 from partnets.utils.modules import is_sharded
 from partnets.utils.seeds import derived
 
@@ -52,7 +54,7 @@ def reassign(
         How many entries have moved: {'later': n, 'earlier': n}.
 
     Raises:
-        ValueError: the proportions are not C that sum to 1, a partition is nested, by or seed is none of these, weights
+        ValueError: the proportions are not C that sum to 1, by or seed is none of these, weights
             are sharded, or the optimiser is missing; nothing has changed then.
 
     Example:
@@ -60,7 +62,7 @@ def reassign(
         >>> model = partnets.partition(nn.Linear(10, 10), (0.8, 0.1, 0.1))
         >>> reassign(model, (0.2, 0.2, 0.6))
         {'later': 60, 'earlier': 0}
-        >>> model.partition.sizes()
+        >>> partnets.partitions(model)["weight"].sizes()
         [20, 20, 60]
     """
     if by not in ORDERS:
@@ -68,8 +70,9 @@ def reassign(
     check_seed("seed", seed)
     if optimizer is not None:
         check_partitioned(optimizer)
-    weights = list(_weights(model))
-    _check(model, weights, proportions)
+    weights = [one for one in partitioned_parameters(model) if one.partition is not None and one.parameter.requires_grad]
+    paths = {module: path for path, module in model.named_modules()}
+    _check(model, weights, proportions, paths)
     if optimizer is None and has_learned(model):
         raise ValueError(
             "the model has learned, and moments of its entries may tell earlier partitions of chunks that they must not"
@@ -77,38 +80,30 @@ def reassign(
         )
     groups = {p: group for group in (optimizer.param_groups if optimizer else ()) for p in group["params"]}
     moved = {"later": 0, "earlier": 0}
-    sharing: dict[nn.Parameter, list[tuple[PartitionedLayer, str]]] = defaultdict(list)
-    for _, layer, name in weights:
-        sharing[layer._parameters[name]].append((layer, name))
-    for path, layer, name in weights:
-        parameter, partition = layer._parameters[name], layer.partitions[name]
-        if sharing[parameter][0] != (layer, name):
-            continue
-        view, old = layer.seen_by_partition(name, parameter), partition.ids()
-        values = partition.defaults.values(view.shape, view.dtype, view.device)
-        distance = (view - values).abs() if by == "magnitude" else None
-        generator = torch.Generator().manual_seed(derived(derived(seed, path), name))
-        nodes, of_nodes = _nodes(layer, name, old)
-        if nodes is None:
+    for one in weights:
+        parameter, partition, old = one.parameter, partition_of(one.module, one.name), one.partition.ids()
+        values = partition.defaults.values(parameter.shape, parameter.dtype, parameter.device)
+        distance = (parameter - values).abs() if by == "magnitude" else None
+        generator = torch.Generator().manual_seed(derived(derived(seed, paths[one.module]), one.name))
+        outputs, of_outputs = _outputs(one, old)
+        if outputs is None:
             new = _moved(old, proportions, distance, generator)
         else:
             if distance is not None:
-                sums = distance.new_zeros(len(of_nodes))
-                distance = sums.index_add_(0, nodes.reshape(-1), distance.reshape(-1))
-            new = _moved(of_nodes, proportions, distance, generator)[nodes]
+                sums = distance.new_zeros(len(of_outputs))
+                distance = sums.index_add_(0, outputs.reshape(-1), distance.reshape(-1))
+            new = _moved(of_outputs, proportions, distance, generator)[outputs]
         earlier = new < old
         moved["later"] += int((new > old).sum())
         moved["earlier"] += int(earlier.sum())
-        view.copy_(torch.where(earlier, values, view))
+        parameter.copy_(torch.where(earlier, values, parameter))
         state = (
             optimizer.whole_state(parameter, groups[parameter]) if optimizer and optimizer.state[parameter] else None
         )
-        made = Partition.from_ids(new, count=partition.count, defaults=partition.defaults)
-        for one, its in sharing[parameter]:  # before the optimiser asks one of them
-            one.partitions[its] = made
+        set_partition(one.module, one.name, Partition.from_ids(new, count=partition.count, defaults=partition.defaults))
         if state is not None:
-            for like in (one for one in state.values() if isinstance(one, Tensor) and one.shape == parameter.shape):
-                _start_anew(layer.seen_by_partition(name, like), old, new)
+            for like in (each for each in state.values() if isinstance(each, Tensor) and each.shape == parameter.shape):
+                _start_anew(like, old, new)
             optimizer.state[parameter] = optimizer.of_whole(parameter, groups[parameter], state)
     outdate_statistics(model)
     return moved
@@ -125,35 +120,23 @@ def _start_anew(moment: Tensor, old: Tensor, new: Tensor) -> None:
         moment[(new == k) & (old > k)] = own.mean() if own.numel() else 0
 
 
-def _weights(model: nn.Module) -> Iterator[tuple[str, PartitionedLayer, str]]:
-    """The weights that have a partition and learn: their layer's path, the layer, and their name."""
-    for path, layer in partitioned_layers(model):
-        for name, parameter in layer.owned():
-            if name in getattr(layer, "partitions", ()) and parameter.requires_grad:
-                yield path, layer, name
-
-
-def _check(model: nn.Module, weights: list[tuple[str, PartitionedLayer, str]], proportions: Sequence[float]) -> None:
+def _check(
+    model: nn.Module, weights: list[PartitionedParameter], proportions: Sequence[float], paths: dict[nn.Module, str]
+) -> None:
     sizes(0, proportions)
     if len(proportions) != count(model):
         raise ValueError(f"there are {len(proportions)} proportions and {count(model)} partitions; pass one for each.")
-    nested = [path for path, layer, name in weights if isinstance(layer.partitions[name], NestedPartition)]
-    if nested:
-        raise ValueError(
-            f"{nested[0]} is nested: subnetwork k is its first units, and a unit that becomes one would be 0 on both"
-            " sides, which never learns. Partitions move with schemes 'weight' and 'node'."
-        )
-    if sharded := [path for path, layer, name in weights if is_sharded(layer._parameters[name])]:
+    if sharded := [paths[one.module] for one in weights if is_sharded(one.parameter)]:
         raise ValueError(f"{sharded[0]} is sharded; reassign before fully_shard, on each rank alike.")
 
 
-def _nodes(layer: PartitionedLayer, name: str, ids: Tensor) -> tuple[Tensor | None, Tensor]:
-    """Which output each entry belongs to, and the owners of those, if they have one each; None if entries have."""
-    nodes = layer.nodes(name, ids.shape).expand(ids.shape).to(ids.device)
-    first = ids.new_zeros(int(nodes.max()) + 1 if nodes.numel() else 0)
-    first[nodes.reshape(-1)] = ids.reshape(-1)
-    is_alike = bool((first[nodes] == ids).all()) and first.numel() < ids.numel()
-    return nodes if is_alike and int(ids.max()) > int(ids.min()) else None, first
+def _outputs(one: PartitionedParameter, ids: Tensor) -> tuple[Tensor | None, Tensor]:
+    """Return which output each entry belongs to, and the owners of those, if they have one each; None if not."""
+    outputs = rule_of(type(one.module)).outputs(one.module, one.name, one.parameter).expand(ids.shape).to(ids.device)
+    first = ids.new_zeros(int(outputs.max()) + 1 if outputs.numel() else 0)
+    first[outputs.reshape(-1)] = ids.reshape(-1)
+    is_alike = bool((first[outputs] == ids).all()) and first.numel() < ids.numel()
+    return outputs if is_alike and int(ids.max()) > int(ids.min()) else None, first
 
 
 def _moved(ids: Tensor, proportions: Sequence[float], distance: Tensor | None, generator: torch.Generator) -> Tensor:

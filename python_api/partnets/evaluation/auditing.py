@@ -17,13 +17,12 @@ from partnets.data import batch as batches
 from partnets.data.batch import Forward, Loss, call
 from partnets.hyper import hyperparameters, penalties
 from partnets.hyper.penalty import with_terms
-from partnets.nn.batch_norm import running_norms
-from partnets.nn.layer import watching
-from partnets.nn.live import subnetwork, trying
-from partnets.nn.local_shard import local_entries
-from partnets.nn.own_parameters import OwnParameters
-from partnets.nn.own_state import STATE_OF, OwnState
-from partnets.nn.partitioned import Partitioned, count, partitioned_layers
+from partnets.subnetworks.context import subnetwork, trying
+from partnets.subnetworks.parameters import partitioned_parameters
+from partnets.subnetworks.state import DEFAULTS, ESTIMATED, MAP, ROWS, STORED, state_of
+from partnets.subnetworks.state import num_partitions as count
+from partnets.subnetworks.statistics import other_norms
+from partnets.subnetworks.switch import noted
 from partnets.utils import random_state
 from partnets.utils.contained import tensors
 from partnets.utils.held import Held, is_of_library, same
@@ -169,7 +168,7 @@ def leaks(
             ks = sorted({1, 2, parts // 2, parts - 1} & set(range(1, parts)))
             reading = (leak for k in ks for leak in trial.reads_later_weights(k, batch))
             remembering = trial.remembers(batch, other, last) if last > 1 else ()
-            return [*found, *itertools.islice(reading, 1), *remembering, *trial.writes(), *trial.strangers()]
+            return [*found, *itertools.islice(reading, 1), *remembering, *trial.strangers()]
     finally:
         before.put_back()
 
@@ -179,22 +178,14 @@ class _Trial:
 
     def __init__(self, model: nn.Module, compute: Callable[[Any], tuple[Any, Tensor]], before: Held) -> None:
         self.model, self.compute, self.before, self.device = model, compute, before, device_of(model)
-        # Written into what reading a parameter gives, or into the parameter itself.
-        self.written: dict[tuple[Partitioned, str], None] = {}
-        self.changed: dict[tuple[Partitioned, str], None] = {}
         self.strange: set[nn.Parameter] = set()
-        # What each subnetwork has for itself, and weights, of which the passes tell what matters.
-        self.apart = {
-            f"{path}.{name}" if path else name
-            for path, layer in partitioned_layers(model)
-            for owned in (layer.owned(), () if isinstance(layer, OwnParameters) else layer.named_buffers())
-            for name, _ in owned
-        }
-        self.apart |= {
-            f"{path}.{STATE_OF}.{layer.count}".strip(".")
-            for path, layer in partitioned_layers(model)
-            if isinstance(layer, OwnState)
-        }
+        # What each subnetwork has of its own, and weights: the passes show whether they matter.
+        self.apart = set()
+        for path, module in model.named_modules():
+            if (state := state_of(module)) is not None:
+                names = [*state.weights, *state.vectors, *state.statistics]
+                names += [name + end for name in names for end in (MAP, DEFAULTS, STORED, ROWS)] + [ESTIMATED]
+                self.apart |= {f"{path}.{name}".lstrip(".") for name in names}
 
     def reads_later_weights(self, k: int, batch: Any) -> Iterator[Leak]:
         """A leak, if what subnetwork k computes or keeps depends on the weights of partitions above k."""
@@ -216,18 +207,6 @@ class _Trial:
             yield Leak(differing[0], "has a gradient that depends on weights which are not live", LIVE)
         elif kept:
             yield Leak(kept[0], "keeps something of weights that are not live", APART)
-
-    def writes(self) -> Iterator[Leak]:
-        """What was written into parameters, or into what reading them gives: that is no leak, but lost."""
-        paths = {layer: path for path, layer in partitioned_layers(self.model)}
-        for layer, name in self.changed:
-            yield Leak(
-                f"{paths[layer]}.{name}".strip("."), "is changed in a pass, in entries of all partitions", CHANGES_ALL
-            )
-        for layer, name in self.written:
-            yield Leak(
-                f"{paths[layer]}.{name}".strip("."), "is written in a pass, which the next one knows nothing of", LOST
-            )
 
     def strangers(self) -> Iterator[Leak]:
         """Parameters that the loss reaches and that are in no module of the model: no leak, but never learned."""
@@ -358,10 +337,9 @@ class _Trial:
         It computes with a batch of its own: a forward may take things out of it.
         """
         random_state.seed(0)
-        still = evaluating(*running_norms(self.model)[1])
-        with watching() as read, subnetwork(self.model, k, k, hyper=True), still, self._noting_changes():
+        still = evaluating(*other_norms(self.model))
+        with subnetwork(self.model, k, k, hyper=True), still:
             output, loss, grads = self._learned(batch)
-        self.written |= {(layer, name): None for layer, name, live, value in read if not same(live.detach(), value)}
         values = {f"output {i}": leaf.detach().clone() for i, leaf in enumerate(tensors(output))} | {"loss": loss}
         values |= self._live_entries(grads, k)
         return Seen(values, random_state.get_state(self.device))
@@ -369,23 +347,10 @@ class _Trial:
     def _evaluated(self, k: int, batch: Any) -> Seen:
         """A pass of a model in evaluation mode."""
         random_state.seed(0)
-        with torch.no_grad(), subnetwork(self.model, k), self._noting_changes():
+        with torch.no_grad(), subnetwork(self.model, k):
             output, _ = self.compute(copy.deepcopy(batch))
         values = {f"output {i} in evaluation": leaf.clone() for i, leaf in enumerate(tensors(output))}
         return Seen(values, random_state.get_state(self.device))
-
-    @contextmanager
-    def _noting_changes(self) -> Iterator[None]:
-        """Notes which partitioned parameters have other entries after a pass."""
-
-        def entries() -> dict[tuple[Partitioned, str], Tensor]:
-            layers = [layer for _, layer in partitioned_layers(self.model)]
-            return {(layer, name): _local(parameter) for layer in layers for name, parameter in layer.owned()}
-
-        before = {key: value.clone() for key, value in entries().items()}
-        yield
-        after = entries()
-        self.changed |= {key: None for key, value in before.items() if not same(value, after.get(key))}
 
     def _learned(self, batch: Any) -> tuple[Any, Tensor, dict[nn.Parameter, Tensor]]:
         """The output in training mode, the loss, and the gradients."""
@@ -418,37 +383,31 @@ class _Trial:
 
     def _live_entries(self, grads: dict[nn.Parameter, Tensor], k: int) -> dict[str, Tensor]:
         """The gradients of partitions 1..k, and of ψ."""
-        named, found = {parameter: name for name, parameter in self.model.named_parameters()}, {}
-        for _, layer in partitioned_layers(self.model):
-            for name, parameter in layer.owned():
-                for j in range(1, k + 1) if parameter in grads else ():
-                    for view, mask in _entries(layer, name, grads[parameter], j):
-                        found[f"{named[parameter]} of partition {j}"] = view[... if mask is None else mask].clone()
-        psi = hyperparameters(self.model)
-        return found | {named[parameter]: grads[parameter] for parameter in psi if parameter in grads}
+        named = {parameter: name for name, parameter in self.model.named_parameters()}
+        own = [one.parameter for one in partitioned_parameters(self.model)] + list(hyperparameters(self.model))
+        return {named[parameter]: grads[parameter] for parameter in own if parameter in grads}
 
     @contextmanager
     def _later_weights(self, k: int, change: Callable[[Tensor], None]) -> Iterator[None]:
         """Inside, `change` has been applied to all entries of partitions above k."""
-        kept: dict[nn.Parameter, Tensor] = {}
+        owned = partitioned_parameters(self.model)
+        kept = [one.stored.detach().clone() for one in owned]
         with torch.no_grad():
-            for _, layer in partitioned_layers(self.model):
-                for name, parameter in layer.owned():
-                    if parameter not in kept:
-                        kept[parameter] = parameter.detach().clone()
-                    # Of tied ones what is above k by any layer's partition: they should be alike.
-                    for j in range(k + 1, layer.count + 1):
-                        for view, mask in _entries(layer, name, parameter, j):
-                            entries = view if mask is None else view[mask]
-                            change(entries)
-                            if mask is not None:
-                                view[mask] = entries
+            for one in owned:
+                for j in range(k + 1, one.state.count + 1):
+                    entries = one.take(one.stored, j).clone()
+                    change(entries)
+                    one.put(one.stored, j, entries)
+                one.combine()
+            noted(owned)
         try:
             yield
         finally:
             with torch.no_grad():
-                for parameter, value in kept.items():
-                    parameter.copy_(value)
+                for one, value in zip(owned, kept, strict=True):
+                    one.stored.copy_(value)
+                    one.combine()
+                noted(owned)
 
     def _first_difference(
         self, k: int, worlds: list[tuple[Any, Callable[[Tensor], None]]], *, after: int, of_outputs: bool
@@ -495,11 +454,6 @@ def _disturbed(entries: Tensor) -> None:
     entries.mul_(-2).add_(0.01)  # louder: what a maximum so far is compared with
 
 
-def _local(parameter: nn.Parameter) -> Tensor:
-    """Its entries, or of a DTensor those of this rank."""
-    return parameter.detach().to_local() if is_sharded(parameter) else parameter.detach()
-
-
 def _after_hooks(parameter: nn.Parameter, grad: Tensor | None) -> Tensor | None:
     """What one's own hooks make of a gradient that has been accumulated; those of libraries wait for other ranks."""
     hooks = (parameter._post_accumulate_grad_hooks or {}).values()
@@ -515,14 +469,6 @@ def _after_hooks(parameter: nn.Parameter, grad: Tensor | None) -> Tensor | None:
 def _has_more_nan(one: Seen, other: Seen, name: str) -> bool:
     first, second = (each.values.get(name) for each in (one, other))
     return first is not None and second is not None and int(second.isnan().sum()) > int(first.isnan().sum())
-
-
-def _entries(layer: Partitioned, name: str, tensor: Tensor, update: int) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """A view of a tensor like the layer's parameter, and where in it are a partition's entries; None where all are."""
-    found = local_entries(layer, name, [tensor], update)
-    if found is not None:
-        (view,), partition = found
-        yield view, None if partition is None else partition.mask(update)
 
 
 def _size(output: Any) -> Tensor:

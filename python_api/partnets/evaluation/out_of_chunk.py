@@ -15,7 +15,7 @@ from partnets.data.fetching import check_options
 from partnets.evaluation.metrics import check_counts, total_loss
 from partnets.evaluation.running_statistics import fresh_statistics
 from partnets.evaluation.same_chunks import adopt_chunks, check_same_chunks
-from partnets.nn.live import subnetwork
+from partnets.subnetworks.context import subnetwork
 from partnets.utils import random_state
 from partnets.utils.likelihood import check_loss, plain
 from partnets.utils.modules import device_of

@@ -13,8 +13,8 @@ from partnets.data.batch import Forward, call
 from partnets.data.chunks import Chunks, check_chunks
 from partnets.data.fetching import batches, check_options
 from partnets.evaluation.same_chunks import check_same_chunks
-from partnets.nn.batch_norm import stale_norms, sum_of_weights
-from partnets.nn.live import subnetwork
+from partnets.subnetworks.statistics import hold_statistics, stale_norms, sum_of_weights
+from partnets.subnetworks.context import subnetwork
 from partnets.utils.checks import check_at_least
 from partnets.utils.modules import device_of, evaluating, to_device
 from partnets.utils.random_state import preserved
@@ -80,9 +80,9 @@ def estimate_statistics(
             for norm in stale:
                 norm.training, norm.momentum = True, None  # None: the mean over all batches, each alike
             for k in range(1, chunks.count + 1):
-                for norm in stale:
-                    norm.num_batches_tracked[k - 1] = 0
                 with subnetwork(model, active=k, update=k):
+                    for norm in stale:
+                        norm.num_batches_tracked.zero_()
                     for batch in _batches(chunks, k, batch_size, examples, loading):
                         forward(model, to_device(batch, device))
     except BaseException:
@@ -94,22 +94,21 @@ def estimate_statistics(
             norm.training, norm.momentum = training, momentum
     weights = sum_of_weights(model)
     for norm in stale:
-        norm.hold_statistics(weights)
+        hold_statistics(norm, weights)
 
 
 @contextmanager
 def fresh_statistics(model: nn.Module, chunks: Chunks, **options) -> Iterator[None]:
     """Inside, running statistics are those that estimate_statistics finds; afterwards they are as before."""
     before = [
-        (norm, (norm._estimated_at, norm._estimated_with), [b.clone() for b in norm.buffers()])
+        (norm, [b.clone() for b in norm.buffers()])
         for norm in stale_norms(model).values()
     ]
     try:
         estimate_statistics(model, chunks, **options)
         yield
     finally:
-        for norm, estimated, values in before:
-            norm._estimated_at, norm._estimated_with = estimated
+        for norm, values in before:
             for buffer, value in zip(norm.buffers(), values, strict=True):
                 buffer.copy_(value)
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 from torch import nn
 
 from partnets.data.chunks import Chunks
-from partnets.nn.partitioned import UNKNOWN, partitioned_layers
+from partnets.subnetworks.state import UNKNOWN, PartitionState, partitioned_modules, state_of
+
+
+def _states(model: nn.Module) -> list[PartitionState]:
+    return [state_of(module) for module in partitioned_modules(model)]
 
 
 def remember_chunks(model: nn.Module, chunks: Chunks) -> None:
@@ -21,24 +25,24 @@ def remember_chunks(model: nn.Module, chunks: Chunks) -> None:
         ValueError: the model has learned from other chunks: ...
     """
     fingerprint = chunks.fingerprint
-    for _, layer in partitioned_layers(model):
-        layer.learned_from = fingerprint
+    for state in _states(model):
+        state.learned_from = fingerprint
 
 
 def has_learned(model: nn.Module) -> bool:
     """Whether a partition of a model has been stepped."""
-    return any(layer.learned_from is not None for _, layer in partitioned_layers(model))
+    return any(state.learned_from is not None for state in _states(model))
 
 
 def adopt_chunks(model: nn.Module, chunks: Chunks) -> None:
     """Takes chunks by which a model was judged for those that it has learned from, if a loop has told it none."""
-    if {layer.learned_from for _, layer in partitioned_layers(model)} - {None} == {UNKNOWN}:
+    if {state.learned_from for state in _states(model)} - {None} == {UNKNOWN}:
         remember_chunks(model, chunks)
 
 
 def check_same_chunks(model: nn.Module, chunks: Chunks) -> None:
     """Raises ValueError if a model remembers other chunks than these."""
-    remembered = {layer.learned_from for _, layer in partitioned_layers(model)} - {None, UNKNOWN}
+    remembered = {state.learned_from for state in _states(model)} - {None, UNKNOWN}
     if not all(chunks.is_of(fingerprint) for fingerprint in remembered):
         raise ValueError(
             "the model has learned from other chunks: subnetworks have seen examples of what are later chunks here, and"

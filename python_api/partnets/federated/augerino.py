@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from partnets.baselines.augerino import bonus, only_affine
 from partnets.federated.client import Client
-from partnets.nn.live import subnetwork
+from partnets.subnetworks.context import subnetwork
 
 
 class AugerinoClient(Client):

@@ -17,7 +17,7 @@ from partnets.federated.round import Round, shown
 from partnets.federated.update import Update, names_of, norm
 from partnets.federated.vectors import Vectors
 from partnets.hyper.hyperparameter import find_hyper, values_by_path
-from partnets.nn.live import subnetwork
+from partnets.subnetworks.context import subnetwork
 from partnets.optim.base import PartitionedOptimizer, check_partitioned
 from partnets.training.step import parameters_of
 from partnets.utils.held import same

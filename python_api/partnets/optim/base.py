@@ -11,13 +11,13 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from partkernels import Partition
+from partkernels import Partition, gather_entries as take
 from partkernels.arguments import check_not_negative
 from partkernels.operators.checks import check_entries_apart
 from partnets.hyper import LearningRate, WeightDecay, hyperparameters
-from partnets.nn.entries import take
-from partnets.nn.local_shard import local_entries
-from partnets.nn.partitioned import UNKNOWN, Partitioned, count, partitioned_layers
+from partnets.subnetworks.parameters import PartitionedParameter, partitioned_parameters
+from partnets.subnetworks.state import num_partitions, UNKNOWN
+from partnets.subnetworks.switch import noted
 
 # As far below 0 a learning rate may be, as LinearLR leaves it at its end.
 ROUNDING = 1e-9
@@ -48,7 +48,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
                 f"{self.kind} got a {type(model).__name__}; pass the model itself, not its parameters: it knows which"
                 " entries are whose."
             )
-        self.count = count(model)
+        self.count = num_partitions(model)
         self._owners = owners(model)
         check_held(model)
         self._rates = _learned_rates(model)
@@ -135,7 +135,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         self._check_gradient(update)
         rates = {module: module.rate().item() for module in set(self._rates.values())}
-        steps = []
+        steps, changed = [], []
         for group in self.param_groups:
             self.check(self._with_decays(group))  # schedules and loops set what add_param_group has not seen
             for name in self.unserved:
@@ -146,37 +146,46 @@ class PartitionedOptimizer(torch.optim.Optimizer):
                     )
             moments, stepped = self.moments(group), defaultdict(list)
             for parameter in group["params"]:
-                if parameter.grad is None:
+                owner = self._owners[parameter]
+                grad = owner.gradient(update)
+                if grad is None:
                     continue
-                state = self._filled(parameter, group)
-                tensors = [parameter, parameter.grad, *[state[moment] for moment in moments]]
-                layer, name = self._owners[parameter]
-                if parameter.grad.dtype != parameter.dtype:  # as grad_dtype allows it
+                if grad.dtype != parameter.dtype:  # as grad_dtype allows it
                     raise RuntimeError(
-                        f"the gradient of the {name} of a {type(layer).__name__} is {parameter.grad.dtype}, and the"
-                        f" parameter {parameter.dtype}; cast it: parameter.grad = parameter.grad.to(parameter.dtype)."
+                        f"the gradient of {owner} is {grad.dtype}, and the parameter {parameter.dtype}; cast it:"
+                        " parameter.grad = parameter.grad.to(parameter.dtype)."
                     )
-                found = local_entries(layer, name, tensors, update)
-                if found is not None:
-                    stepped[self._rates.get(parameter)].append((found[0], state, found[1]))
+                state = self._filled(parameter, group)
+                tensors = [owner.of(owner.stored, update), grad, *[owner.of(state[one], update) for one in moments]]
+                stepped[self._rates.get(parameter)].append((tensors, state, owner.partition))
+                changed.append(owner)
             for module, entries in stepped.items():
                 rate = {} if module is None else {"lr": rates[module] * self._schedule(group)}
                 steps.append((entries, group | rate))
         for entries, group in steps:
             self.step_all(entries, update, group)
+        for owner in changed:
+            owner.combine()
+        noted(changed)
         return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset all gradients, as torch.optim.Optimizer does."""
+        super().zero_grad(set_to_none)
+        for owner in self._owners.values():
+            owner.clear_gradients()
 
     def _check_gradient(self, update: int) -> None:
         """Raises RuntimeError unless the partition has a gradient.
 
         Gradients are looked into only where partnets.subnetwork has not let this partition learn since its last step.
         """
-        layers = {layer: layer._live.learned for layer, _ in self._owners.values()}
-        expected = any(update in learned for learned in layers.values())
-        for layer, learned in layers.items():
-            learned.discard(update)
-            if layer.learned_from is None:
-                layer.learned_from = UNKNOWN
+        states = {owner.state for owner in self._owners.values()}
+        expected = any(update in state.learned for state in states)
+        for state in states:
+            state.learned.discard(update)
+            if state.learned_from is None:
+                state.learned_from = UNKNOWN
         given = [parameter for parameter in self.parameters() if parameter.grad is not None]
         if not given and self._owners:
             what = "no parameter of this optimiser has a gradient"
@@ -191,12 +200,11 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         )
 
     def _has_gradient(self, parameter: nn.Parameter, update: int) -> bool:
-        layer, name = self._owners[parameter]
-        found = local_entries(layer, name, [parameter.grad], update)
-        if found is None:
+        owner = self._owners[parameter]
+        grad = owner.gradient(update)
+        if grad is None:
             return False
-        (grad,), partition = found
-        return bool(take(grad, partition, update).any())
+        return bool((grad if owner.partition is None else take(grad, owner.partition, update)).any())
 
     def whole_states(self) -> dict[nn.Parameter, dict]:
         """Of each parameter its state, as tensors like it or with a number for each partition.
@@ -224,12 +232,11 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         """A parameter's state with what is not in it yet, all 0."""
         for moment in self.moments(group):
             if moment not in state:
-                state[moment] = torch.zeros_like(parameter)
+                state[moment] = torch.zeros_like(self._owners[parameter].stored)
             elif state[moment].dtype != parameter.dtype or state[moment].device != parameter.device:
-                layer, name = self._owners[parameter]
                 of, by = (f"{tensor.dtype} on {tensor.device}" for tensor in (state[moment], parameter))
                 raise RuntimeError(
-                    f"{moment} of the {name} of a {type(layer).__name__} is {of}, and the parameter {by}: the model was"
+                    f"{moment} of {self._owners[parameter]} is {of}, and the parameter {by}: the model was"
                     " moved or converted after a step. Make a new optimiser, or load its state_dict into a new one."
                 )
         if self.counts and "step" not in state:
@@ -268,12 +275,9 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         settings = {name: value for name, value in group.items() if name != "params"}
         return settings | {name: decay_of(group, update) for name in settings.keys() & {"weight_decay"}}
 
-    def entries_of(
-        self, parameter: nn.Parameter, tensor: Tensor, update: int
-    ) -> tuple[list[Tensor], Partition | None] | None:
-        """What a step of one partition changes of a parameter, of a tensor like it; see Partitioned.entries."""
-        layer, name = self._owners[parameter]
-        return layer.entries(name, [tensor], update)
+    def owner_of(self, parameter: nn.Parameter) -> PartitionedParameter:
+        """Return what partitions own of a parameter."""
+        return self._owners[parameter]
 
     def as_torchs(
         self, parameter: nn.Parameter, group: dict, update: int
@@ -286,8 +290,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         state = self._started(dict(self.state.get(parameter, {})), parameter, group)
         moments = []
         for moment in self.moments(group):
-            (view,), partition = self.entries_of(parameter, state[moment], update)
-            moments.append(take(view, partition, update))
+            moments.append(self._owners[parameter].take(state[moment], update))
         return self.torchs(moments, state, update, group)
 
     def torchs(
@@ -318,7 +321,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
 
     def state_shapes(self, parameter: nn.Parameter, group: dict) -> dict[str, tuple[int, ...]]:
         """The name and shape of everything in the state of a parameter that was stepped."""
-        return dict.fromkeys(self.moments(group), tuple(parameter.shape))
+        return dict.fromkeys(self.moments(group), tuple(self._owners[parameter].stored.shape))
 
     def check_states(self, states: dict[nn.Parameter, dict], group: dict) -> None:
         """Raises ValueError unless these can be states of the parameters, by the settings of their saved group."""
@@ -415,26 +418,6 @@ def _learned_rates(model: nn.Module) -> dict[nn.Parameter, LearningRate]:
     return found
 
 
-def _are_alike(parameter: nn.Parameter, *holders: tuple[Partitioned, str]) -> bool:
-    """Whether two layers have the same entries of one parameter in each partition."""
-    (one, first), (other, second) = holders
-    if one is other and first == second:
-        return True
-    for k in range(1, min(one.count, other.count) + 1):
-        found = [layer.entries(name, [parameter], k) for layer, name in holders]
-        if None in found:
-            if found[0] is not found[1]:
-                return False
-            continue
-        places = [(view.shape, view.stride(), view.storage_offset()) for (view,), _ in found]
-        maps = [partition for _, partition in found]
-        if places[0] != places[1] or (None in maps and maps[0] is not maps[1]):
-            return False
-        if maps[0] is not maps[1] and not torch.equal(*(partition.ids() for partition in maps)):
-            return False
-    return True
-
-
 def decay_of(group: dict, update: int) -> float:
     """A group's weight decay for a partition; a single number, as schedules of it set one, is that of all."""
     decay = group["weight_decay"]
@@ -501,37 +484,29 @@ def _listed(group: dict) -> list[nn.Parameter]:
     return [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
 
 
-def owners(model: nn.Module) -> dict[nn.Parameter, tuple[Partitioned, str]]:
-    """The layer and name of each trainable parameter that a partitioned layer owns.
+def owners(model: nn.Module) -> dict[nn.Parameter, PartitionedParameter]:
+    """Return what partitions own of each trainable parameter.
 
     Raises:
-        ValueError: another parameter, but of partnets.hyper, would learn; two layers have one, and divide it
-            otherwise; entries of one share memory; or FullyShardedDataParallel has them.
+        ValueError: another parameter, but of partnets.hyper, would learn; entries of one share memory; or
+            FullyShardedDataParallel has them.
     """
     if any(hasattr(p, "_fsdp_flattened") or path.endswith("_flat_param") for path, p in model.named_parameters()):
         raise ValueError(
             "FullyShardedDataParallel flattens parameters, so that nobody knows their partitions; shard the model by"
             " partnets.distributed.fully_shard."
         )
-    found: dict[nn.Parameter, tuple[Partitioned, str]] = {}
-    for path, layer in partitioned_layers(model):
-        for name, parameter in layer.owned():
-            if not parameter.requires_grad:
-                continue
-            check_entries_apart(f"{path}.{name}".lstrip("."), parameter.detach())
-            if not _are_alike(parameter, found.setdefault(parameter, (layer, name)), (layer, name)):
-                raise ValueError(
-                    f"{path}.{name} is another layer's parameter too, and each divides it by partitions of its own: tie"
-                    " them before partnets.partition, or take a copy."
-                )
+    found = {one.parameter: one for one in partitioned_parameters(model) if one.parameter.requires_grad}
+    for parameter, owner in found.items():
+        check_entries_apart(owner.name, parameter.detach())
     known = found.keys() | set(hyperparameters(model))
     strangers = [
         path for path, parameter in model.named_parameters() if parameter.requires_grad and parameter not in known
     ]
     if strangers:
         raise ValueError(
-            f"{', '.join(strangers)} would learn from every chunk: no partitioned layer owns them. Freeze them with"
-            " requires_grad_(False), partition their layers with partnets.partition, or derive their module from"
+            f"{', '.join(strangers)} would learn from every chunk: no partition owns them. Freeze them with"
+            " requires_grad_(False), partition their modules with partnets.partition, or derive their module from"
             " partnets.hyper.Hyperparameter."
         )
     return found

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from partkernels import Partition
-from partnets.nn.entries import is_whole, put, take
-from partnets.nn.local_shard import local_entries
+from partkernels import gather_entries, scatter_entries
 from partnets.optim import entrywise
 from partnets.optim.base import PartitionedOptimizer, check_shapes, raise_foreign
 
@@ -73,19 +72,19 @@ class PerPartition(PartitionedOptimizer):
 
     def step_entries(self, tensors, state, partition, update, group):
         settings = self.settings_of(group, update)
-        if is_whole(partition):
+        if partition is None:
             parameter, grad = tensors
             state[update] = entrywise.step(self.steps_by, parameter.detach(), grad, state.get(update), settings)
             return
-        entries, grad = (take(tensor, partition, update) for tensor in tensors)
+        entries, grad = (gather_entries(tensor, partition, update) for tensor in tensors)
         state[update] = entrywise.step(self.steps_by, entries, grad, state.get(update), settings)
-        put(tensors[0], partition, update, entries)
+        scatter_entries(tensors[0], partition, update, entries)
 
     def whole_state(self, parameter, group):
         whole = {"stepped": torch.zeros(self.count, dtype=torch.int64, device="cpu")}
         for name, value in self._template(parameter, group).items():
             if _has_entries(value):
-                whole[name] = torch.zeros_like(parameter, dtype=value.dtype)
+                whole[name] = torch.zeros_like(self._owners[parameter].stored, dtype=value.dtype)
             else:
                 whole[name] = torch.zeros(self.count, dtype=torch.float64, device="cpu")
         for k, state in self.state.get(parameter, {}).items():
@@ -98,8 +97,7 @@ class PerPartition(PartitionedOptimizer):
                 )
             for name, value in state.items():
                 if _has_entries(value):
-                    view, partition = self._local(parameter, whole[name], k)
-                    put(view, partition, k, value.reshape(-1))
+                    self._owners[parameter].put(whole[name], k, value.reshape(-1))
                 else:
                     whole[name][k - 1] = value
         return whole
@@ -113,9 +111,9 @@ class PerPartition(PartitionedOptimizer):
             states[k] = state = {}
             for name, like in template.items():
                 if _has_entries(like):
-                    view, partition = self._local(parameter, whole[name], k)
-                    entries = take(view, partition, k).clone()
-                    state[name] = entries.view_as(view) if is_whole(partition) else entries
+                    owner = self._owners[parameter]
+                    entries = owner.take(whole[name], k).clone()
+                    state[name] = entries.view_as(owner.of(whole[name], k)) if owner.partition is None else entries
                 elif isinstance(like, Tensor):
                     state[name] = whole[name][k - 1].to(like)
                 else:
@@ -126,11 +124,6 @@ class PerPartition(PartitionedOptimizer):
         """What the optimiser keeps of a single entry after a step."""
         one = torch.zeros(1, dtype=parameter.dtype, device=parameter.device)
         return entrywise.step(self.steps_by, one, torch.zeros_like(one), None, self.settings_of(group, 1))
-
-    def _local(self, parameter: nn.Parameter, tensor: Tensor, k: int) -> tuple[Tensor, Partition | None]:
-        """Of a tensor like a parameter what this rank has of partition k's, and the map by which it is there."""
-        (view,), partition = local_entries(*self._owners[parameter], [tensor], k)
-        return view, partition
 
     def check_states(self, states, group):
         like_entries = self._state(group)
@@ -158,13 +151,11 @@ class PerPartition(PartitionedOptimizer):
 
     def _shapes(self, parameter: nn.Parameter) -> dict[int, tuple[int, ...]]:
         """The shape of what is stepped in the place of a parameter, by partition."""
-        layer, name = self._owners[parameter]
+        owner = self._owners[parameter]
         shapes = {}
         for k in range(1, self.count + 1):
-            if found := local_entries(layer, name, [parameter], k):
-                (entries,), partition = found
-                divided = partition is not None and partition.count > 1
-                shapes[k] = (partition.sizes()[k - 1],) if divided else tuple(entries.shape)
+            is_packed = owner.partition is not None
+            shapes[k] = (owner.partition.sizes()[k - 1],) if is_packed else tuple(owner.of(owner.stored, k).shape)
         return shapes
 
     def _state(self, group: dict) -> dict[str, bool]:

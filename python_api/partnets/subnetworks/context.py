@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 from partkernels.arguments import check_live
 from partkernels.operators.memory import no_view
 from partnets.hyper import hyperparameters
-from partnets.subnetworks.state import PartitionState, current_thread, num_partitions
+from partnets.subnetworks.state import PartitionState, current_thread, num_partitions, partitioned_modules, state_of
 from partnets.subnetworks.switch import Switch, switch_of
 from partnets.utils.modules import frozen
 
@@ -53,9 +53,13 @@ def _entered(switch: Switch, active: int, update: int | None) -> Iterator[None]:
         switch.prepare()
     learning = [p for p in switch.parameters if p.requires_grad] if update is None else []
     switch.move(was, active)
+    # Where nothing learns, BatchNorm in training mode normalises by the batch, and its statistics stay.
+    statistics = [] if update is not None else switch.followed_statistics()
     switch.note()
     for state in switch.states:
         state.update, state.thread = update, thread
+        if update is not None:
+            state.learned.add(update)
     for parameter in learning:
         parameter.requires_grad_(False)
     _clear_autocast()
@@ -64,8 +68,9 @@ def _entered(switch: Switch, active: int, update: int | None) -> Iterator[None]:
     finally:
         for parameter in learning:
             parameter.requires_grad_(True)
-        written = [one for one in switch.weights if one.parameter._version != one.version]
-        written += [one for one in switch.vectors if (one.parameter._version, one.rows._version) != one.version]
+        for buffer, value in statistics:
+            buffer.copy_(value)
+        written = switch.written()
         switch.move(active, was)
         switch.note()
         for state, (_, update_before, thread_before) in zip(switch.states, before, strict=True):
@@ -125,3 +130,15 @@ class _SameSubnetwork(torch.autograd.Function):
                 f" backward inside of partnets.subnetwork(model, {active}, {update})."
             )
         return grad, None
+
+
+@contextmanager
+def trying(model: nn.Module) -> Iterator[None]:
+    """Inside, subnetworks are tried; afterwards no partition counts as having learned."""
+    states = [state_of(module) for module in partitioned_modules(model)]
+    before = [set(state.learned) for state in states]
+    try:
+        yield
+    finally:
+        for state, learned in zip(states, before, strict=True):
+            state.learned = learned

@@ -1,11 +1,40 @@
-"""Rules: how the parameters of each type of module are partitioned."""
+"""Rules: how the parameters of each type of module are partitioned, and how they start."""
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from partkernels import Normal, Uniform
+from partnets.subnetworks.initial_values import Distribution
+
+
+def is_vector(parameter: Tensor) -> bool:
+    """Return whether a parameter is added or multiplied by broadcasting, such as a bias, a gain or a class token.
+
+    Such a parameter has at most one dimension larger than 1, or its first one is 1, as position embeddings [1, n, d].
+
+    Example:
+        >>> [is_vector(torch.zeros(shape)) for shape in [(), (8,), (8, 1, 1), (1, 16, 8), (8, 16)]]
+        [True, True, True, True, False]
+    """
+    return parameter.dim() == 0 or parameter.shape[0] == 1 or sum(n > 1 for n in parameter.shape) <= 1
+
+
+def _no_distribution(module: nn.Module, name: str) -> Distribution | None:
+    return None
+
+
+def _outputs(module: nn.Module, name: str, weight: Tensor) -> Tensor:
+    """Return the output that each entry depends on, where the first dimension counts outputs."""
+    return torch.arange(weight.shape[0], device="cpu").view(-1, *[1] * (weight.dim() - 1))
 
 
 @dataclass(frozen=True)
@@ -13,27 +42,137 @@ class Rule:
     """How a type of module is partitioned.
 
     Attributes:
-        scales: the names of vectors that are multiplied, s_1 * ... * s_k.
+        weights: the names of parameters whose entries belong to partitions, or the beginnings of such names; None:
+            all that are no vectors.
+        scales: the names of vectors that are multiplied, s_1 * ... * s_k; others are added, b_1 + ... + b_k.
         statistics: the names of buffers that each subnetwork has of its own.
+        distribution: distribution(module, name): what the module's own initialisation draws a parameter from; None if
+            it is not drawn.
+        outputs: outputs(module, name, weight): which output each entry of a weight depends on, int64, broadcast to the
+            weight's shape, for the scheme 'node'.
+        refuses: refuses(module): why a module of this type cannot be partitioned, or None.
     """
 
-    scales: tuple[str, ...] = ()
-    statistics: tuple[str, ...] = ()
+    weights: Sequence[str] | None = None
+    scales: Sequence[str] = ()
+    statistics: Sequence[str] = ()
+    distribution: Callable[[nn.Module, str], Distribution | None] = _no_distribution
+    outputs: Callable[[nn.Module, str, Tensor], Tensor] = _outputs
+    refuses: Callable[[nn.Module], str | None] = lambda module: None
 
+    def is_weight(self, name: str, parameter: Tensor) -> bool:
+        """Return whether the entries of a parameter belong to partitions."""
+        if name in self.scales:
+            return False
+        return not is_vector(parameter) if self.weights is None else name.startswith(tuple(self.weights))
+
+
+def _fan_in(module: nn.Module, name: str) -> Distribution:
+    """torch.nn.Linear's and the convolutions': U(-1 / sqrt(fan_in), 1 / sqrt(fan_in)), for weight and bias."""
+    return functools.partial(Uniform, 1 / math.sqrt(max(module.weight[0].numel(), 1)))
+
+
+def _bilinear(module: nn.Bilinear, name: str) -> Distribution:
+    return functools.partial(Uniform, 1 / math.sqrt(module.in1_features))
+
+
+def _table(module: nn.Module, name: str) -> Distribution:
+    return functools.partial(Normal, 1.0)
+
+
+def _attention(module: nn.MultiheadAttention, name: str) -> Distribution | None:
+    if "weight" not in name:
+        return None
+    return functools.partial(Uniform, math.sqrt(6 / sum(module._parameters[name].shape)))  # xavier_uniform_
+
+
+def _recurrent(module: nn.RNNBase, name: str) -> Distribution:
+    return functools.partial(Uniform, 1 / math.sqrt(module.hidden_size))
+
+
+def _recurrent_outputs(module: nn.RNNBase, name: str, weight: Tensor) -> Tensor:
+    units = weight.shape[0] if name.startswith("weight_hr") else module.hidden_size
+    return (torch.arange(weight.shape[0], device="cpu") % units)[:, None]
+
+
+def _transposed_outputs(module: _ConvTransposeNd, name: str, weight: Tensor) -> Tensor:
+    group = torch.arange(weight.shape[0], device="cpu") // (weight.shape[0] // module.groups)
+    outputs = group[:, None] * weight.shape[1] + torch.arange(weight.shape[1], device="cpu")
+    return outputs.view(*outputs.shape, *[1] * (weight.dim() - 2))
+
+
+def _columns(module: nn.Module, name: str, weight: Tensor) -> Tensor:
+    """Return the output that each entry depends on, where the second dimension counts outputs."""
+    return torch.arange(weight.shape[1], device="cpu")[None]
+
+
+def _refuse_table(module: nn.Module) -> str | None:
+    asked = [name for name in ("max_norm", "scale_grad_by_freq", "sparse") if getattr(module, name)]
+    return f"with {', '.join(asked)}, which change the table or its gradient by whole rows" if asked else None
+
+
+def _gpt2(module: nn.Module, name: str) -> Distribution | None:
+    return functools.partial(Normal, 0.02) if name == "weight" else None
+
+
+_norm = Rule(weights=(), scales=("weight",))
+_table_rule = Rule(("weight",), distribution=_table, outputs=_columns, refuses=_refuse_table)
 
 RULES: dict[type[nn.Module], Rule] = {
-    nn.LayerNorm: Rule(scales=("weight",)),
-    nn.GroupNorm: Rule(scales=("weight",)),
-    nn.RMSNorm: Rule(scales=("weight",)),
-    _NormBase: Rule(scales=("weight",), statistics=("running_mean", "running_var", "num_batches_tracked")),
+    nn.Linear: Rule(("weight",), distribution=_fan_in),
+    nn.Bilinear: Rule(("weight",), distribution=_bilinear),
+    _ConvNd: Rule(("weight",), distribution=_fan_in),
+    _ConvTransposeNd: Rule(("weight",), distribution=_fan_in, outputs=_transposed_outputs),
+    nn.Embedding: _table_rule,
+    nn.EmbeddingBag: _table_rule,
+    nn.MultiheadAttention: Rule(("in_proj_weight", "q_proj", "k_proj", "v_proj"), distribution=_attention),
+    nn.RNNBase: Rule(("weight",), distribution=_recurrent, outputs=_recurrent_outputs),
+    nn.LayerNorm: _norm,
+    nn.GroupNorm: _norm,
+    nn.RMSNorm: _norm,
+    _NormBase: Rule((), ("weight",), ("running_mean", "running_var", "num_batches_tracked")),
+}
+
+# Types of other libraries, by their names: their rules are looked up without an import.
+FOREIGN: dict[str, Rule] = {
+    "transformers.pytorch_utils.Conv1D": Rule(("weight",), distribution=_gpt2, outputs=_columns),
 }
 
 
+def register(cls: type[nn.Module], rule: Rule) -> None:
+    """Set the rule by which `partition` divides a type of module and its subclasses.
+
+    Args:
+        cls: a subclass of torch.nn.Module.
+        rule: see Rule.
+
+    Raises:
+        TypeError: cls is no type of module, or the rule no Rule.
+
+    Example:
+        >>> class Gain(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.gain = nn.Parameter(torch.ones(4))
+        >>> register(Gain, Rule(scales=("gain",)))
+    """
+    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
+        raise TypeError(f"register got {cls!r}; pass a subclass of torch.nn.Module.")
+    if not isinstance(rule, Rule):
+        raise TypeError(f"register got the rule {rule!r}; pass a partnets.Rule.")
+    RULES[cls] = rule
+
+
+def known_rule(cls: type[nn.Module]) -> Rule | None:
+    """Return the rule of the nearest base class that has one; None if none has."""
+    for base in cls.__mro__:
+        if base in RULES:
+            return RULES[base]
+        if (rule := FOREIGN.get(f"{base.__module__}.{base.__qualname__}")) is not None:
+            return rule
+    return None
+
+
 def rule_of(cls: type[nn.Module]) -> Rule:
-    """Return the rule of the nearest base class that has one, or the default rule."""
-    return next((RULES[base] for base in cls.__mro__ if base in RULES), Rule())
-
-
-def is_vector(parameter: Tensor) -> bool:
-    """Return whether a parameter is added or multiplied by broadcasting, such as a bias, a gain or a class token."""
-    return parameter.dim() == 0 or parameter.shape[0] == 1 or sum(n > 1 for n in parameter.shape) <= 1
+    """Return the rule of a type of module; by default, parameters are added if they are vectors, else weights."""
+    return known_rule(cls) or Rule()

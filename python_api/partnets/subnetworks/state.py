@@ -28,7 +28,11 @@ from torch import Tensor, nn
 from partkernels import Defaults, Normal, Partition, Stored, Uniform, Zeros
 
 ATTRIBUTE = "_partition_state"
+# The fingerprint of chunks that nobody has reported.
+UNKNOWN = ""
 MAP, DEFAULTS, STORED, ROWS = "_partition", "_defaults", "_stored", "_rows"
+# The buffer that says at which number of batches running statistics were estimated, and with which weights.
+ESTIMATED = "statistics_estimated"
 KINDS: tuple[type[Defaults], ...] = (Zeros, Uniform, Normal, Stored)
 
 
@@ -54,6 +58,13 @@ class PartitionState:
         self.update: int | None = count
         self.thread: int | None = None
         self.masks = True
+        self.starts: dict = {}
+        # The fingerprint of the chunks that the module has learned from; None before its first step.
+        self.learned_from: str | None = None
+        # The partitions that have been `update` since their last step, for the optimizers.
+        self.learned: set[int] = set()
+        # The versions of parameters when they last were what they should be: see noted.
+        self.versions: dict[str, tuple[int, int]] = {}
         # Gradients of vectors of other partitions than that which `.grad` is of, by name and partition.
         self.grads: dict[str, dict[int, Tensor]] = {}
         self.grad_of: dict[str, int] = {}
@@ -63,7 +74,8 @@ class PartitionState:
             raise RuntimeError(
                 f"the model is subnetwork {self.active} now; copy or save it outside of partnets.subnetwork."
             )
-        return PartitionState, (self.count, dict(self.weights), dict(self.vectors), self.statistics)
+        config = self.count, dict(self.weights), dict(self.vectors), self.statistics
+        return PartitionState, config, {"starts": self.starts, "learned_from": self.learned_from}
 
 
 def state_of(module: nn.Module) -> PartitionState | None:
@@ -169,3 +181,20 @@ def inside(model: nn.Module) -> bool:
 def current_thread() -> int:
     """Return the present thread's number."""
     return threading.get_ident()
+
+
+def partitions(model: nn.Module) -> dict[str, Partition]:
+    """Return the partition of each partitioned weight, by the weight's dotted name.
+
+    Example:
+        >>> import partnets
+        >>> model = partnets.partition(nn.Sequential(nn.Linear(4, 3)), (0.5, 0.5))
+        >>> partnets.partitions(model)["0.weight"].sizes()
+        [6, 6]
+    """
+    return {
+        f"{path}.{name}".lstrip("."): partition_of(module, name)
+        for path, module in model.named_modules()
+        if (state := state_of(module)) is not None
+        for name in state.weights
+    }

@@ -27,7 +27,6 @@ class Weight:
         others: for each partition 2..C, the values that are not in the parameter now: its defaults while it is active,
             its learned entries while it is not.
         key: what all of this was made of.
-        version: that of the parameter when a subnetwork was entered.
     """
 
     module: nn.Module
@@ -38,7 +37,6 @@ class Weight:
     places: list[Tensor] = field(default_factory=list)
     others: list[Tensor] = field(default_factory=list)
     key: tuple = ()
-    version: int = -1
 
     def refresh(self) -> bool:
         """Make memory, places and others anew if parameter, map or defaults have changed; return whether they had."""
@@ -85,18 +83,13 @@ def in_memory(tensor: Tensor, like: Tensor) -> Tensor | None:
 
 @dataclass(eq=False)
 class Vector:
-    """A parameter with a vector for each partition, added or multiplied.
-
-    Attributes:
-        version: those of the parameter and its rows when they last agreed.
-    """
+    """A parameter with a vector for each partition, added or multiplied."""
 
     module: nn.Module
     name: str
     state: PartitionState
     parameter: nn.Parameter
     is_product: bool
-    version: tuple[int, int] = (-1, -1)
 
     @property
     def rows(self) -> Tensor:
@@ -149,8 +142,7 @@ class Switch:
         if any([one.refresh() for one in self.weights]):
             self._lists.clear()
         for one in self.vectors:
-            version = one.parameter._version, one.rows._version
-            if version != one.version:
+            if version_of(one) != one.state.versions.get(one.name):
                 self._agree(one)
         for one in (*self.weights, *self.vectors):
             parameter = one.parameter
@@ -163,14 +155,16 @@ class Switch:
     def _agree(self, one: Vector) -> None:
         """Check that a parameter is what its rows make, where one of them was written into."""
         whole = one.combined(one.state.count)
-        if not torch.allclose(whole, one.parameter, rtol=1e-5, atol=1e-6):
+        before = one.state.versions.get(one.name)
+        is_kept = before is not None and before[0] == one.parameter._version  # and only the rows have changed
+        if not is_kept and not torch.allclose(whole, one.parameter, rtol=1e-5, atol=1e-6):
             raise RuntimeError(
                 f"the {one.name} of {type(one.module).__name__} was written into, but is the"
                 f" {'product' if one.is_product else 'sum'} of a vector for each partition; write into"
                 f" {one.name}_rows [C, ...] instead, through partnets.assign."
             )
         one.parameter.copy_(whole)
-        one.version = one.parameter._version, one.rows._version
+        noted([one])
 
     @torch.no_grad()
     def move(self, now: int, k: int) -> None:
@@ -199,12 +193,31 @@ class Switch:
         for state in self.states:
             state.active = k
 
+    def followed_statistics(self) -> list[tuple[Tensor, Tensor]]:
+        """Return the statistics that follow batches now, with copies of them."""
+        found = [(module, name) for module, state in self.statistics if module.training for name in state.statistics]
+        return [(module._buffers[name], module._buffers[name].clone()) for module, name in found]
+
     def note(self) -> None:
         """Take the present parameters for those of the active subnetwork, in which nothing else was written."""
-        for one in self.weights:
-            one.version = one.parameter._version
-        for one in self.vectors:
-            one.version = one.parameter._version, one.rows._version
+        noted([*self.weights, *self.vectors])
+
+    def written(self) -> list[Weight | Vector]:
+        """Return what was written into since the last `note`, but by partnets' own optimizers."""
+        return [one for one in (*self.weights, *self.vectors) if version_of(one) != one.state.versions.get(one.name)]
+
+
+def version_of(one) -> tuple[int, int]:
+    """Return the versions of a parameter and of its vectors; 0 if it is of an inference tensor."""
+    rows = one.module._buffers.get(one.name + ROWS)
+    tensors = (one.parameter,) if rows is None else (one.parameter, rows)
+    return tuple(0 if tensor.is_inference() else tensor._version for tensor in tensors)
+
+
+def noted(parameters) -> None:
+    """Take what was written into parameters for right: it was done by one of partnets' own functions."""
+    for one in parameters:
+        one.state.versions[one.name] = version_of(one)
 
 
 def exchange(tensors: list[Tensor], places: list[Tensor], values: list[Tensor]) -> None:

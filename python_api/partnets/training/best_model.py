@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from partkernels import NestedPartition
-from partnets.nn.partitioned import partitioned_layers
+from partnets.subnetworks.state import MAP, weights_of
 
 
 @dataclass
@@ -73,12 +72,7 @@ def division(model: nn.Module) -> str:
         ''
     """
     maps = hashlib.sha256()
-    found = [
-        partition.map
-        for _, layer in partitioned_layers(model)
-        for partition in getattr(layer, "partitions", {}).values()
-        if not isinstance(partition, NestedPartition)
-    ]
+    found = [module._buffers[name + MAP] for module, name in weights_of(model)]
     for map in found:
         maps.update(map.cpu().numpy())
     return maps.hexdigest() if found else ""

@@ -11,10 +11,8 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from partkernels import NestedPartition
 from partnets.data.chunks import digest
-from partnets.nn.partition_format import to_plain
-from partnets.nn.partitioned import partitioned_layers
+from partnets.subnetworks.state import num_partitions
 from partnets.training import validation
 from partnets.training.best_model import Best
 from partnets.training.history import History
@@ -155,22 +153,11 @@ def _groups(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[l
     return [[names[parameter] for parameter in group["params"]] for group in groups]
 
 
-def _units(model: nn.Module) -> dict[str, dict]:
-    """The nested partitions, as plain values; others come with the weights."""
-    return {
-        f"{path}.{name}".strip("."): to_plain(partition)
-        for path, layer in partitioned_layers(model)
-        for name, partition in getattr(layer, "partitions", {}).items()
-        if isinstance(partition, NestedPartition)
-    }
-
-
 def configuration(trainer: TrainingState) -> dict:
     """What a trainer must have alike to go on where another one was."""
     return {
         "chunk sizes": trainer.chunks.sizes,
-        "partitions": {path: layer.count for path, layer in partitioned_layers(trainer.model)},
-        "units": _units(trainer.model),
+        "partitions": num_partitions(trainer.model),
         "parameters": validation.kinds(trainer.model.state_dict()),
         "hyper": list(trainer.hyper),
         "optimizer": trainer.optimizer.kind,

@@ -11,13 +11,11 @@ from torch import Tensor, nn
 
 from partnets.hyper import penalties
 from partnets.hyper.penalty import penalised
-from partnets.nn.batch_norm import heedless_norms, partitioned_norms
-from partnets.nn.entries import put, take
-from partnets.nn.live import subnetwork, trying
-from partnets.nn.own_state import OwnState
-from partnets.nn.partitioned import partitioned_layers
+from partnets.subnetworks.context import subnetwork, trying
 from partnets.optim.base import PartitionedOptimizer
 from partnets.optim.followed import followed
+from partnets.subnetworks.statistics import other_norms, partitioned_norms
+from partnets.subnetworks.switch import noted
 from partnets.training.start import check_finite
 from partnets.utils.held import Held
 from partnets.utils.modules import device_of, evaluating, is_sharded
@@ -77,11 +75,9 @@ def check_all_finite(loss: Tensor, averaged: Averaged, what: str) -> Tensor:
 @contextmanager
 def leaving_nothing(model: nn.Module) -> Iterator[None]:
     """Inside, normalisation layers normalise as where weights learn; afterwards all is as if nothing had learned."""
-    layers = [layer for _, layer in partitioned_layers(model)]
-    keepers = [*partitioned_norms(model), *(layer for layer in layers if isinstance(layer, OwnState))]
-    held = [Held(layer) for layer in keepers]
+    held = [Held(layer) for layer in partitioned_norms(model)]
     try:
-        with trying(model), evaluating(*heedless_norms(model)):
+        with trying(model), evaluating(*other_norms(model)):
             yield
     finally:
         for one in held:
@@ -127,9 +123,10 @@ class InnerSteps:
             parameter: group
             for group in optimizer.param_groups
             for parameter in group["params"]
-            if parameter.requires_grad and optimizer.entries_of(parameter, parameter, k) is not None
+            if parameter.requires_grad
         }
         self.parameters = list(self.groups)
+        self.owners = [optimizer.owner_of(parameter) for parameter in self.parameters]
         if not exact and any(parameter.itemsize not in MOVES for parameter in self.parameters):
             raise ValueError(
                 "finite differences of weights in half precision are lost in rounding; pass Lookahead(exact=True), or"
@@ -145,17 +142,17 @@ class InnerSteps:
                 "the model is sharded, and a step of ψ that looks ahead needs whole weights on each rank: train on one"
                 " rank, or compare values by partnets.sweep."
             )
-        self.weights: Whole = self.parameters
+        self.weights: Whole = [owner.stored for owner in self.owners]
+        self.present = self.weights
         self.states: list[dict] | None = None
         self.taken: list[Taken] = []
 
     def step(self, batch: Any, is_last: bool = False) -> None:
         """A step of w_k; after the last one the optimiser's states are not kept."""
         noise = get_state(device_of(self.model))
-        keepers = [] if self.exact else [layer for layer in self.model.modules() if isinstance(layer, OwnState)]
-        held = [Held(layer) for layer in keepers]
+        held: list[Held] = []
         gradients = self._gradients(batch, self.weights, self.parameters, graph=self.exact)
-        slopes = self._averaged([None if by is None else self._take_one(i, by) for i, by in enumerate(gradients)])
+        slopes = self._averaged([None if by is None else self._take_gradient(i, by) for i, by in enumerate(gradients)])
         kept = gradients if self.exact else None
         self.taken.append(Taken(self.weights, kept, slopes, batch, noise, self.states, held))
         del gradients
@@ -202,7 +199,7 @@ class InnerSteps:
             found = torch.autograd.grad(value, [*self.parameters, *psi], allow_unused=True)  # checkpoints compute anew
         by_weights, by_psi = found[: len(self.parameters)], list(found[len(self.parameters) :])
         pairs = zip(by_weights, self.parameters, strict=True)
-        by_weights = self.take([torch.zeros_like(w) if by is None else by for by, w in pairs])
+        by_weights = self.take_gradients([torch.zeros_like(w) if by is None else by for by, w in pairs])
         return value.detach(), self._averaged(by_weights), by_psi
 
     def back(self, by_weights: Packed) -> list[Tensor | None]:
@@ -251,7 +248,7 @@ class InnerSteps:
         def product(vector: Tensor) -> Tensor:
             found = _products(gradients, self.parameters, self._spread(vector.split(lengths)))
             parts = [torch.zeros_like(p) if by is None else by for p, by in zip(self.parameters, found, strict=True)]
-            return torch.cat(self._averaged(self.take(parts))) + damping * vector
+            return torch.cat(self._averaged(self.take_gradients(parts))) + damping * vector
 
         with self._computing(self.weights):
             solution = solve(product, torch.cat(by_weights))
@@ -269,7 +266,7 @@ class InnerSteps:
         by_psi, by_weights = found[: len(self.psi)], found[len(self.psi) :]
         if not further:
             return by_psi, [None] * len(self.parameters)
-        packed = [None if by is None else self._take_one(i, by) for i, by in enumerate(by_weights)]
+        packed = [None if by is None else self._take_gradient(i, by) for i, by in enumerate(by_weights)]
         return by_psi, self._averaged(packed)
 
     def _difference(self, one: Taken, by_slopes: list[Tensor | None], wanted: list[Tensor]) -> list[Tensor | None]:
@@ -320,41 +317,57 @@ class InnerSteps:
         They are in the parameters themselves, which others than their layers may read. Autograd is not told, and so
         a graph is gone back through with the weights that it was made with.
         """
-        before = [] if weights is self.parameters else [parameter.detach().clone() for parameter in self.parameters]
+        before = [] if weights is self.present else [tensor.detach().clone() for tensor in self.present]
         functions = twice_differentiable() if self.exact else nullcontext()
-        try:
-            for parameter, weight in zip(self.parameters, weights if before else (), strict=bool(before)):
-                parameter.data.copy_(weight)
-            torch.clear_autocast_cache()  # of the weights before
-            with subnetwork(self.model, self.k, self.k, hyper=True), functions:
-                yield
-        finally:
-            for parameter, weight in zip(self.parameters, before, strict=bool(before)):
-                parameter.data.copy_(weight)
-            torch.clear_autocast_cache()
+        with torch.autograd._unsafe_preserve_version_counter((*self.parameters, *self.present)):
+            try:
+                if before:
+                    self._set(weights)
+                with subnetwork(self.model, self.k, self.k, hyper=True), functions:
+                    yield
+            finally:
+                if before:
+                    self._set(before)
+        noted(self.owners)
+
+    @torch.no_grad()
+    def _set(self, weights: Whole) -> None:
+        for owner, tensor, weight in zip(self.owners, self.present, weights, strict=True):
+            tensor.data.copy_(weight)
+            owner.combine(owner.parameter.data)
+        torch.clear_autocast_cache()  # of the weights before
 
     def _averaged(self, packed: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The means over ranks of entries of w_k."""
-        return list(packed) if self.averaged is alone else self.averaged(packed, self.take(self.parameters))
+        return list(packed) if self.averaged is alone else self.averaged(packed, self.take(self.present))
 
     def take(self, tensors: Whole) -> Packed:
         """The entries of w_k, detached."""
         return [self._take_one(i, tensor) for i, tensor in enumerate(tensors)]
 
     def _take_one(self, i: int, tensor: Tensor) -> Tensor:
-        (view,), partition = self.optimizer.entries_of(self.parameters[i], tensor.detach(), self.k)
-        return take(view, partition, self.k)
+        return self.owners[i].take(tensor.detach(), self.k)
 
     def _put_one(self, i: int, tensor: Tensor, entries: Tensor) -> None:
-        (view,), partition = self.optimizer.entries_of(self.parameters[i], tensor, self.k)
-        put(view, partition, self.k, entries)
+        self.owners[i].put(tensor, self.k, entries)
+
+    def take_gradients(self, gradients: Whole) -> Packed:
+        """The entries of w_k of gradients, detached."""
+        return [self._take_gradient(i, by) for i, by in enumerate(gradients)]
+
+    def _take_gradient(self, i: int, gradient: Tensor) -> Tensor:
+        owner = self.owners[i]
+        return gradient.detach().reshape(-1) if owner.is_vector else owner.take(gradient.detach(), self.k)
 
     def _spread(self, entries: Sequence[Tensor | None]) -> Whole:
         """Entries of w_k among zeros; zeros alone for None."""
         found = [torch.zeros_like(parameter) for parameter in self.parameters]
         for i, values in enumerate(entries):
             if values is not None:
-                self._put_one(i, found[i], values.detach())
+                if self.owners[i].is_vector:
+                    found[i].copy_(values.detach().view_as(found[i]))
+                else:
+                    self._put_one(i, found[i], values.detach())
         return found
 
 

@@ -10,13 +10,12 @@ from typing import Any
 from torch import Generator, Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from partkernels import NestedPartition
 from partnets.data import batch as batches
 from partnets.data.chunks import Chunks
 from partnets.evaluation.auditing import leaks
 from partnets.evaluation.same_chunks import has_learned
 from partnets.hyper import ConcreteDropout, Hyperparameter, penalties
-from partnets.nn.partitioned import partitioned_layers
+from partnets.subnetworks.parameters import partitioned_parameters
 from partnets.training.state import TrainingState
 from partnets.training.step import hyper_learning
 from partnets.utils.held import Held
@@ -239,27 +238,17 @@ def warn_of_knowledge(hyper_loss: batches.Loss, value: Tensor, y: Any, k: int = 
 
 
 def warn_of_proportions(model: nn.Module, proportions: Sequence[float]) -> None:
-    """Warns if the partitions' shares of the weights are far from these, the chunks' of the examples.
-
-    Of nested partitions it is their shares of the units, by which most are made.
-    """
-    learning = [
-        (partition, partition.sizes())
-        for _, layer in partitioned_layers(model)
-        for name, partition in getattr(layer, "partitions", {}).items()
-        if layer._parameters[name].requires_grad and not partition.is_meta
-    ]
-    units = [one.row_units for one, _ in learning if isinstance(one, NestedPartition) and not one.row_units.is_whole]
-    counted = [one.sizes() for one in units] or [sizes for _, sizes in learning]
+    """Warns if the partitions' shares of the weights are far from these, the chunks' of the examples."""
+    weights = [one for one in partitioned_parameters(model) if one.partition is not None]
+    counted = [one.partition.sizes() for one in weights if one.parameter.requires_grad and not one.partition.is_meta]
     owned = [sum(sizes) for sizes in zip(*counted, strict=True)]
     if not sum(owned):
         return
     shares = [size / sum(owned) for size in owned]
     if max(abs(a - b) for a, b in zip(shares, proportions, strict=True)) > FAR_APART:
         ours, theirs = (", ".join(f"{100 * share:.0f}" for share in each) for each in (shares, proportions))
-        what = "units" if units else "weights"
         warnings.warn(
-            f"the partitions have {ours} % of the {what}, and the chunks {theirs} % of the examples: few weights learn"
+            f"the partitions have {ours} % of the weights, and the chunks {theirs} % of the examples: few weights learn"
             " from many examples, or many from few. Pass partnets.partition and partnets.chunk the same proportions"
             " unless you mean it.",
             stacklevel=3,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from partnets.data.batch import Forward, Loss
 from partnets.data.chunks import Chunks
 from partnets.evaluation import estimate_statistics
 from partnets.hyper.hyperparameter import Hyperparameter, values_by_path
-from partnets.nn.own_state import keeping_attributes
 from partnets.optim import PartitionedOptimizer
 from partnets.training.best_model import Best
 from partnets.training.history import History
@@ -113,10 +111,4 @@ class TrainingState:
         if self.best is None:
             raise ValueError("this trainer keeps no best state; construct it with keep_best=True and lml_every.")
         self.best.restore(self.model)
-        if paths := keeping_attributes(self.model):
-            warnings.warn(
-                f"{', '.join(paths)} keeps tensors in attributes, which are left as they are: L_ML is not that of then."
-                " Keep them in buffers.",
-                stacklevel=2,
-            )
         return self.best.lml

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from partnets.hyper import Hyperparameter, hyperparameters, penalties
 from partnets.hyper.penalty import penalised
-from partnets.nn.batch_norm import heedless_norms, outdate_statistics, running_norms
-from partnets.nn.live import subnetwork
-from partnets.nn.partitioned import count
+from partnets.subnetworks.statistics import other_norms, outdate_statistics
+from partnets.subnetworks.context import subnetwork
+from partnets.subnetworks.state import num_partitions as count
 from partnets.optim.base import PartitionedOptimizer, check_partitioned
 from partnets.utils.modules import evaluating, is_sharded
 
@@ -34,7 +34,7 @@ def weights_learning(model: nn.Module, k: int) -> Iterator[None]:
         model: with partitioned layers.
         k: 1..C.
     """
-    with subnetwork(model, active=k, update=k), evaluating(*running_norms(model)[1]):
+    with subnetwork(model, active=k, update=k), evaluating(*other_norms(model)):
         yield
 
 
@@ -53,7 +53,7 @@ def hyper_learning(model: nn.Module, k: int) -> Iterator[None]:
         ValueError: k is out of range: no subnetwork comes before the first.
     """
     check_k(model, k, least=2)
-    with subnetwork(model, active=k - 1, update=None), evaluating(*heedless_norms(model)):
+    with subnetwork(model, active=k - 1, update=None), evaluating(*other_norms(model)):
         yield
 
 
@@ -63,7 +63,7 @@ def still_modules(model: nn.Module) -> list[nn.Module]:
     Modules with running statistics that partnets.partition left out, and what is in evaluation mode now while the model
     is not, as a frozen backbone.
     """
-    still = running_norms(model)[1]
+    still = other_norms(model)
     return still + [module for module in model.modules() if model.training and not module.training]
 
 

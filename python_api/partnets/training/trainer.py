@@ -25,7 +25,7 @@ from partnets.evaluation.out_of_chunk import lml
 from partnets.evaluation.same_chunks import check_same_chunks, remember_chunks
 from partnets.hyper import Hyperparameter, hyperparameters
 from partnets.hyper.hyperparameter import find_hyper
-from partnets.nn.partitioned import partitioned_layers
+from partnets.subnetworks.parameters import partitioned_parameters
 from partnets.optim.base import check_partitioned
 from partnets.training import checkpoint
 from partnets.training.ahead import Ahead
@@ -529,9 +529,9 @@ def _check_sampling(sampling: Sequence[float], model: nn.Module, chunks: Chunks)
     sampling = tuple(map(float, sampling))
     if len(sampling) != chunks.count or not all(0 <= share < math.inf for share in sampling) or not sum(sampling):
         raise ValueError(f"sampling={sampling}; pass {chunks.count} probabilities, one for each partition.")
-    layers = [layer for _, layer in partitioned_layers(model)]
+    owned = partitioned_parameters(model)
     for k, share in enumerate(sampling, start=1):
-        owns = any(layer.entries(name, [tensor], k) for layer in layers for name, tensor in layer.owned())
+        owns = any(one.partition is None or one.partition.sizes()[k - 1] for one in owned)
         if share and not owns:
             only = tuple(float(j != k) for j in range(1, chunks.count + 1))
             raise ValueError(f"partition {k} has no parameter to learn; pass sampling, as {only}, that leaves it out.")

@@ -9,15 +9,11 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from partnets.nn.layer import PartitionedLayer
-from partnets.nn.partitioned import partitioned_layers
-from partnets.nn.state_dict import refuse_unfit
 from partnets.training.best_model import Best, tensors
 from partnets.training.history import History
 from partnets.training.state import TrainingState
@@ -36,24 +32,9 @@ def check(trainer: TrainingState, saved: dict, rank: int) -> None:
     for name, check_part in PARTS.items():
         if name in saved:
             try:
-                with _divided_as(trainer.model, saved.get("model", {}) if name == "optimizer" else {}):
-                    check_part(trainer, saved[name], rank)
+                check_part(trainer, saved[name], rank)
             except Exception as error:  # a part that is damaged may fail anywhere
                 raise ValueError(f"{name}: {error}") from error
-
-
-@contextmanager
-def _divided_as(model: nn.Module, state: Mapping) -> Iterator[None]:
-    """Inside, weights have the partitions of a state_dict: they may have moved, and what is saved is by these."""
-    layers = {path: layer for path, layer in partitioned_layers(model) if isinstance(layer, PartitionedLayer)}
-    before = {layer: dict(layer.partitions) for layer in layers.values()}
-    try:
-        for path, layer in layers.items():
-            layer.partitions.update(layer.saved_partitions(state, path and f"{path}.")[0])
-        yield
-    finally:
-        for layer, partitions in before.items():
-            layer.partitions.update(partitions)
 
 
 def kinds(state: Mapping) -> dict[str, str]:
@@ -70,13 +51,6 @@ def _kind(value) -> str:
 def _model(trainer: TrainingState, state: dict, _) -> None:
     model = trainer.model
     _like(kinds(state), kinds(model.state_dict()))
-    layers = [(path, layer) for path, layer in partitioned_layers(model) if isinstance(layer, PartitionedLayer)]
-    noted = {f"{path}.{note}".lstrip("."): kind for path, layer in layers for note, kind in layer.notes.items()}
-    noted |= {name: type(value) for name, value in model.state_dict().items() if isinstance(value, str | int)}
-    for name in state.keys() - kinds(state).keys():
-        if type(state[name]) is not noted.get(name):
-            raise ValueError(f"{name} is {state[name]!r}, and no layer here has this to note.")
-    refuse_unfit(model, state, "")
 
 
 def _optimizer(trainer: TrainingState, state: dict, _) -> None:

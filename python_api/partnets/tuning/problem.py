@@ -26,7 +26,7 @@ from partnets.data.chunks import Chunks, chunk
 from partnets.data.dataset import Data
 from partnets.data.examples import Collate, as_dataset, as_tensor, collated
 from partnets.hyper import Hyperparameter, hyperparameters
-from partnets.nn.partitioned import partitioned_layers
+from partnets.subnetworks.state import partitioned_modules
 from partnets.training.start import warn_of_unused_losses
 from partnets.training.step import check_clip, parameters_of
 from partnets.tuning.settings import Setting, check_names, find_settings, put_before
@@ -294,7 +294,7 @@ def _check_network(network: Any) -> None:
         raise TypeError(f"network is a {type(network).__name__}; pass a torch module.")
     if isinstance(network, torch.jit.ScriptModule):
         raise TypeError("network is compiled by torch.jit; pass the module from which it was made.")
-    if any(True for _ in partitioned_layers(network)):
+    if partitioned_modules(network):
         raise ValueError(
             "network is partitioned; pass the plain one, with proportions=(0.8, 0.1, 0.1) to have it partitioned here."
         )

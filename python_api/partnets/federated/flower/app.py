@@ -18,7 +18,7 @@ from partnets.federated.client import Client, taking_turns
 from partnets.federated.flower.arrays import to_record, to_values
 from partnets.federated.privacy import Privacy
 from partnets.federated.update import Update
-from partnets.nn.partitioned import count
+from partnets.subnetworks.state import num_partitions as count
 from partnets.training.start import warn_of_proportions
 from partnets.utils import random_state
 from partnets.utils.seeds import derived

@@ -1,0 +1,224 @@
+"""divide: gives a module's parameters partitions, and the buffers that hold them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from partkernels import Defaults, Normal, Partition, Stored, Uniform, Zeros
+from partkernels.arguments import sizes
+from partnets.subnetworks.initial_values import Start, declared, distribution_of
+from partnets.subnetworks.rules import Rule, known_rule, rule_of
+from partnets.subnetworks.state import (
+    ATTRIBUTE,
+    DEFAULTS,
+    ESTIMATED,
+    MAP,
+    ROWS,
+    STORED,
+    PartitionState,
+    defaults_of,
+    numbers_of,
+)
+from partnets.subnetworks.statistics import hold_statistics
+from partnets.utils import seeds
+
+# The stream of a weight's defaults is 0; a bias is drawn from another, so that the two are independent.
+BIAS_STREAM = 1
+SCHEMES = ("weight", "node")
+
+
+class Division:
+    """How a module is to be partitioned; nothing changes before `apply`.
+
+    Args:
+        module: not partitioned yet.
+        proportions: C numbers that sum to 1.
+        seed: that of this module.
+        defaults: 'seed', 'zero', 'stored' or one of partkernels' Defaults.
+        scheme: 'weight' or 'node'.
+        frozen: whether parameters that require no gradient are partitioned as well.
+        rule: that of the module's type if None.
+
+    Attributes:
+        redrawn: the names of weights that get new values, and whether the old ones look like a fresh draw.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        proportions: Sequence[float],
+        *,
+        seed: int,
+        defaults: str | Defaults = "seed",
+        scheme: str = "weight",
+        frozen: bool = False,
+        rule: Rule | None = None,
+    ) -> None:
+        sizes(0, proportions)
+        if scheme not in SCHEMES:
+            raise ValueError(f"scheme={scheme!r}; pass 'weight', 'node' or 'nested'.")
+        self.module, self.proportions, self.count, self.seed = module, proportions, len(proportions), seed
+        self.defaults, self.scheme = defaults, scheme
+        self.rule = rule_of(type(module)) if rule is None else rule
+        self.is_known = rule is not None or known_rule(type(module)) is not None
+        self.partitions: dict[str, Partition] = {}
+        self.values: dict[str, Tensor] = {}
+        self.vectors: dict[str, bool] = {}
+        self.starts: dict[str, Start] = {}
+        self.redrawn: dict[str, bool] = {}
+        self.declared = declared(module, seed)
+        for name, parameter in module._parameters.items():
+            if parameter is None or not (frozen or parameter.requires_grad):
+                continue
+            if not parameter.is_floating_point():
+                raise TypeError(f"the {name} is {parameter.dtype}; pass a dtype of real numbers, such as torch.float32.")
+            if self.rule.is_weight(name, parameter):
+                self._divide_weight(name, parameter)
+            else:
+                self._divide_vector(name, parameter)
+
+    def _divide_weight(self, name: str, weight: nn.Parameter) -> None:
+        own = self.seed_of(name)
+        partition = self._partition(name, weight, own).to(weight.device)
+        resolved = self._resolved(name, weight, own)
+        self.partitions[name] = dataclasses.replace(partition, defaults=resolved)
+        is_drawn = self.defaults == "seed" or not (isinstance(resolved, Zeros) or self.defaults == "stored")
+        if is_drawn and not isinstance(resolved, Stored):
+            values = resolved.values(weight.shape, weight.dtype, weight.device)
+            if (padding := padding_of(self.module, weight)) is not None:
+                values = values.clone()
+                values[padding] = weight.detach()[padding]
+            self.values[name] = values
+            usual = self.rule.distribution(self.module, name)
+            looks = distribution_of(drawn_entries(self.module, weight), usual) is usual and usual is not None
+            self.redrawn[name] = weight.is_meta or not weight.any() or (weight.requires_grad and looks)
+        elif not self._looks_drawn(name, weight):
+            self.starts[name] = Start.of(drawn_entries(self.module, weight))
+
+    def _partition(self, name: str, weight: Tensor, seed: int) -> Partition:
+        if self.scheme == "weight":
+            partition = Partition.random(weight.shape, self.proportions, seed=seed)
+        else:
+            outputs = self.rule.outputs(self.module, name, weight)
+            of_outputs = Partition.random((1, int(outputs.max()) + 1), self.proportions, seed=seed).ids()[0]
+            partition = Partition.from_ids(of_outputs[outputs].expand(weight.shape).contiguous(), count=self.count)
+        padding = padding_of(self.module, weight)
+        if padding is None or self.count == 1:
+            return partition
+        ids = partition.ids()
+        ids[padding] = 1  # it never learns, and stays as it is in every subnetwork
+        return Partition.from_ids(ids, count=self.count)
+
+    def _resolved(self, name: str, weight: Tensor, seed: int) -> Defaults:
+        if self.defaults == "seed":
+            if self.declared is not None:
+                return declared(self.module, seed)
+            if not self.is_known:
+                return Stored(weight.detach().clone())
+            usual = self.rule.distribution(self.module, name)
+            return distribution_of(drawn_entries(self.module, weight), usual)(seed=seed)
+        if self.defaults == "zero":
+            return Zeros()
+        if self.defaults == "stored":
+            return Stored(weight.detach().clone())
+        if isinstance(self.defaults, Defaults):
+            return self.defaults
+        raise ValueError(
+            f"defaults={self.defaults!r}; pass 'seed', 'zero', 'stored', or one of partkernels' Zeros, Uniform, Normal,"
+            " Stored."
+        )
+
+    def _divide_vector(self, name: str, vector: nn.Parameter) -> None:
+        self.vectors[name] = is_scale = name in self.rule.scales
+        usual = None if is_scale or self.declared is not None else self.rule.distribution(self.module, name)
+        if usual is not None and not vector.is_meta and vector.numel():
+            if distribution_of(vector, usual) is usual:
+                if self.defaults == "seed":
+                    drawn = dataclasses.replace(usual(seed=self.seed_of(name)), stream=BIAS_STREAM)
+                    values = drawn.values((1, vector.numel()), vector.dtype, vector.device)
+                    self.values[name] = values.clone().view(vector.shape)
+            else:
+                self.starts[name] = Start.of(vector)
+        elif usual is None and self.declared is None and not vector.is_meta and vector.numel():
+            if not bool((vector == float(is_scale)).all()):
+                self.starts[name] = Start.of(vector)
+
+    def _looks_drawn(self, name: str, weight: Tensor) -> bool:
+        if self.declared is not None or weight.is_meta or not weight.numel():
+            return True
+        usual = self.rule.distribution(self.module, name)
+        return distribution_of(drawn_entries(self.module, weight), usual) is usual
+
+    def seed_of(self, name: str) -> int:
+        """Return the seed of one of the module's parameters."""
+        return self.seed if name in ("weight", "bias") else seeds.derived(self.seed, name)
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        """Partition the module."""
+        module, count = self.module, self.count
+        for name, values in self.values.items():
+            module._parameters[name].copy_(values)
+        state = PartitionState(count, {}, {}, ())
+        state.starts = self.starts
+        if count > 1:
+            vars(module)[ATTRIBUTE] = state
+            for name, partition in self.partitions.items():
+                set_partition(module, name, partition)
+            for name, is_scale in self.vectors.items():
+                state.vectors[name] = is_scale
+                module.register_buffer(name + ROWS, with_rows(module._parameters[name], count, float(is_scale)))
+            present = [name for name in self.rule.statistics if module._buffers.get(name) is not None]
+            state.statistics = tuple(present)
+            for name in present:
+                buffer = module._buffers[name]
+                module.register_buffer(name + ROWS, buffer.expand(count, *buffer.shape).clone())
+            if present:
+                module.register_buffer(ESTIMATED, torch.zeros(2, dtype=torch.int64, device="cpu"))
+            module.register_load_state_dict_post_hook(read_defaults)
+        vars(module)[ATTRIBUTE] = state
+        if "running_mean" in state.statistics:
+            hold_statistics(module)
+
+
+def set_partition(module: nn.Module, name: str, partition: Partition) -> None:
+    """Set which entry of a weight belongs to which partition, and the defaults."""
+    is_stored = isinstance(partition.defaults, Stored)
+    vars(module)[ATTRIBUTE].weights[name] = None if is_stored else partition.defaults
+    module.register_buffer(name + MAP, partition.map)
+    module.register_buffer(name + DEFAULTS, numbers_of(partition.defaults))
+    if is_stored:
+        ids, values = partition.ids(), partition.defaults.stored
+        packed = torch.cat([values[ids == k] for k in range(2, partition.count + 1)])
+        module.register_buffer(name + STORED, packed)
+
+
+def with_rows(vector: Tensor, count: int, neutral: float) -> Tensor:
+    """Return [count, ...] with a vector first, and `neutral` in all other rows."""
+    rows = torch.full((count, *vector.shape), neutral, dtype=vector.dtype, device=vector.device)
+    rows[0] = vector.detach()
+    return rows
+
+
+def read_defaults(module: nn.Module, incompatible_keys) -> None:
+    """Take the defaults that a state_dict had."""
+    state = vars(module).get(ATTRIBUTE)
+    for name in () if state is None else state.weights:
+        state.weights[name] = defaults_of(module._buffers[name + DEFAULTS])
+
+
+def padding_of(module: nn.Module, weight: Tensor) -> int | None:
+    """Return the row of a table that stands for padding, and never learns; None if it has none."""
+    padding = getattr(module, "padding_idx", None)
+    is_table = isinstance(module, nn.Embedding | nn.EmbeddingBag)
+    return padding if is_table and tuple(weight.shape) == (module.num_embeddings, module.embedding_dim) else None
+
+
+def drawn_entries(module: nn.Module, weight: Tensor) -> Tensor:
+    """Return the entries of a weight that its module's initialisation draws."""
+    padding = padding_of(module, weight)
+    return weight if padding is None else torch.cat([weight[:padding], weight[padding + 1 :]])

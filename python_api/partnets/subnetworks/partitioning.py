@@ -1,0 +1,265 @@
+"""partition: gives the parameters of a model partitions, in place."""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrizations import _SpectralNorm
+
+import partkernels
+from partkernels.arguments import check_seed, sizes
+from partnets.hyper import Hyperparameter
+from partnets.subnetworks.divide import SCHEMES, Division
+from partnets.subnetworks.rules import known_rule, rule_of
+from partnets.subnetworks.state import DEFAULTS, MAP, ROWS, STORED, state_of
+from partnets.utils import seeds
+from partnets.utils.modules import is_frozen, overlapping
+
+# A warning names at most so many modules.
+MOST_NAMED = 10
+
+
+class Obstacle(NamedTuple):
+    """Why a module cannot be partitioned, in words that follow "a {kind}", and what helps."""
+
+    kind: str
+    what: str
+    cure: str
+
+
+@torch.inference_mode(False)
+def partition(
+    model: nn.Module,
+    proportions: Sequence[float],
+    *,
+    defaults: str | partkernels.Defaults | None = None,
+    seed: int = 0,
+    skip: Iterable[str | nn.Module] = (),
+    scheme: str = "weight",
+    frozen: bool = False,
+) -> nn.Module:
+    """Partition the parameters of a model, a fixed proportion of each weight at random (Appendix C)."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"the model is {model!r}; pass a module, such as nn.Linear(4, 3).")
+    check_seed("seed", seed)
+    if isinstance(proportions, Tensor):
+        proportions = proportions.tolist()
+    sizes(0, proportions)
+    if scheme not in SCHEMES:
+        raise ValueError(f"scheme={scheme!r}; pass one of {', '.join(map(repr, SCHEMES))}.")
+    skipped = named(model, skip, "skip")
+    found, obstacles = find(model, skipped, frozen)
+    if obstacles:
+        raise ValueError(_refusal(obstacles))
+    _check_found(model, found, skipped, frozen)
+    chosen = "seed" if defaults is None else defaults
+    options = {"defaults": chosen, "scheme": scheme, "frozen": frozen}
+    divisions = {
+        path: Division(module, proportions, seed=seeds.derived(seed, path), **options) for path, module in found.items()
+    }
+    tied = _tied(divisions)
+    if defaults is None:
+        _warn_of_lost(divisions, tied)
+    for division in divisions.values():
+        division.apply()
+    for first, first_name, division, name in tied:
+        share(first.module, first_name, division.module, name)
+    return model
+
+
+def find(
+    model: nn.Module, skipped: Collection[nn.Module] = (), frozen: bool = False
+) -> tuple[dict[str, nn.Module], dict[str, Obstacle]]:
+    """Return the modules that `partition` would partition, by their paths, and those that it cannot, and why."""
+    found, obstacles = {}, {}
+    inside_hyper = {inner for one in model.modules() if isinstance(one, Hyperparameter) for inner in one.modules()}
+    for path, module in model.named_modules():
+        if module in skipped or module in inside_hyper:
+            continue
+        own = [p for p in module._parameters.values() if p is not None and (frozen or p.requires_grad)]
+        keeps = known_rule(type(module)) is not None and any(
+            module._buffers.get(name) is not None for name in rule_of(type(module)).statistics
+        )
+        if not own and (not keeps or (is_frozen(module) and not frozen)):
+            if obstacle := _obstacle(module, own):
+                obstacles[path] = obstacle
+            continue
+        if obstacle := _obstacle(module, own):
+            obstacles[path] = obstacle
+        else:
+            found[path] = module
+    return found, obstacles
+
+
+def _obstacle(module: nn.Module, own: list[nn.Parameter]) -> Obstacle | None:
+    """Return why a module cannot be partitioned, or None."""
+    kind = type(module).__name__
+    if state_of(module) is not None:
+        return Obstacle(kind, "that is partitioned already", "merge the model first")
+    if isinstance(module, _SpectralNorm):
+        what = "whose power iteration would carry data between chunks"
+        return Obstacle(kind, what, "remove the spectral normalisation first")
+    if not own:
+        return None
+    if any(map(is_lazy, own)):
+        return Obstacle(kind, "whose parameters are made by its first call", "call it first")
+    rule = rule_of(type(module))
+    if why := rule.refuses(module):
+        return Obstacle(kind, why, "leave these out")
+    if unreal := [name for name, p in module.named_parameters(recurse=False) if not p.is_floating_point()]:
+        return Obstacle(kind, f"with a {unreal[0]} that is not of real numbers", "keep real and imaginary parts apart")
+    running = [name for name, b in module._buffers.items() if name.startswith("running_") and b is not None]
+    if running and not set(running) <= set(rule.statistics):
+        what = "whose running statistics would carry data between chunks"
+        return Obstacle(kind, what, "register a rule with partnets.register that names them as statistics")
+    names = {name + end for name in module._parameters for end in (MAP, DEFAULTS, STORED, ROWS)}
+    if taken := sorted(name for name in names if hasattr(module, name)):
+        return Obstacle(kind, f"with an attribute {taken[0]}, which partnets needs", "rename it")
+    return None
+
+
+def named(model: nn.Module, entries: Iterable[str | nn.Module], argument: str) -> set[nn.Module]:
+    """Return the modules that an argument names, and all that are inside of them."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    found = set()
+    for entry in [entries] if isinstance(entries, str | nn.Module) else entries:
+        module = modules.get(entry) if isinstance(entry, str) else entry
+        if module not in modules.values():
+            given = repr(entry) if isinstance(entry, str) else f"a {type(entry).__name__}"
+            known = ", ".join(repr(path) for path in modules if path)
+            raise ValueError(f"{argument} names {given}, which is not in this model; its modules are {known}.")
+        found.update(module.modules())
+    return found
+
+
+def _check_found(model: nn.Module, found: dict[str, nn.Module], skipped: set[nn.Module], frozen: bool) -> None:
+    """Raise ValueError unless there is something to partition, and each parameter has memory of its own."""
+    partitioned = {
+        f"{path}.{name}".lstrip("."): parameter
+        for path, module in found.items()
+        for name, parameter in module.named_parameters(recurse=False)
+        if frozen or parameter.requires_grad
+    }
+    unique = {id(p): name for name, p in reversed(partitioned.items())}
+    if shared := overlapping({name: partitioned[name] for name in unique.values()}):
+        first, second = shared[0]
+        raise ValueError(
+            f"{first} and {second} are two parameters that share memory, and would have two partitions; tie them by"
+            " assigning one Parameter to both, or copy it."
+        )
+    for name, parameter in partitioned.items():
+        if parameter.dim() > 1 and not parameter.numel():
+            raise ValueError(
+                f"{name} has shape {tuple(parameter.shape)}, and no entries to partition; leave it out with skip=."
+            )
+    outside = {
+        id(parameter): f"{path}.{name}".lstrip(".")
+        for path, module in model.named_modules()
+        if module in skipped
+        for name, parameter in module.named_parameters(recurse=False)
+    }
+    if both := [(name, outside[id(p)]) for name, p in partitioned.items() if id(p) in outside]:
+        raise ValueError(f"{both[0][0]} is {both[0][1]} too, which is skipped; skip all of the modules that share it.")
+    if partitioned:
+        return
+    if is_frozen(model) and not frozen:
+        raise ValueError(
+            f"no parameter of this {type(model).__name__} requires a gradient, so that none is partitioned; unfreeze"
+            " what is to learn, or pass frozen=True to partition all of it."
+        )
+    raise ValueError(f"this {type(model).__name__} has no parameter to partition.")
+
+
+def _tied(divisions: dict[str, Division]) -> list[tuple[Division, str, Division, str]]:
+    """Return each parameter that is in a second place, with the first, where it is partitioned."""
+    first: dict[int, tuple[str, Division, str]] = {}
+    tied = []
+    for path, division in divisions.items():
+        for name in [*division.partitions, *division.vectors]:
+            parameter = division.module._parameters[name]
+            key = id(parameter)
+            if key not in first:
+                first[key] = path, division, name
+                continue
+            first_path, other, other_name = first[key]
+            kinds = [(name in one.partitions, one.vectors.get(of)) for one, of in ((other, other_name), (division, name))]
+            if kinds[0] != kinds[1]:
+                raise ValueError(
+                    f"modules share a parameter: {first_path}.{other_name} = {path}.{name}. As what these are, they"
+                    " cannot share a partition; give each a parameter of its own, or skip both."
+                )
+            tied.append((other, other_name, division, name))
+            division.values.pop(name, None)
+    return tied
+
+
+def share(first: nn.Module, first_name: str, other: nn.Module, name: str) -> None:
+    """Give a parameter in a second place the partition of the first."""
+    one, two = state_of(first), state_of(other)
+    for end in (MAP, DEFAULTS, STORED, ROWS):
+        if first_name + end in first._buffers:
+            other.register_buffer(name + end, first._buffers[first_name + end])
+        elif name + end in other._buffers:
+            del other._buffers[name + end]
+    if first_name in one.weights:
+        two.weights[name] = one.weights[first_name]
+
+
+def _warn_of_lost(divisions: dict[str, Division], tied: list) -> None:
+    drawn = {id(d.module._parameters[name]) for d in divisions.values() for name, ok in d.redrawn.items() if ok}
+    paths = [
+        path
+        for path, division in divisions.items()
+        if division.declared is None
+        and any(not ok and id(division.module._parameters[name]) not in drawn for name, ok in division.redrawn.items())
+    ]
+    if paths:
+        warnings.warn(
+            f"partition draws the weights of {_listed(paths)} again, and they do not look as these modules' own"
+            " initialisation draws them. If they are pretrained, pass defaults='stored', which keeps them;"
+            " defaults='seed' draws them again without this warning.",
+            stacklevel=4,  # past the decorator
+        )
+
+
+def _listed(paths: list[str]) -> str:
+    names = ", ".join(path or "the model itself" for path in paths[:MOST_NAMED])
+    return f"{names} and {len(paths) - MOST_NAMED} more" if len(paths) > MOST_NAMED else names
+
+
+def _refusal(obstacles: dict[str, Obstacle]) -> str:
+    """Return a message that names each type once, with how many there are, where the first is, and what helps."""
+    alike: dict[Obstacle, list[str]] = defaultdict(list)
+    for path, obstacle in obstacles.items():
+        alike[obstacle].append(path or "the model itself")
+    lines = [
+        f"  {len(paths)} {kind} ({paths[0]}{', ...' if len(paths) > 1 else ''}) {what}; {cure}."
+        for (kind, what, cure), paths in alike.items()
+    ]
+    return (
+        "this model cannot be partitioned as it is:\n" + "\n".join(lines) + "\nOr leave them out, with"
+        " skip=partnets.without_rule(model), and freeze them (parameters without gradients, evaluation mode)."
+    )
+
+
+def without_rule(
+    model: nn.Module, *, skip: Iterable[str | nn.Module] = (), frozen: bool = False
+) -> dict[str, str]:
+    """Return the path of each module that `partition` would refuse, and why.
+
+    Args:
+        model, skip, frozen: as in `partition`.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.LazyLinear(3))
+        >>> without_rule(model)
+        {'1': 'a LazyLinear whose parameters are made by its first call; call it first'}
+    """
+    _, obstacles = find(model, named(model, skip, "skip"), frozen)
+    return {path: f"a {kind} {what}; {cure}" for path, (kind, what, cure) in obstacles.items()}

@@ -1,0 +1,126 @@
+"""Running statistics: those of BatchNorm layers, which each subnetwork has of its own, and when they are stale."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
+
+from partnets.subnetworks.parameters import partitioned_parameters
+from partnets.subnetworks.state import ESTIMATED, ROWS, inside, partitioned_modules, state_of
+from partnets.utils.modules import is_sharded
+
+# Integer dtypes by their size in bytes.
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+UNKNOWN_AT = -1
+
+
+def partitioned_norms(model: nn.Module) -> list[nn.Module]:
+    """Return the modules of a model with running statistics for each subnetwork."""
+    return [module for module in partitioned_modules(model) if "running_mean" in state_of(module).statistics]
+
+
+def other_norms(model: nn.Module) -> list[nn.Module]:
+    """Return the modules with running statistics that partnets.partition left out.
+
+    They would carry what a later chunk looks like into earlier subnetworks: train with them in evaluation mode.
+
+    Example:
+        >>> import partnets
+        >>> model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3), nn.BatchNorm1d(3))
+        >>> other_norms(partnets.partition(model, (0.5, 0.5), skip="0")) == [model[0]]
+        True
+    """
+    return [module for module in model.modules() if isinstance(module, _NormBase) and state_of(module) is None]
+
+
+def batches_of(norm: nn.Module) -> int:
+    """Return how many batches the statistics of all subnetworks have followed."""
+    batches, state = norm._buffers["num_batches_tracked"], state_of(norm)
+    if batches is None or batches.is_meta:
+        return UNKNOWN_AT
+    if state.count == 1:
+        return int(batches)
+    rows = norm._buffers["num_batches_tracked" + ROWS]
+    return int(rows.sum() - rows[state.active - 1] + batches)
+
+
+def is_stale(norm: nn.Module) -> bool:
+    """Return whether a partition has learned since the running statistics of a module were estimated, or given."""
+    return state_of(norm).count > 1 and int(norm._buffers[ESTIMATED][0]) != batches_of(norm)
+
+
+def hold_statistics(norm: nn.Module, weights: int = 0) -> None:
+    """Take the present running statistics for those of the present weights.
+
+    Args:
+        weights: the sum_of_weights of the model; 0 if it is unknown.
+    """
+    if state_of(norm).count > 1:
+        norm._buffers[ESTIMATED].copy_(torch.tensor([batches_of(norm), weights], device="cpu"))
+
+
+def stale_norms(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the modules whose running statistics are older than the weights, by their paths."""
+    norms = {path: m for path, m in model.named_modules() if (state := state_of(m)) and "running_mean" in state.statistics}
+    norms = {path: norm for path, norm in norms.items() if state_of(norm).count > 1}
+    known = {path: int(norm._buffers[ESTIMATED][1]) for path, norm in norms.items()}
+    # Inside of a subnetwork the parameters are others than those of which the sum is.
+    present = sum_of_weights(model) if any(known.values()) and not inside(model) else 0
+    return {
+        path: norm
+        for path, norm in norms.items()
+        if is_stale(norm) or (known[path] and present and known[path] != present)
+    }
+
+
+def sum_of_weights(model: nn.Module) -> int:
+    """Return a checksum of what partitions own of a model, never 0; 0 if no rank has all of it.
+
+    Example:
+        >>> import partnets
+        >>> layer = partnets.Linear(2, 2, proportions=(0.5, 0.5))
+        >>> before = sum_of_weights(layer)
+        >>> _ = nn.init.ones_(layer.weight)
+        >>> sum_of_weights(layer) == before
+        False
+    """
+    total = 1
+    for one in partitioned_parameters(model):
+        tensor = one.stored.detach()
+        if tensor.is_meta or is_lazy(tensor) or is_sharded(tensor):
+            return 0
+        words = tensor.reshape(-1).view(WORDS[tensor.itemsize])
+        total = (total * 1_000_003 + int(words.sum(dtype=torch.int64))) % (1 << 62)
+    return total or 1
+
+
+def outdate_statistics(model: nn.Module) -> None:
+    """Mark statistics as stale: what comes before the norms has changed, though none of them has learned."""
+    for norm in partitioned_norms(model):
+        if norm.training and state_of(norm).count > 1:
+            norm._buffers[ESTIMATED].fill_(UNKNOWN_AT)
+
+
+def warn_of_stale(model: nn.Module) -> None:
+    """Warn the caller's caller that a model does not compute in evaluation mode what it learned."""
+    if stale := list(stale_norms(model)):
+        warnings.warn(
+            f"the running statistics of {len(stale)} BatchNorm layers ({stale[0] or 'the model itself'} is the first)"
+            " are older than the weights: every step changes several subnetworks, but only the statistics of one. Call"
+            " partnets.estimate_statistics(model, chunks) first, as Trainer.fit does at its end.",
+            stacklevel=3,
+        )
+
+
+def snapshot(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """Return the running statistics of the active subnetwork, with copies of them."""
+    found = []
+    for module in partitioned_modules(model):
+        for name in state_of(module).statistics:
+            buffer = module._buffers[name]
+            found.append((buffer, buffer.clone()))
+    return found
