@@ -17,6 +17,57 @@ _gather = define("gather_entries", f"Tensor tensor, int partition, {OWNERS}", em
 _scatter = define_in_place("scatter_entries", f"Tensor(a!) tensor, Tensor values, int partition, {OWNERS}")
 
 
+_exchange = define_in_place(
+    "exchange_entries", "Tensor(a!)[] tensors, Tensor[] places, Tensor(b!)[] values"
+)
+_combine = define_in_place(
+    "combine_rows", "Tensor(a!)[] vectors, Tensor[] rows, int active, int[] are_products"
+)
+
+
+def exchange_entries(tensors: list[Tensor], places: list[Tensor], values: list[Tensor]) -> None:
+    """Swap entries with values, in place: doing it twice changes nothing.
+
+    Args:
+        tensors: contiguous vectors [n] of one dtype, on one device.
+        places: for each an int32 or int64 vector of distinct places in 0..n - 1.
+        values: for each a contiguous vector like places, of the tensors' dtype.
+
+    Raises:
+        RuntimeError: the lists or the tensors in them do not fit each other.
+
+    Example:
+        >>> weight, values = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([9.0])
+        >>> exchange_entries([weight], [torch.tensor([1])], [values])
+        >>> weight, values
+        (tensor([1., 9., 3.]), tensor([2.]))
+    """
+    if tensors:
+        _exchange(tensors, places, values, dispatch.requested())
+
+
+def combine_rows(vectors: list[Tensor], rows: list[Tensor], active: int, are_products: list[bool]) -> None:
+    """Set vectors to b_1 + ... + b_k, or to s_1 * ... * s_k (Appendix I.2), in place.
+
+    Args:
+        vectors: contiguous, of one dtype, on one device.
+        rows: for each a contiguous [C, ...] of the vector's shape.
+        active: k, 1..C.
+        are_products: for each, whether the rows are multiplied.
+
+    Raises:
+        RuntimeError: the lists or the tensors in them do not fit each other.
+
+    Example:
+        >>> bias = torch.zeros(2)
+        >>> combine_rows([bias], [torch.tensor([[1.0, 2.0], [10.0, 20.0]])], 2, [False])
+        >>> bias
+        tensor([11., 22.])
+    """
+    if vectors:
+        _combine(vectors, rows, active, [int(one) for one in are_products], dispatch.requested())
+
+
 @torch.no_grad()
 def gather_entries(tensor: Tensor, partition: Partition, number: int) -> Tensor:
     """tensor[partition.mask(number)]: the entries of one partition, row by row. No gradient passes through it.

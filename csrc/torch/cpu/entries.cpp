@@ -1,4 +1,6 @@
-// The entries of one partition as a vector, and back.
+// The entries of one partition as a vector, and back; and what a model exchanges to become another subnetwork.
+#include <utility>
+
 #include "backend.h"
 #include "checks.h"
 
@@ -48,7 +50,93 @@ void scatter_entries(Tensor weight, Tensor values, int64_t partition, Tensor map
   write_back(weight, to);
 }
 
+using Tensors = std::vector<Tensor>;
+
+// Swaps entries with values, whatever they mean: by their bits.
+template <class Word, class Place>
+void swap_entries(const Tensor& tensor, const Tensor& places, const Tensor& values) {
+  Word* const entries = static_cast<Word*>(tensor.data_ptr());
+  Word* const others = static_cast<Word*>(values.data_ptr());
+  const Place* const at = data<const Place>(places);
+  const int64_t count = places.numel();
+  constexpr int64_t kChunk = 1 << 14;
+  threads_for_entries(count)((count + kChunk - 1) / kChunk, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin * kChunk; i < std::min(count, end * kChunk); ++i) std::swap(entries[at[i]], others[i]);
+  });
+}
+
+template <class Word>
+void swap_entries_at(const Tensor& tensor, const Tensor& places, const Tensor& values) {
+  if (places.scalar_type() == ScalarType::Int) {
+    swap_entries<Word, int32_t>(tensor, places, values);
+  } else {
+    swap_entries<Word, int64_t>(tensor, places, values);
+  }
+}
+
+void exchange_entries(Tensors tensors, Tensors places, Tensors values) {
+  STD_TORCH_CHECK(tensors.size() == places.size() && tensors.size() == values.size(), "lists of ", tensors.size(), ", ",
+                  places.size(), " and ", values.size(), " tensors");
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const bool fits = tensors[i].dim() == 1 && places[i].dim() == 1 && values[i].dim() == 1 &&
+                      places[i].numel() == values[i].numel() && tensors[i].is_contiguous() &&
+                      places[i].is_contiguous() && values[i].is_contiguous() && alike(values[i], tensors[i]) &&
+                      (places[i].scalar_type() == ScalarType::Int || places[i].scalar_type() == ScalarType::Long);
+    STD_TORCH_CHECK(fits, "entry ", i, " of the lists does not fit: expected contiguous vectors, a value for each place");
+  }
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (places[i].numel() == 0) continue;
+    switch (tensors[i].element_size()) {
+      case 2:
+        swap_entries_at<uint16_t>(tensors[i], places[i], values[i]);
+        break;
+      case 4:
+        swap_entries_at<uint32_t>(tensors[i], places[i], values[i]);
+        break;
+      case 8:
+        swap_entries_at<uint64_t>(tensors[i], places[i], values[i]);
+        break;
+      default:
+        STD_TORCH_CHECK(false, "entries of ", tensors[i].element_size(), " bytes; expected 2, 4 or 8");
+    }
+  }
+}
+
+// Sums, or products, of the first `active` rows of each tensor [C, ...].
+void combine_rows(Tensors vectors, Tensors rows, int64_t active, Sizes are_products) {
+  STD_TORCH_CHECK(vectors.size() == rows.size() && vectors.size() == are_products.size(), "lists of ", vectors.size(),
+                  ", ", rows.size(), " and ", are_products.size());
+  for (size_t i = 0; i < vectors.size(); ++i) {
+    const int64_t length = vectors[i].numel(), count = rows[i].dim() == 0 ? 0 : rows[i].size(0);
+    STD_TORCH_CHECK(vectors[i].is_contiguous() && rows[i].is_contiguous() && alike(vectors[i], rows[i]) &&
+                        rows[i].numel() == count * length && 1 <= active && active <= count,
+                    "vector ", i, " does not fit: expected rows [C, ...] of the vector's shape and dtype, and active in"
+                    " 1..C");
+  }
+  for (size_t i = 0; i < vectors.size(); ++i) {
+    with_type(vectors[i].scalar_type(), [&]<class T>(T) {
+      T* const out = data<T>(vectors[i]);
+      const T* const from = data<const T>(rows[i]);
+      const int64_t length = vectors[i].numel();
+      for (int64_t j = 0; j < length; ++j) {
+        auto total = cpu::widen(from[j]);
+        for (int64_t row = 1; row < active; ++row) {
+          const auto next = cpu::widen(from[row * length + j]);
+          total = are_products[i] ? total * next : total + next;
+        }
+        if constexpr (std::is_same_v<T, bfloat16>) {
+          out[j] = to_bfloat16(total);
+        } else {
+          out[j] = total;
+        }
+      }
+    });
+  }
+}
+
 PARTKERNELS_KERNELS(m) {
+  m.impl("exchange_entries", TORCH_BOX(&exchange_entries));
+  m.impl("combine_rows", TORCH_BOX(&combine_rows));
   m.impl("gather_entries", TORCH_BOX(&gather_entries));
   m.impl("scatter_entries", TORCH_BOX(&scatter_entries));
 }

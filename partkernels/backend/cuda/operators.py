@@ -17,11 +17,16 @@ from torch import Tensor
 from partkernels.backend import dispatch, plan, rebuilt
 from partkernels.backend.bias import live_bias
 from partkernels.backend.reference.bias import grad_bias
-from partkernels.backend.reference.entries import gather_entries, scatter_entries
+from partkernels.backend.reference.entries import (
+    combine_rows,
+    exchange_entries,
+    gather_entries,
+    scatter_entries,
+)
 from partkernels.backend.reference.linear import empty_linear
 
 __all__ = [
-    "conv2d", "conv2d_grad_input", "conv2d_grad_weight", "gather_entries", "grad_bias", "linear",
+    "combine_rows", "conv2d", "conv2d_grad_input", "conv2d_grad_weight", "exchange_entries", "gather_entries", "grad_bias", "linear",
     "linear_grad_input", "linear_grad_weight", "scatter_entries",
 ]  # fmt: skip
 

@@ -28,3 +28,17 @@ def check_values(values: Tensor, size: int) -> None:
 def empty_entries(tensor: Tensor, *_) -> Tensor:
     """As many as the partition has, which only its map tells."""
     return tensor.new_empty(torch.library.get_ctx().new_dynamic_size())
+
+
+def exchange_entries(tensors: list[Tensor], places: list[Tensor], values: list[Tensor]) -> None:
+    """Swap the entries of vectors at these places with values, in place."""
+    for tensor, at, others in zip(tensors, places, values, strict=True):
+        mine = tensor[at]
+        tensor[at] = others
+        others.copy_(mine)
+
+
+def combine_rows(vectors: list[Tensor], rows: list[Tensor], active: int, are_products: list[int]) -> None:
+    """Set vectors to the sums, or products, of the first rows."""
+    for vector, each, is_product in zip(vectors, rows, are_products, strict=True):
+        vector.copy_(each[:active].prod(0) if is_product else each[:active].sum(0))

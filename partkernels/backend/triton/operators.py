@@ -6,6 +6,7 @@ says which.
 
 from partkernels.backend.plan import use_plan
 from partkernels.backend.reference.bias import grad_bias
+from partkernels.backend.reference.entries import combine_rows, exchange_entries
 from partkernels.backend.triton.conv2d import conv2d, conv2d_grad_input, conv2d_grad_weight
 from partkernels.backend.triton.embedding import embedding
 from partkernels.backend.triton.entries import gather_entries, scatter_entries
@@ -17,10 +18,12 @@ from partkernels.backend.triton.subnetwork_weight import subnetwork_weight, subn
 __all__ = [
     "Config",
     "adam_steps",
+    "combine_rows",
     "conv2d",
     "conv2d_grad_input",
     "conv2d_grad_weight",
     "embedding",
+    "exchange_entries",
     "gather_entries",
     "grad_bias",
     "linear",

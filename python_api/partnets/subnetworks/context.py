@@ -38,7 +38,7 @@ def _check(count: int, active: int, update: int | None) -> None:
 
 @contextmanager
 def _entered(switch: Switch, active: int, update: int | None) -> Iterator[None]:
-    first, thread = switch.states[0], current_thread()
+    thread = current_thread()
     for state in switch.states:
         if state.thread not in (None, thread):
             raise RuntimeError(
@@ -46,13 +46,10 @@ def _entered(switch: Switch, active: int, update: int | None) -> Iterator[None]:
                 " time; use a copy of the model in each thread."
             )
     before = [(state.active, state.update, state.thread) for state in switch.states]
-    was = first.active
-    if any(state.active != was for state in switch.states):
-        raise RuntimeError("parts of this model are other subnetworks; enter them one inside of the other.")
-    if first.thread is None:
+    if all(state.thread is None for state in switch.states):
         switch.prepare()
     learning = [p for p in switch.parameters if p.requires_grad] if update is None else []
-    switch.move(was, active)
+    switch.move(active)
     # Where nothing learns, BatchNorm in training mode normalises by the batch, and its statistics stay.
     statistics = [] if update is not None else switch.followed_statistics()
     switch.note()
@@ -71,7 +68,7 @@ def _entered(switch: Switch, active: int, update: int | None) -> Iterator[None]:
         for buffer, value in statistics:
             buffer.copy_(value)
         written = switch.written()
-        switch.move(active, was)
+        switch.move([was for was, _, _ in before])
         switch.note()
         for state, (_, update_before, thread_before) in zip(switch.states, before, strict=True):
             state.update, state.thread = update_before, thread_before

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from partkernels import Partition, Zeros, gather_entries, scatter_entries
+from partkernels.operators.entries import combine_rows
 from partnets.subnetworks.state import MAP, ROWS, PartitionState, partitioned_modules, state_of
 
 
@@ -86,8 +87,8 @@ class PartitionedParameter:
     def combine(self, into: Tensor | None = None) -> None:
         """Make the parameter what its vectors are together, after they were changed."""
         if self.is_vector and self.state.count > 1:
-            rows, into = self.rows[: self.state.active], self.parameter if into is None else into
-            into.copy_(rows.prod(0) if self.state.vectors[self.name] else rows.sum(0))
+            into = self.parameter if into is None else into
+            combine_rows([into.detach()], [self.rows], self.state.active, [self.state.vectors[self.name]])
 
     def __repr__(self) -> str:
         return f"PartitionedParameter({type(self.module).__name__}.{self.name})"

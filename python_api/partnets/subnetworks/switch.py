@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
-from partkernels.operators.subnetwork_weight import select
 from partkernels.backend import dispatch
+from partkernels.operators.entries import combine_rows, exchange_entries
+from partkernels.operators.subnetwork_weight import select
 from partnets.subnetworks.state import MAP, ROWS, STORED, PartitionState, partition_of, partitioned_modules, state_of
 
 INT32_MAX = 2**31 - 1
@@ -23,9 +25,10 @@ class Weight:
 
     Attributes:
         memory: the parameter as one dimension, in the order of its memory.
-        places: for each partition 2..C, where its entries are in `memory`: int32, or int64 if that is needed.
-        others: for each partition 2..C, the values that are not in the parameter now: its defaults while it is active,
-            its learned entries while it is not.
+        places: where the entries of partition 2 are in `memory`, then those of 3, ..., C: int32, or int64 if needed.
+        others: for each of these, the value that is not in the parameter now: the default while its partition is
+            active, the learned entry while it is not.
+        starts: where each partition 2..C begins in these two, and where the last one ends.
         key: what all of this was made of.
     """
 
@@ -34,8 +37,9 @@ class Weight:
     state: PartitionState
     parameter: nn.Parameter
     memory: Tensor = None
-    places: list[Tensor] = field(default_factory=list)
-    others: list[Tensor] = field(default_factory=list)
+    places: Tensor = None
+    others: Tensor = None
+    starts: list[int] = field(default_factory=list)
     key: tuple = ()
 
     def refresh(self) -> bool:
@@ -61,8 +65,9 @@ class Weight:
             defaults = in_memory(defaults, parameter)
             index = torch.int32 if parameter.numel() <= INT32_MAX else torch.int64
             found = [(ids == k).nonzero().view(-1) for k in range(2, self.state.count + 1)]
-            self.others = [defaults[places].contiguous() for places in found]
-            self.places = [places.to(index) for places in found]
+            self.starts = [0, *itertools.accumulate(len(places) for places in found)]
+            places = torch.cat(found) if found else ids.new_zeros(0, dtype=torch.int64)
+            self.others, self.places = defaults[places], places.to(index)
         self.key = key
         return True
 
@@ -95,9 +100,11 @@ class Vector:
     def rows(self) -> Tensor:
         return self.module._buffers[self.name + ROWS]
 
-    def combined(self, k: int) -> Tensor:
-        rows = self.rows[:k]
-        return rows.prod(0) if self.is_product else rows.sum(0)
+    def combined(self) -> Tensor:
+        """Return the vector of the whole network."""
+        whole = torch.empty_like(self.parameter)
+        combine_rows([whole], [self.rows], self.state.count, [self.is_product])
+        return whole
 
 
 class Switch:
@@ -154,7 +161,7 @@ class Switch:
     @torch.no_grad()
     def _agree(self, one: Vector) -> None:
         """Check that a parameter is what its rows make, where one of them was written into."""
-        whole = one.combined(one.state.count)
+        whole = one.combined()
         before = one.state.versions.get(one.name)
         is_kept = before is not None and before[0] == one.parameter._version  # and only the rows have changed
         if not is_kept and not torch.allclose(whole, one.parameter, rtol=1e-5, atol=1e-6):
@@ -167,31 +174,53 @@ class Switch:
         noted([one])
 
     @torch.no_grad()
-    def move(self, now: int, k: int) -> None:
-        """Turn subnetwork `now` into subnetwork k."""
-        if now == k:
-            return
-        lists = self._lists.get((now, k))
-        if lists is None:
-            low, high = min(now, k), max(now, k)
-            flat = [(one, j) for one in self.weights for j in range(low - 1, high - 1)]
-            flat = [(one, j) for one, j in flat if len(one.places[j])]
-            self._lists[now, k] = lists = (
-                [one.memory for one, _ in flat], [one.places[j] for one, j in flat], [one.others[j] for one, j in flat],
-                list({id(one): one.parameter for one, _ in flat}.values()),
-            )  # fmt: skip
-        exchange(*lists[:3])
-        if lists[3]:
-            increment_version([p for p in lists[3] if not p.is_inference()])
-        for one in self.vectors:
-            one.parameter.copy_(one.combined(k))
-        for module, state in self.statistics:
-            for name in state.statistics:
+    def move(self, k: int | list[int]) -> None:
+        """Turn the model into subnetwork k; or, where modules are to differ, each into its own."""
+        wanted = [k] * len(self.states) if isinstance(k, int) else k
+        now = {state.active for state in self.states}
+        if len(now) == 1 and len(set(wanted)) == 1:
+            (old,), new = now, wanted[0]
+            if old == new:
+                return
+            if (old, new) not in self._lists:
+                self._lists[old, new] = self._exchanged({id(state): new for state in self.states})
+            lists = self._lists[old, new]
+        else:
+            lists = self._exchanged({id(state): k for state, k in zip(self.states, wanted, strict=True)})
+        exchange_entries(*lists[:3])
+        increment_version(lists[3])
+        for module, state, new in zip(self.modules, self.states, wanted, strict=True):
+            for name in state.statistics if state.active != new else ():
                 buffer, rows = module._buffers[name], module._buffers[name + ROWS]
-                rows[now - 1].copy_(buffer)
-                buffer.copy_(rows[k - 1])
-        for state in self.states:
-            state.active = k
+                rows[state.active - 1].copy_(buffer)
+                buffer.copy_(rows[new - 1])
+        for vectors, rows, new, are_products in lists[4]:
+            combine_rows(vectors, rows, new, are_products)
+        for state, new in zip(self.states, wanted, strict=True):
+            state.active = new
+
+    def _exchanged(self, wanted: dict[int, int]) -> tuple:
+        """Return what `move` hands to the kernels."""
+        flat, vectors = [], defaultdict(list)
+        for one in self.weights:
+            low, high = sorted((one.state.active, wanted[id(one.state)]))
+            part = slice(one.starts[low - 1], one.starts[high - 1])
+            if part.start < part.stop:
+                flat.append((one, part))
+        for one in self.vectors:
+            if one.state.active != (new := wanted[id(one.state)]):
+                vectors[new, one.parameter.dtype, one.parameter.device].append(one)
+        written = {id(one): one.parameter for one, _ in flat}.values()
+        return (
+            [one.memory for one, _ in flat],
+            [one.places[part] for one, part in flat],
+            [one.others[part] for one, part in flat],
+            [parameter for parameter in written if not parameter.is_inference()],
+            [
+                ([one.parameter for one in some], [one.rows for one in some], key[0], [one.is_product for one in some])
+                for key, some in vectors.items()
+            ],
+        )
 
     def followed_statistics(self) -> list[tuple[Tensor, Tensor]]:
         """Return the statistics that follow batches now, with copies of them."""
@@ -218,14 +247,6 @@ def noted(parameters) -> None:
     """Take what was written into parameters for right: it was done by one of partnets' own functions."""
     for one in parameters:
         one.state.versions[one.name] = version_of(one)
-
-
-def exchange(tensors: list[Tensor], places: list[Tensor], values: list[Tensor]) -> None:
-    """Swap the entries of tensors at these places with values, in place; twice is never."""
-    for tensor, at, other in zip(tensors, places, values, strict=True):
-        mine = tensor.index_select(0, at)
-        tensor.index_copy_(0, at.long(), other)
-        other.copy_(mine)
 
 
 def mask_weight(one: Weight, grad: Tensor) -> Tensor | None:
