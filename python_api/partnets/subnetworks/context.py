@@ -13,15 +13,37 @@ from torch.utils._pytree import tree_map
 from partkernels.arguments import check_live
 from partkernels.operators.memory import no_view
 from partnets.hyper import hyperparameters
-from partnets.subnetworks.state import PartitionState, current_thread, num_partitions, partitioned_modules, state_of
+from partnets.subnetworks.per_example import grouped, grouping
+from partnets.subnetworks.state import (
+    PER_EXAMPLE,
+    PartitionState,
+    current_thread,
+    num_partitions,
+    partitioned_modules,
+    state_of,
+)
 from partnets.subnetworks.switch import Switch, switch_of
+from partnets.utils.in_thread import SEVERAL, holding
 from partnets.utils.modules import frozen
 
 
 @contextmanager
-def subnetwork(model: nn.Module, active: int, update: int | None = None, *, hyper: bool = False) -> Iterator[None]:
+def subnetwork(model: nn.Module, active: int | Tensor, update: int | Tensor | None = None, *, hyper: bool = False) -> Iterator[None]:
     """Inside, the model is its subnetwork w_s^(active), and gradients reach partition `update` only (Eq. 3)."""
     count = num_partitions(model)
+    if isinstance(active, Tensor) or isinstance(update, Tensor):
+        switch, groups = switch_of(model), grouped(active, update, count)
+        with (
+            _entered(switch, count, PER_EXAMPLE),
+            frozen(() if hyper else hyperparameters(model)),
+            grouping(model, groups, switch),
+            holding({SEVERAL: True}),
+            _checked(model, switch.states[0]),
+        ):
+            for state in switch.states:
+                state.learned |= {group.update for group in groups if group.update}
+            yield
+        return
     _check(count, active, update)
     switch = switch_of(model)
     withheld = hyperparameters(model) if update is not None and not hyper else ()
@@ -55,7 +77,7 @@ def _entered(switch: Switch, active: int, update: int | None) -> Iterator[None]:
     switch.note()
     for state in switch.states:
         state.update, state.thread = update, thread
-        if update is not None:
+        if update not in (None, PER_EXAMPLE):
             state.learned.add(update)
     for parameter in learning:
         parameter.requires_grad_(False)

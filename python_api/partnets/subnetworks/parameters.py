@@ -72,11 +72,13 @@ class PartitionedParameter:
 
     def gradient(self, k: int) -> Tensor | None:
         """Return the gradient that partition k is stepped by, of the parameter's shape; None if it has none."""
-        if self.is_vector and self.state.count > 1:
-            of = self.state.grad_of.get(self.name)
-            if of is not None and of != k:
-                return self.state.grads.get(self.name, {}).get(k)
-        return self.parameter.grad
+        grad = self.parameter.grad
+        if not self.is_vector or self.state.count == 1:
+            return grad
+        if self.state.grad_of.get(self.name, k) != k:
+            grad = None
+        kept = self.state.grads.get(self.name, {}).get(k)
+        return grad if kept is None else kept if grad is None else grad + kept
 
     def clear_gradients(self) -> None:
         """Forget the gradients that were set aside for other partitions."""

@@ -28,6 +28,8 @@ from torch import Tensor, nn
 from partkernels import Defaults, Normal, Partition, Stored, Uniform, Zeros
 
 ATTRIBUTE = "_partition_state"
+# The `update` of a state while each example has a subnetwork of its own.
+PER_EXAMPLE = 0
 # The fingerprint of chunks that nobody has reported.
 UNKNOWN = ""
 MAP, DEFAULTS, STORED, ROWS = "_partition", "_defaults", "_stored", "_rows"

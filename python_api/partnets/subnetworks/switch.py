@@ -14,7 +14,7 @@ from torch.autograd.graph import increment_version
 from partkernels.backend import dispatch
 from partkernels.operators.entries import combine_rows, exchange_entries
 from partkernels.operators.subnetwork_weight import select
-from partnets.subnetworks.state import MAP, ROWS, STORED, PartitionState, partition_of, partitioned_modules, state_of
+from partnets.subnetworks.state import MAP, PER_EXAMPLE, ROWS, STORED, PartitionState, partition_of, partitioned_modules, state_of
 
 INT32_MAX = 2**31 - 1
 
@@ -252,7 +252,7 @@ def noted(parameters) -> None:
 def mask_weight(one: Weight, grad: Tensor) -> Tensor | None:
     """Return the gradient with zeros outside of the partition that learns."""
     state = one.state
-    if not state.masks or state.count == 1:
+    if not state.masks or state.count == 1 or state.update == PER_EXAMPLE:
         return None
     if state.update is None:
         return torch.zeros_like(grad)
@@ -264,7 +264,7 @@ def mask_vector(one: Vector, grad: Tensor) -> Tensor | None:
     """Return the gradient by the vector of the partition that learns; `.grad` is of one partition at a time."""
     state, parameter = one.state, one.parameter
     update = state.update
-    if state.count == 1:
+    if state.count == 1 or update == PER_EXAMPLE:
         return None
     if update is None:
         return torch.zeros_like(grad)

@@ -1,0 +1,75 @@
+"""Computed weights: a subnetwork whose parameters are made from the whole network's, so that several can be in a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from partkernels import subnetwork_weight
+from partkernels.operators.entries import combine_rows
+from partnets.subnetworks.state import ROWS, PartitionState, partition_of
+from partnets.subnetworks.switch import Switch, Vector, Weight
+
+
+@contextmanager
+def computed(switch: Switch, active: int, update: int | None) -> Iterator[None]:
+    """Inside, modules have the parameters of subnetwork `active` as tensors with a graph to the whole network's.
+
+    It costs memory and time for each weight, where partnets.subnetwork exchanges entries in place. Backward passes may
+    come at any time. The gradient of a vector is that of partition `update`.
+    """
+    values = {id(one.parameter): _value(one, active, update) for one in (*switch.weights, *switch.vectors)}
+    buffers = []
+    try:
+        for module, name, parameter in switch.aliases:
+            module._parameters[name] = values[id(parameter)]
+        for module, state in switch.statistics:
+            for name in state.statistics:
+                whole = module._buffers[name]
+                rows = module._buffers[name + ROWS]
+                mine = whole.clone() if active == state.count else rows[active - 1].clone()
+                buffers.append((module, name, whole, rows))
+                module._buffers[name] = mine
+        yield
+    finally:
+        for module, name, parameter in switch.aliases:
+            module._parameters[name] = parameter
+        for module, name, whole, rows in buffers:
+            followed, module._buffers[name] = module._buffers[name], whole
+            if update is not None and module.training:
+                (whole if active == len(rows) else rows[active - 1]).copy_(followed)
+
+
+def _value(one: Weight | Vector, active: int, update: int | None) -> Tensor:
+    parameter = one.parameter
+    if isinstance(one, Weight):
+        update = update if parameter.requires_grad else None
+        return subnetwork_weight(parameter, partition_of(one.module, one.name), active, update=update)
+    if update is None or not parameter.requires_grad:
+        value = torch.empty_like(parameter, requires_grad=False)
+        combine_rows([value], [one.rows], active, [one.is_product])
+        return value
+    return _Combined.apply(parameter, one.rows, active, update, one.is_product, one.state, one.name)
+
+
+class _Combined(torch.autograd.Function):
+    """b_1 + ... + b_k or s_1 * ... * s_k, whose gradient is set aside for partition `update`."""
+
+    @staticmethod
+    def forward(ctx, parameter, rows, active, update, is_product, state: PartitionState, name: str):
+        value = torch.empty_like(parameter)
+        combine_rows([value], [rows], active, [is_product])
+        others = torch.cat([rows[: update - 1], rows[update:active]]) if is_product and active > 1 else None
+        ctx.factor = None if others is None else others.prod(0)
+        ctx.update, ctx.state, ctx.name = update, state, name
+        return value
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad if ctx.factor is None else grad * ctx.factor
+        kept = ctx.state.grads.setdefault(ctx.name, {})
+        kept[ctx.update] = kept[ctx.update] + grad if ctx.update in kept else grad.clone()
+        return (None,) * 7

@@ -1,0 +1,235 @@
+"""Several subnetworks in one call of a model: each example has its own (Appendix C)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from partnets.hyper.penalty import penalties, weighed_penalties
+from partnets.subnetworks.computed import computed
+from partnets.subnetworks.switch import Switch
+from partnets.utils.modules import overlapping
+
+# Parts of an output that may be the same for all examples.
+_PLAIN = (int, float, str, type(None))
+
+
+class Group(NamedTuple):
+    """The examples of one subnetwork and of one partition that learns: their indices, in order."""
+
+    active: int
+    update: int | None
+    rows: list[int]
+
+
+def grouped(active: Tensor | int, update: Tensor | int | None, count: int) -> list[Group]:
+    """The examples by what is live and what learns for each.
+
+    Args:
+        active, update: as of partnets.subnetwork; one of them is a tensor.
+        count: C.
+
+    Raises:
+        ValueError: a tensor is none of whole numbers, one for each example, or a number is out of range.
+
+    Example:
+        >>> grouped(torch.tensor([2, 1, 2]), torch.tensor([2, 0, 2]), count=2)
+        [Group(active=1, update=None, rows=[1]), Group(active=2, update=2, rows=[0, 2])]
+    """
+    given = _numbers("active", active), _numbers("update", update)
+    lengths = {len(numbers) for numbers in given if isinstance(numbers, list)}
+    if len(lengths) > 1:
+        raise ValueError(
+            f"active is of {len(given[0])} examples and update of {len(given[1])}; pass a number of each for each."
+        )
+    (examples,) = lengths
+    actives, updates = (numbers if isinstance(numbers, list) else [numbers] * examples for numbers in given)
+    for row, (k, learning) in enumerate(zip(actives, updates, strict=True)):
+        if not 1 <= k <= count:
+            raise ValueError(f"active of example {row} is {k}; pass 1..{count}, of the {count} partitions.")
+        if not 0 <= learning <= k:
+            raise ValueError(f"update of example {row} is {learning}; pass 1..{k}, up to its active, or 0 for none.")
+    if not examples:
+        return [Group(count, None, [])]
+    pairs = list(zip(actives, updates, strict=True))
+    order = sorted(range(examples), key=pairs.__getitem__)
+    return [Group(k, learning or None, list(rows)) for (k, learning), rows in groupby(order, key=pairs.__getitem__)]
+
+
+def _numbers(name: str, given: Tensor | int | None) -> list[int] | int:
+    if given is None and name == "update":
+        return 0
+    if not isinstance(given, Tensor):
+        if isinstance(given, bool) or not isinstance(given, int):
+            raise ValueError(f"{name} is {given!r}; pass a number, or a tensor of one for each example.")
+        return given
+    if given.dim() != 1 or given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
+        raise ValueError(
+            f"{name} has the shape {tuple(given.shape)} and {given.dtype}; pass a tensor [N] of whole numbers, one for"
+            " each example."
+        )
+    return given.tolist()
+
+
+@contextmanager
+def grouping(model: nn.Module, groups: list[Group], switch: Switch) -> Iterator[None]:
+    """Inside, model(...) computes group by group, each in its own subnetwork.
+
+    Of DistributedDataParallel the module inside does: ranks may have other groups, and gradients travel once.
+    """
+    while isinstance(model, nn.parallel.DistributedDataParallel):
+        model = model.module
+    own, forward = vars(model).get("forward"), model.forward
+    inside = [False]
+
+    @torch.compiler.disable
+    def compute(*inputs, **options) -> Any:
+        inside[0] = True
+        try:
+            return _computed(model, forward, groups, switch, inputs, options)
+        finally:
+            inside[0] = False
+
+    def refuse(module: nn.Module, args: tuple) -> None:
+        if not inside[0] and module is not model:
+            raise RuntimeError(
+                f"a {type(module).__name__} is in several subnetworks here, and its examples are unknown: call the"
+                " model that partnets.subnetwork was given, or enter one subnetwork, with numbers instead of tensors."
+            )
+
+    hooks = [module.register_forward_pre_hook(refuse) for module in switch.modules]
+    vars(model)["forward"] = compute
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        if own is None:
+            del vars(model)["forward"]
+        else:
+            vars(model)["forward"] = own
+
+
+def _computed(
+    model: nn.Module, forward: Callable, groups: list[Group], switch: Switch, inputs: tuple, options: dict
+) -> Any:
+    """Return what a model's forward gives for all examples, group by group."""
+    count = sum(len(group.rows) for group in groups)
+    if len(groups) > 1:
+        _check_divides((inputs, options), count)
+    _check_rows(model, tree_flatten((inputs, options))[0], groups)
+    outputs = []
+    for group in groups:
+        # A penalty regularises what learns from these examples, beside a loss that is the mean over all.
+        counting = weighed_penalties(len(group.rows) / count) if group.update else penalties()
+        with computed(switch, group.active, group.update), counting:
+            given, named = tree_map(_taking(group.rows, count), (inputs, options))
+            outputs.append(forward(*given, **named))
+    return _joined(outputs, groups) if len(outputs) > 1 else outputs[0]
+
+
+def _check_divides(given: Any, count: int) -> None:
+    """Raises ValueError for what has something for each example, and is no tensor."""
+    if isinstance(given, PackedSequence):
+        raise ValueError(
+            "an input is a PackedSequence, whose rows are words of all examples; with a subnetwork for each example"
+            " give padded sequences and their lengths, and let the model pack them."
+        )
+    is_array = not isinstance(given, Tensor) and hasattr(given, "__array__") and bool(getattr(given, "shape", ()))
+    is_plain = isinstance(given, tuple) and all(isinstance(part, int | float | str) for part in given)
+    if (isinstance(given, list) or is_plain or is_array) and len(given) == count:
+        raise ValueError(
+            f"an input is a {type(given).__name__} of {count}, as many as there are examples, and is not divided among"
+            " them: make it one tensor, or let the model keep it if it belongs to all examples."
+        )
+    parts = given.values() if isinstance(given, Mapping) else given if isinstance(given, list | tuple) else ()
+    for part in parts:
+        _check_divides(part, count)
+
+
+def _check_rows(model: nn.Module, leaves: list[Any], groups: list[Group]) -> None:
+    """Raises ValueError if no input has a row for each example; warns where rows may be something else."""
+    count = sum(len(group.rows) for group in groups)
+    divided = [leaf for leaf in leaves if _has_rows(leaf, count)]
+    if not divided:
+        raise ValueError(
+            f"no input has {count} rows, and active and update are of as many examples; give the model tensors whose"
+            " first dimension is that of the examples."
+        )
+    if len(groups) == 1:
+        return
+    either = [leaf for leaf in divided if leaf.shape[:2] == (count, count)]
+    if either and any(getattr(module, "batch_first", True) is False for module in model.modules()):
+        warnings.warn(
+            f"an input of shape {tuple(either[0].shape)} is divided along its first dimension, as of {count} examples."
+            f" If those are steps, as modules of this model with batch_first=False take them, its {count} examples are"
+            " torn apart: let the model take [examples, steps, ...], and transpose inside.",
+            stacklevel=2,
+        )
+    squares = [leaf for leaf in divided if leaf.shape == (count, count)]
+    if 0 < len(squares) < len(divided):
+        warnings.warn(
+            f"an input of shape ({count}, {count}) has as many rows as there are examples, and is divided among them."
+            " If it is the same for all, as a mask over positions, give it a first dimension of 1.",
+            stacklevel=2,
+        )
+
+
+def _has_rows(leaf: Any, count: int) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == count
+
+
+def _taking(rows: list[int], count: int) -> Callable[[Any], Any]:
+    """Takes these rows of what has as many as there are examples, as a view where they follow each other."""
+    follow = rows == list(range(rows[0], rows[0] + len(rows))) if rows else True
+
+    def take(leaf: Any) -> Any:
+        if len(rows) == count or not _has_rows(leaf, count):
+            return leaf
+        return leaf.narrow(0, rows[0], len(rows)) if follow else leaf[torch.tensor(rows, device=leaf.device)]
+
+    return take
+
+
+def _joined(outputs: list[Any], groups: list[Group]) -> Any:
+    """The outputs of all groups as one, in the order of the examples."""
+    leaves, structures = zip(*map(tree_flatten, outputs), strict=True)
+    if any(structure != structures[0] for structure in structures):
+        raise ValueError("the model's output has other parts in other subnetworks; compute them apart.")
+    order = [row for group in groups for row in group.rows]
+    back = None if order == sorted(order) else torch.tensor(order, device="cpu").argsort()
+
+    def join(*parts: Any) -> Any:
+        if overlapping({str(i): part for i, part in enumerate(parts) if isinstance(part, Tensor)}):
+            raise ValueError(
+                f"the model's output has a part of shape {tuple(parts[0].shape)} that is one tensor of all groups of"
+                " examples, as a buffer is; let it give tensors whose first dimension is that of the examples alone."
+            )
+        if all(_has_rows(part, len(group.rows)) for part, group in zip(parts, groups, strict=True)):
+            if len({part.shape[1:] for part in parts}) > 1:
+                shapes = ", ".join(str(tuple(part.shape)) for part in parts)
+                raise ValueError(
+                    f"the model's output has a part of shapes {shapes} for the groups of examples, which do not fit"
+                    " each other; compute apart what is similarities between examples, or padded as each needs."
+                )
+            joined = torch.cat(parts)
+            return joined if back is None else joined[back.to(joined.device)]
+        if all(isinstance(part, _PLAIN) and part == parts[0] for part in parts):
+            return parts[0]
+        part, examples = parts[0], len(groups[0].rows)
+        what = f"shape {tuple(part.shape)}" if isinstance(part, Tensor) else f"type {type(part).__name__}"
+        raise ValueError(
+            f"the model's output has a part of {what} for {examples} examples, which can't be put together with those"
+            " of other subnetworks; let it give tensors whose first dimension is that of the examples, and no loss or"
+            " cache."
+        )
+
+    return tree_unflatten(list(map(join, *leaves)), structures[0])
