@@ -1,5 +1,5 @@
 // The entries of one partition as a vector, and back; and what a model exchanges to become another subnetwork.
-#include <utility>
+#include <algorithm>
 
 #include "backend.h"
 #include "checks.h"
@@ -52,7 +52,7 @@ void scatter_entries(Tensor weight, Tensor values, int64_t partition, Tensor map
 
 using Tensors = std::vector<Tensor>;
 
-// Swaps entries with values, whatever they mean: by their bits.
+// Swaps entries with values by their bits. No two places are the same, so that the order is free.
 template <class Word, class Place>
 void swap_entries(const Tensor& tensor, const Tensor& places, const Tensor& values) {
   Word* const entries = static_cast<Word*>(tensor.data_ptr());
@@ -61,7 +61,14 @@ void swap_entries(const Tensor& tensor, const Tensor& places, const Tensor& valu
   const int64_t count = places.numel();
   constexpr int64_t kChunk = 1 << 14;
   threads_for_entries(count)((count + kChunk - 1) / kChunk, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin * kChunk; i < std::min(count, end * kChunk); ++i) std::swap(entries[at[i]], others[i]);
+    constexpr int64_t kBlock = 64;
+    Word mine[kBlock];
+    for (int64_t i = begin * kChunk; i < std::min(count, end * kChunk); i += kBlock) {
+      const int64_t length = std::min(kBlock, count - i);
+      for (int64_t j = 0; j < length; ++j) mine[j] = entries[at[i + j]];
+      for (int64_t j = 0; j < length; ++j) entries[at[i + j]] = others[i + j];
+      for (int64_t j = 0; j < length; ++j) others[i + j] = mine[j];
+    }
   });
 }
 

@@ -28,7 +28,10 @@ from partnets.utils.modules import frozen
 
 
 @contextmanager
-def subnetwork(model: nn.Module, active: int | Tensor, update: int | Tensor | None = None, *, hyper: bool = False) -> Iterator[None]:
+def subnetwork(
+    model: nn.Module, active: int | Tensor, update: int | Tensor | None = None, *, hyper: bool = False,
+    masked: bool = True,
+) -> Iterator[None]:
     """Inside, the model is its subnetwork w_s^(active), and gradients reach partition `update` only (Eq. 3)."""
     count = num_partitions(model)
     if isinstance(active, Tensor) or isinstance(update, Tensor):
@@ -47,7 +50,7 @@ def subnetwork(model: nn.Module, active: int | Tensor, update: int | Tensor | No
     _check(count, active, update)
     switch = switch_of(model)
     withheld = hyperparameters(model) if update is not None and not hyper else ()
-    with _entered(switch, active, update), frozen(withheld), _checked(model, switch.states[0]):
+    with _entered(switch, active, update, masked), frozen(withheld), _checked(model, switch.states[0]):
         yield
 
 
@@ -59,7 +62,7 @@ def _check(count: int, active: int, update: int | None) -> None:
 
 
 @contextmanager
-def _entered(switch: Switch, active: int, update: int | None) -> Iterator[None]:
+def _entered(switch: Switch, active: int, update: int | None, masked: bool = True) -> Iterator[None]:
     thread = current_thread()
     for state in switch.states:
         if state.thread not in (None, thread):
@@ -67,7 +70,7 @@ def _entered(switch: Switch, active: int, update: int | None) -> Iterator[None]:
                 "another thread is inside of partnets.subnetwork with this model, which can be one subnetwork at a"
                 " time; use a copy of the model in each thread."
             )
-    before = [(state.active, state.update, state.thread) for state in switch.states]
+    before = [(state.active, state.update, state.thread, state.masks) for state in switch.states]
     if all(state.thread is None for state in switch.states):
         switch.prepare()
     learning = [p for p in switch.parameters if p.requires_grad] if update is None else []
@@ -76,7 +79,7 @@ def _entered(switch: Switch, active: int, update: int | None) -> Iterator[None]:
     statistics = [] if update is not None else switch.followed_statistics()
     switch.note()
     for state in switch.states:
-        state.update, state.thread = update, thread
+        state.update, state.thread, state.masks = update, thread, masked
         if update not in (None, PER_EXAMPLE):
             state.learned.add(update)
     for parameter in learning:
@@ -90,10 +93,10 @@ def _entered(switch: Switch, active: int, update: int | None) -> Iterator[None]:
         for buffer, value in statistics:
             buffer.copy_(value)
         written = switch.written()
-        switch.move([was for was, _, _ in before])
+        switch.move([was for was, *_ in before])
         switch.note()
-        for state, (_, update_before, thread_before) in zip(switch.states, before, strict=True):
-            state.update, state.thread = update_before, thread_before
+        for state, (_, *rest) in zip(switch.states, before, strict=True):
+            state.update, state.thread, state.masks = rest
         _clear_autocast()
         if written:
             for one in written:

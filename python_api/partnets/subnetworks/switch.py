@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from partkernels.backend import dispatch
-from partkernels.operators.entries import combine_rows, exchange_entries
+from partkernels.operators.entries import combine_rows
 from partkernels.operators.subnetwork_weight import select
 from partnets.subnetworks.state import MAP, PER_EXAMPLE, ROWS, STORED, PartitionState, partition_of, partitioned_modules, state_of
 
@@ -187,38 +187,43 @@ class Switch:
             lists = self._lists[old, new]
         else:
             lists = self._exchanged({id(state): k for state, k in zip(self.states, wanted, strict=True)})
-        exchange_entries(*lists[:3])
-        increment_version(lists[3])
+        for operators, *some in lists[0]:
+            operators.exchange_entries(*some)
+        increment_version(lists[1])
         for module, state, new in zip(self.modules, self.states, wanted, strict=True):
             for name in state.statistics if state.active != new else ():
                 buffer, rows = module._buffers[name], module._buffers[name + ROWS]
                 rows[state.active - 1].copy_(buffer)
                 buffer.copy_(rows[new - 1])
-        for vectors, rows, new, are_products in lists[4]:
-            combine_rows(vectors, rows, new, are_products)
+        for operators, vectors, *some in lists[2]:
+            operators.combine_rows(vectors, *some)
+            increment_version(vectors)
         for state, new in zip(self.states, wanted, strict=True):
             state.active = new
 
     def _exchanged(self, wanted: dict[int, int]) -> tuple:
         """Return what `move` hands to the kernels."""
-        flat, vectors = [], defaultdict(list)
+        exchanged, combined = defaultdict(lambda: ([], [], [])), defaultdict(lambda: ([], [], []))
+        written = {}
         for one in self.weights:
             low, high = sorted((one.state.active, wanted[id(one.state)]))
             part = slice(one.starts[low - 1], one.starts[high - 1])
             if part.start < part.stop:
-                flat.append((one, part))
+                lists = exchanged[one.parameter.device, one.parameter.dtype]
+                for values, value in zip(lists, (one.memory, one.places[part], one.others[part]), strict=True):
+                    values.append(value)
+                written[id(one)] = one.parameter
         for one in self.vectors:
             if one.state.active != (new := wanted[id(one.state)]):
-                vectors[new, one.parameter.dtype, one.parameter.device].append(one)
-        written = {id(one): one.parameter for one, _ in flat}.values()
+                lists = combined[one.parameter.device, one.parameter.dtype, new]
+                for values, value in zip(lists, (one.parameter, one.rows, int(one.is_product)), strict=True):
+                    values.append(value)
         return (
-            [one.memory for one, _ in flat],
-            [one.places[part] for one, part in flat],
-            [one.others[part] for one, part in flat],
-            [parameter for parameter in written if not parameter.is_inference()],
+            [(dispatch.choose("auto", *key), *lists) for key, lists in exchanged.items()],
+            [parameter for parameter in written.values() if not parameter.is_inference()],
             [
-                ([one.parameter for one in some], [one.rows for one in some], key[0], [one.is_product for one in some])
-                for key, some in vectors.items()
+                (dispatch.choose("auto", *key), vectors, rows, new, products)
+                for (*key, new), (vectors, rows, products) in combined.items()
             ],
         )
 

@@ -24,17 +24,18 @@ from partnets.utils.modules import evaluating, is_sharded
 
 
 @contextmanager
-def weights_learning(model: nn.Module, k: int) -> Iterator[None]:
+def weights_learning(model: nn.Module, k: int, *, masked: bool = True) -> Iterator[None]:
     """Inside, subnetwork k computes and partition k alone learns, from a batch of D_1:k (Eq. 3); ψ does not.
 
     Modules with running statistics that partnets.partition left out are in evaluation mode: they would carry D_k into
     earlier subnetworks.
 
     Args:
-        model: with partitioned layers.
+        model: partitioned.
         k: 1..C.
+        masked: whether gradients are 0 outside of partition k. Optimizers of partnets.optim do not read them there.
     """
-    with subnetwork(model, active=k, update=k), evaluating(*other_norms(model)):
+    with subnetwork(model, active=k, update=k, masked=masked), evaluating(*other_norms(model)):
         yield
 
 
@@ -117,11 +118,14 @@ def step_weights(
     check_clip(clip)
     _check_all_known(model, optimizer)
     optimizer.zero_grad()
-    with weights_learning(model, k):
+    masked = clip is not None or backward is not Tensor.backward
+    with weights_learning(model, k, masked=masked):
         value, total = penalised(loss, batch)
         backward(total)
     clip_gradient(optimizer, clip)
     optimizer.step(update=k)
+    if not masked:
+        optimizer.zero_grad()
     return value.detach()
 
 
