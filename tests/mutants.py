@@ -143,7 +143,7 @@ MUTANTS = [
         ),
         (
             "damaged pickle",
-            "        self.__post_init__()  # a damaged file must not become a partition\n",
+            "        self.__post_init__()  # a damaged file must not load as a partition\n",
             "",
             "a damaged file becomes a partition",
         ),

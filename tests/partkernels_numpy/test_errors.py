@@ -122,7 +122,7 @@ def grad_input(input_shape):
         (lambda: P.mask(3), ValueError, "partition=3, but this partition has 2 parts"),
         (lambda: pkn.Partition.random((2, 2), (1.0,), seed=0, defaults=False), TypeError, "defaults=False; pass Zeros"),
         (lambda: pkn.Partition.random((2, 2), (1.0,), seed=0, defaults=pkn.Uniform), TypeError, "defaults=<class"),
-        (lambda: pkn.Partition.random((2, 2), 0.5, seed=0), TypeError, "proportions 0.5 are no sequence of numbers"),
+        (lambda: pkn.Partition.random((2, 2), 0.5, seed=0), TypeError, "proportions 0.5 are not a sequence of numbers"),
         (lambda: conv2d(stride=2.0), ValueError, "stride=2.0; pass an int or a pair"),
         (lambda: conv2d(stride=None), ValueError, "stride=None; pass an int or a pair"),
         (lambda: conv2d(padding={1, 2}), ValueError, "padding={1, 2}; pass an int or a pair"),
