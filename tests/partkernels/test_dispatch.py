@@ -232,9 +232,9 @@ def test_importing_initialises_no_gpu_and_downloads_nothing():
         ("sm_80, PTX 80, sm_90a", (9, 0), dispatch.READY),
         ("sm_80, PTX 80, sm_90a", (8, 6), dispatch.READY),
         ("sm_80, PTX 80, sm_90a", (12, 0), dispatch.READY),
-        ("sm_80, sm_90a", (12, 0), "TORCH_CUDA_ARCH_LIST=12.0, else use triton or reference"),
+        ("sm_80, sm_90a", (12, 0), "TORCH_CUDA_ARCH_LIST=12.0, otherwise use triton or reference"),
         ("sm_86", (8, 0), "has compute capability 8.0"),
-        ("sm_80, PTX 80", (7, 5), "has compute capability 7.5; from 8.0 on"),
+        ("sm_80, PTX 80", (7, 5), "has compute capability 7.5; if that is 8.0"),
     ],
 )
 def test_the_cuda_library_serves_what_it_was_built_for(built, capability, status, monkeypatch):
