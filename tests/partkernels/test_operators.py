@@ -615,7 +615,7 @@ def test_only_gradients_that_are_asked_for_are_computed(run, expected, ours, hid
 def test_defaults_that_would_learn_with_their_weight_are_refused():
     weight = torch.randn(3, 4, requires_grad=True)
     shared = pk.Partition.random((3, 4), (0.5, 0.5), seed=0, defaults=pk.Stored(weight))
-    message = r"share memory, so that these would learn; pass Stored\(weight.clone\(\)\)"
+    message = r"share memory, so training would change both; pass Stored\(weight.clone\(\)\)"
     with pytest.raises(ValueError, match=message):
         pk.linear(torch.ones(1, 4), weight, shared, 1)
     with pytest.raises(ValueError, match=message):
@@ -627,7 +627,7 @@ def test_defaults_that_meet_their_weight_in_an_array_of_numpy_are_refused():
     array = np.zeros((3, 4), np.float32)
     weight = torch.from_numpy(array).requires_grad_()
     shared = pk.Partition.random((3, 4), (0.5, 0.5), seed=0, defaults=pk.Stored(torch.from_numpy(array)))
-    with pytest.raises(ValueError, match="share memory, so that these would learn"):
+    with pytest.raises(ValueError, match="share memory, so training would change both"):
         pk.linear(torch.ones(1, 4), weight, shared, 1)
 
 
@@ -668,7 +668,7 @@ def test_arrays_of_numpy_are_named(name):
     weight, given = torch.randn(4, 8), {"x": torch.randn(2, 8), "bias": torch.randn(4)}
     given[name] = given[name].numpy()
     partition = pk.Partition.random(weight.shape, (0.5, 0.5), seed=0)
-    with pytest.raises(TypeError, match=rf"{name} is a ndarray of numpy; pass torch.from_numpy\({name}\)"):
+    with pytest.raises(TypeError, match=rf"{name} is a numpy ndarray; pass torch.from_numpy\({name}\)"):
         pk.linear(given["x"], weight, partition, 1, bias=given["bias"])
     given[name] = tuple(given[name].tolist())
     with pytest.raises(TypeError, match=f"{name} is a tuple; pass a tensor"):
