@@ -1,6 +1,6 @@
-"""Build the C++ and CUDA backends through PyTorch's stable ABI and record what was built and how.
+"""Build the C++ and CUDA backends through PyTorch's stable ABI and record the results in build_info.json.
 
-PARTKERNELS_BUILD unset  builds what works, CUDA if there is a GPU; `python -m partkernels` lists what is missing
+PARTKERNELS_BUILD unset  builds all that works, CUDA if there is a GPU; `python -m partkernels` lists missing backends
 PARTKERNELS_BUILD=cpu    builds the C++ backend only; fails without a working compiler
 PARTKERNELS_BUILD=cuda   builds both backends or fails; no GPU is needed
 PARTKERNELS_BUILD=none   builds nothing
@@ -33,7 +33,7 @@ ASKED = os.environ.get("PARTKERNELS_BUILD", "")
 if ASKED not in ("", "cpu", "cuda", "none"):
     raise ValueError(f"PARTKERNELS_BUILD={ASKED} is not a known backend; pass cpu, cuda or none.")
 
-# 2.10 is the oldest PyTorch whose stable ABI has every function that the binding calls (parallel_for).
+# The oldest PyTorch with a stable ABI that has every function that the binding calls (parallel_for) is 2.10.
 FLAGS = ["-std=c++20", "-O3", "-g0", "-fvisibility=hidden", "-DTORCH_TARGET_VERSION=0x020a000000000000"]
 # Python's default flags include -fwrapv, which hinders the optimiser: with it, products took 1.3 to 1.6 times as long.
 FLAGS += ["-fno-wrapv"]
@@ -58,14 +58,14 @@ ARCHITECTURES = os.environ.get("TORCH_CUDA_ARCH_LIST") or "8.0+PTX 9.0a"
 
 
 def compiler() -> list[str]:
-    """Return the C++ compiler's command, such as ["ccache", "g++"] for CXX="ccache g++"; empty if there is none."""
+    """Return the C++ compiler's command, such as ["ccache", "g++"] for CXX="ccache g++"; empty if not found."""
     given = shlex.split(os.environ.get("CXX", ""))
     usual = [shlex.split(sysconfig.get_config_var("CXX") or "c++"), ["g++"], ["c++"]]
     return next((command for command in ([given] if given else usual) if shutil.which(command[0])), [])
 
 
 def compiler_version() -> str:
-    """Return the first line of the C++ compiler's --version; empty if there is none."""
+    """Return the first line of the C++ compiler's --version; empty if there is no compiler."""
     found = compiler()
     if not found:
         return ""
@@ -74,7 +74,7 @@ def compiler_version() -> str:
 
 
 def nvcc() -> str | None:
-    """Return the path of nvcc, in CUDA_HOME if it is set, otherwise on PATH; None if there is none."""
+    """Return the path of nvcc, in CUDA_HOME if it is set, otherwise on PATH; None if not found."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     return shutil.which("nvcc", path=os.path.join(home, "bin") if home else None)
 
@@ -166,7 +166,7 @@ class BuildBackends(build_ext):
         library, lock = folders[-1] / "partkernels" / "_cuda.so", Lock()
 
         def record(backend: str, said: str) -> None:
-            """Write the facts as soon as they are known, so that an interrupted build keeps what it finished."""
+            """Write the facts as soon as they are known, so that an interrupted build keeps finished backends."""
             with lock:
                 facts[backend] = said
                 for folder in folders:
