@@ -9,8 +9,8 @@ namespace {
 using Tensors = std::vector<Tensor>;
 using Maps = std::vector<OptionalTensor>;
 
-// What a step of an optimiser meets: the entries of tensors of one shape, the parameter's first. Without a map these
-// are all, and where every tensor is dense, one row.
+// The entries that an optimizer step updates, in tensors of one shape, the parameter first. Without a map these are all
+// entries, in one row if every tensor is contiguous.
 template <size_t N>
 class Stepped {
  public:
@@ -31,7 +31,7 @@ class Stepped {
     return is_row_ ? Weight<T>{data<T>(tensor), 1, entries, 1, 1, entries, 1, 0, 0} : weight_of<T>(tensor);
   }
 
-  // What is written into the i-th tensor, where a view of it was a copy.
+  // Copies the result back into the i-th tensor if its view was a copy.
   void write_back(size_t i) const {
     if (views_[i]) binding::write_back(*tensors_[i], *views_[i]);
   }
@@ -43,8 +43,8 @@ class Stepped {
   bool is_row_;
 };
 
-// All that several parameters share in a step, and of each its own: checked before anything changes. They are of one
-// dtype and on one device.
+// Checks the arguments of a step of several parameters, before anything changes. All parameters have the same dtype and
+// device.
 void check_steps(const Tensors& parameters, std::initializer_list<const Tensors*> others, const Maps& maps,
                  const Sizes& counts, int64_t update) {
   const size_t n = parameters.size();
