@@ -16,7 +16,8 @@ Status current_device(Device* device) {
 }
 
 Status make_map(const Box& box, TensorMap* map) {
-  // From the driver by way of the runtime: a program that links to the driver does not start on a machine without one.
+  // The function comes from the driver, through the runtime: a program linked to the driver does not start on a machine
+  // without one.
   using Encode = decltype(&cuTensorMapEncodeTiled);
   static Encode encode = nullptr;
   if (encode == nullptr) {

@@ -1,4 +1,4 @@
-// What the host needs of the CUDA runtime and driver: the device, tensor maps, launches. Errors become a Status.
+// The host's interface to the CUDA runtime and driver: the device, tensor maps and launches. Errors become a Status.
 #pragma once
 
 #include "intrinsics.h"
@@ -13,7 +13,7 @@ constexpr bool kHasHopper = true;
 
 struct Device {
   int major, minor, multiprocessors;
-  int shared_memory;  // of a block, in bytes
+  int shared_memory;  // per block, in bytes
 
   bool is_hopper() const { return kHasHopper && major == 9 && minor == 0; }
 };
