@@ -1,4 +1,4 @@
-// An optimizer step for the entries of one partition, in one pass: parameter, gradient and state are read and written
+// An optimiser step for the entries of one partition, in one pass: parameter, gradient and state are read and written
 // once, and cache lines without an entry of the partition are not written.
 #pragma once
 

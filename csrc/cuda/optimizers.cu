@@ -1,4 +1,4 @@
-// An optimizer step for the entries of one partition, in one pass: parameter, gradient and state are read only in words
+// An optimiser step for the entries of one partition, in one pass: parameter, gradient and state are read only in words
 // that contain an entry of the partition, and only its entries are written.
 //
 // The threads of a warp have neighbouring words of 4 bytes (double: 8), so that their writes to a sector are combined

@@ -1,4 +1,4 @@
-// NumPy arrays as operands of the kernels: pointers, sizes and strides.
+// Numpy arrays as operands of the kernels: pointers, sizes and strides.
 //
 // Nothing is checked here: partkernels_numpy has checked the arguments and allocated the arrays of the results.
 #pragma once
@@ -20,7 +20,7 @@ namespace py = pybind11;
 using Array = py::array;
 using OptionalArray = std::optional<Array>;
 
-// Calls use(T{}) with the C++ type of an array's entries. bfloat16 is not a dtype of NumPy itself, but a two-byte dtype
+// Calls use(T{}) with the C++ type of an array's entries. bfloat16 is not a dtype of numpy itself, but a two-byte dtype
 // with that name.
 template <class Use>
 void with_type(const Array& array, const Use& use) {

@@ -1,4 +1,4 @@
-// partkernels_numpy._library: the C++ library's functions on NumPy arrays. The GIL is released while they run.
+// partkernels_numpy._library: the C++ library's functions on numpy arrays. The GIL is released while they run.
 #include "arrays.h"
 
 namespace partkernels::numpy {

@@ -9,7 +9,7 @@ namespace {
 using Tensors = std::vector<Tensor>;
 using Maps = std::vector<OptionalTensor>;
 
-// The entries that an optimizer step updates, in tensors of one shape, the parameter first. Without a map these are all
+// The entries that an optimiser step updates, in tensors of one shape, the parameter first. Without a map these are all
 // entries, in one row if every tensor is contiguous.
 template <size_t N>
 class Stepped {

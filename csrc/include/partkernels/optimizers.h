@@ -1,4 +1,4 @@
-// Settings of the optimizer steps, and the factors that each entry's arithmetic uses.
+// Settings of the optimiser steps, and the factors that each entry's arithmetic uses.
 #pragma once
 
 #include <cmath>
