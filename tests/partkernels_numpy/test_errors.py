@@ -1,4 +1,4 @@
-"""What does not fit is refused before anything changes, and named with what was expected and the cure."""
+"""Invalid arguments raise before anything changes; the messages give the value, the expectation and a fix."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def grad_input(input_shape):
             pkn.InputError,
             r"grad_output has shape \(3, 6\)",
         ),
-        (lambda: pkn.linear_grad_weight(ones(2, 4), ones(3, 6), P, 1), pkn.InputError, "they differ before the last"),
+        (lambda: pkn.linear_grad_weight(ones(2, 4), ones(3, 6), P, 1), pkn.InputError, "last dimension may differ"),
         (
             lambda: pkn.linear_grad_weight(ones(3, 4), ones(3, 6), P, 3),
             ValueError,
@@ -104,7 +104,7 @@ def grad_input(input_shape):
         (lambda: pkn.Uniform(0.0, 1), ValueError, "scale=0.0 is out of range"),
         (lambda: pkn.Normal(float("nan"), 1), ValueError, "std=nan is out of range"),
         (lambda: pkn.Stored([1.0]), TypeError, "the array of Stored is a list"),
-        (lambda: pkn.Stored(ones(2)).values((3,)), ValueError, "differs from that of the stored defaults"),
+        (lambda: pkn.Stored(ones(2)).values((3,)), ValueError, "differs from the shape of the stored defaults"),
         (
             lambda: pkn.Partition.random((4, 6), (0.5, 0.5), seed=0, defaults=pkn.Stored(ones(6, 4))),
             ValueError,
