@@ -319,7 +319,7 @@ def test_a_federation_refuses_it():
         lambda: partnets.federated.Server(model, hyper=smoothing),
         lambda: partnets.federated.Client(model, chunks[1], chunk=1, number=0, hyper=smoothing),
     ):
-        with pytest.raises(ValueError, match=r"1 \(LabelSmoothing\) acts on training alone, and in a federation"):
+        with pytest.raises(ValueError, match=r"1 \(LabelSmoothing\) acts only in training, but in a federation"):
             make()
 
 
