@@ -140,7 +140,7 @@ class Endless(IterableDataset):
         (torch.zeros(9), {}, TypeError, "Dataset"),
         (numpy.zeros((9, 2)), {}, TypeError, "Dataset"),
         ({"x": torch.zeros(9)}, {}, TypeError, "Dataset"),
-        (Endless(), {}, TypeError, "data are a Endless; .*IterableDataset gives them in a row.* Dataset"),
+        (Endless(), {}, TypeError, "data are a Endless; .*IterableDataset yields them in sequence.* Dataset"),
         (7, {}, TypeError, "Dataset"),
         (iter([1]), {}, TypeError, r"data are a list_iterator; .*list\(data\)"),
         ("train.csv", {}, TypeError, "data are a str; a path"),
@@ -164,7 +164,7 @@ NO_BATCH = {
         r"\(Tensor \[\d\], int\) make no batch: .*equal size.*pass collate=, .*pad_sequence",
     ),
     "lists": ([{"ids": [0] * (1 + i % 2)} for i in range(8)], ValueError, "make no batch: each element in list"),
-    "images": ([(Image.new("L", (2, 2)), 0)] * 8, TypeError, "Image, int.*make no batch: .*a transform makes them"),
+    "images": ([(Image.new("L", (2, 2)), 0)] * 8, TypeError, "Image, int.*make no batch: .*transform images"),
     "None": ([(torch.zeros(2), None)] * 8, TypeError, "NoneType.*make no batch"),
     "names": ([{"a": 1}, {"b": 1}] * 4, ValueError, "make no batch"),
 }

@@ -182,7 +182,7 @@ GOOD = idx(torch.zeros(5, 28, 28))
 def test_damaged_files_of_mnist_are_named(root, file, content, message):
     (root / file).write_bytes(content)
     named = file if "bytes" in message else "/" + file.split("-")[0] + r"-\*"  # which of the two is wrong is unknown
-    with pytest.raises(ValueError, match=f"{named} .*{message}.*Copy it anew"):
+    with pytest.raises(ValueError, match=f"{named} .*{message}.*Copy it again"):
         mnist(root)
 
 
@@ -191,7 +191,7 @@ def test_damaged_files_of_mnist_are_named(root, file, content, message):
 def test_files_of_cifar10_that_are_not_the_official_ones_are_named_and_not_unpickled(root, file, tmp_path):
     bait = tmp_path / "bait"
     (root / file).write_bytes(f"c__builtin__\nopen\n(V{bait}\nVw\ntR.".encode())
-    with pytest.raises(ValueError, match=rf"{file} has another MD5 than \w+; expected .*Copy it anew"):
+    with pytest.raises(ValueError, match=rf"{file} has another MD5 than \w+; expected .*Copy it again"):
         cifar10(root)
     assert not bait.exists()
 
@@ -210,7 +210,7 @@ def test_files_of_cifar10_that_are_not_the_official_ones_are_named_and_not_unpic
 @pytest.mark.parametrize("root", ["tiny-imagenet"], indirect=True)
 def test_damaged_lists_of_tiny_imagenet_are_named(root, path, text, message):
     (root / path).write_text(text)
-    with pytest.raises(ValueError, match=f"{path} .*{message}.*Copy it anew"):
+    with pytest.raises(ValueError, match=f"{path} .*{message}.*Copy it again"):
         tiny_imagenet(root)
 
 

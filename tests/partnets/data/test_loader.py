@@ -58,7 +58,7 @@ def test_draws_for_steps_ahead_are_of_what_the_subnetwork_has_seen_and_change_no
 
 
 def test_steps_ahead_without_steps_of_psi_raise():
-    with pytest.raises(ValueError, match="steps_ahead=1 are of ψ's steps, and there are none; pass hyper_batch_size"):
+    with pytest.raises(ValueError, match="steps_ahead=1 needs steps of ψ; pass hyper_batch_size"):
         loader(hyper_batch_size=None, steps_ahead=1)
 
 

@@ -249,5 +249,5 @@ def test_data_that_are_no_chunks_are_refused_by_whatever_takes_chunks(data):
         lambda: partnets.Loader(data, 2, steps=2),
     ]
     for take in takers:
-        with pytest.raises(TypeError, match=rf"the data are a {type(data).__name__}; divide them first, as partnets"):
+        with pytest.raises(TypeError, match=rf"the data are a {type(data).__name__}; split them first, with partnets"):
             take()
