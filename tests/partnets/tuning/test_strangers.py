@@ -308,7 +308,7 @@ def cycle(optimizer, steps=11):
         (cycle, ValueError, "learning_rate changes nothing, as the scheduler sets it"),
         (functools.partial(cycle, steps=4), ValueError, r"the scheduler fails after 4 of 10 steps: Tried to step 5"),
         (lambda _: torch.optim.lr_scheduler.StepLR(FAST([nn.Parameter(X)]), 3), ValueError, "of another optimizer"),
-        (torch.optim.lr_scheduler.StepLR, TypeError, "scheduler cannot be called with an optimizer alone"),
+        (torch.optim.lr_scheduler.StepLR, TypeError, "scheduler cannot be called with only an optimizer"),
         (lambda one: torch.optim.lr_scheduler.LambdaLR(one, lambda _: 0.0), ValueError, "rate of 0 in all 10 steps"),
         (torch.optim.lr_scheduler.ReduceLROnPlateau, TypeError, "a ReduceLROnPlateau; return one that steps without"),
     ],
