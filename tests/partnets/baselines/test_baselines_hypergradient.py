@@ -221,8 +221,8 @@ LOSSES = {"train": CONVEX, "validate": squares, "weights": W, "hyper": HYPER}
         ({"method": "neumann", "alpha": 0.0}, "alpha=0.0; pass"),
         ({"damping": -1.0}, "damping=-1.0; pass a number of at least 0"),
         ({"damping": float("nan")}, "damping=nan; pass"),
-        ({"inner_steps": 1}, r"optimizer=None; pass what makes one, as functools.partial\(torch.optim.SGD"),
-        ({"inner_steps": 1, "optimizer": SGD(list(map(nn.Parameter, W.values())))}, "pass what makes one"),
+        ({"inner_steps": 1}, r"optimizer=None; pass a function that makes one, such as functools.partial\(SGD"),
+        ({"inner_steps": 1, "optimizer": SGD(list(map(nn.Parameter, W.values())))}, "pass a function that makes one"),
         (
             {"method": "unrolled", "inner_steps": 1, "optimizer": partial(SGD, momentum=0.9, dampening=0.5)},
             "dampening=0.5 of the optimizer; pass 0",
@@ -237,9 +237,9 @@ def test_numbers_out_of_place_raise_with_the_cure(arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"hyper": 1.0}, "hyper is 1.0; pass a tensor of floating point"),
+        ({"hyper": 1.0}, "hyper is 1.0; pass a floating-point tensor"),
         ({"hyper": torch.ones(2, dtype=torch.long)}, "hyper is a tensor of torch.int64; pass"),
-        ({"weights": {}}, r"weights=\{\}; pass a dict of tensors, as dict\(model.named_parameters"),
+        ({"weights": {}}, r"weights=\{\}; pass a dict of tensors, such as dict\(model.named_parameters"),
         ({"weights": [torch.zeros(2)]}, "pass a dict of tensors"),
         ({"weights": W | {"n": torch.zeros(1).long()}}, r"weights\['n'\] is a tensor of torch.int64; pass"),
         ({"weights": W | {"v": torch.zeros(1)}}, r"does not depend on weights\['v'\]; leave it out"),
