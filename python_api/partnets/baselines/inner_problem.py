@@ -126,7 +126,7 @@ def check_maker(name: str, maker: MakeOptimizer | None) -> None:
 def check_floating(name: str, tensor: Tensor) -> None:
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
         shown = f"a tensor of {tensor.dtype}" if isinstance(tensor, Tensor) else repr(tensor)
-        raise ValueError(f"{name} is {shown}; pass a floating-point tensor, and use buffers inside of train instead.")
+        raise ValueError(f"{name} is {shown}; pass a floating-point tensor, and leave buffers to the function train.")
 
 
 def raise_independent() -> None:

@@ -396,9 +396,9 @@ class Backwards(Around):
 
 
 LEAKS = {
-    Parameters: "the model itself reads weights of partitions that are not live",
+    Parameters: "the model itself reads weights of inactive partitions",
     Entries: "the model itself reads weights",
-    Gradient: "layer.weight of partition 1 has a gradient that depends on weights which are not live",
+    Gradient: "layer.weight of partition 1 has a gradient that depends on weights of inactive partitions",
     InEvaluation: "the model itself reads weights",
     RunningMean: "mean follows the data",
     Codebook: "codes follows the data",
@@ -559,7 +559,7 @@ def test_weights_that_are_tied_after_they_were_divided_apart_are_found(scheme):
     options = {"example": torch.randn(2, 6)} if scheme == "nested" else {}
     partnets.partition(model, PROPORTIONS, scheme=scheme, **options)
     model[2].weight = model[0].weight
-    assert any("not live" in str(leak) for leak in partnets.audit(model, batch(), F.cross_entropy))
+    assert any("inactive partitions" in str(leak) for leak in partnets.audit(model, batch(), F.cross_entropy))
 
 
 class Reentrant(Around):
@@ -631,7 +631,7 @@ class Clamped(Around):
 @pytest.mark.parametrize(("around", "path"), [(Initialising, "norm.loc"), (Clamped, "head.weight")])
 def test_what_is_written_into_a_live_parameter_is_said_to_be_lost(around, path):
     (leak,) = partnets.audit(model_of(around), batch(), F.cross_entropy)
-    assert (leak.path, leak.what) == (path, "is written in a pass, which the next one knows nothing of")
+    assert (leak.path, leak.what) == (path, "is modified in place in forward, and the change is discarded")
 
 
 ELSEWHERE = nn.Linear(6, 6)
@@ -644,7 +644,7 @@ class Elsewhere(Around):
 
 def test_parameters_of_no_module_of_the_model_are_said_to_be_none_of_its_own():
     (leak,) = partnets.audit(model_of(Elsewhere), batch(), F.cross_entropy)
-    assert (leak.path, leak.what) == ("", "computes with parameters of shape [6, 6], [6] that it does not have")
+    assert (leak.path, leak.what) == ("", "computes with parameters of shape [6, 6], [6] that are not in the model")
 
 
 def test_tensors_and_frozen_modules_from_elsewhere_are_no_leak():
@@ -748,4 +748,4 @@ def test_what_a_penalty_reads_is_looked_at():
 
     assert not leaks(hyper.WeightDecay)
     (leak,) = leaks(AllWeights)
-    assert leak.what == "has a loss that reads weights of partitions that are not live"
+    assert leak.what == "has a loss that reads weights of inactive partitions"
