@@ -52,7 +52,7 @@ class Augerino(Trainer):
         if unused := sorted(SEPARATE & set(options)):
             raise ValueError(f"{', '.join(unused)}: Augerino steps w and ψ together; leave these out.")
         if chunks.count > 1:
-            raise ValueError(f"there are {chunks.count} chunks; Augerino learns from all data: pass baselines.whole's.")
+            raise ValueError(f"there are {chunks.count} chunks; Augerino learns from all data: use baselines.whole.")
         super().__init__(model, chunks, hyper=hyper, **options)
         self.augmentation = only_affine(self.hyper.values())
         self.regularisation, self.safe = regularisation, safe

@@ -270,8 +270,6 @@ def chunk(
 
     Warns:
         UserWarning: because of groups, a chunk's size differs from its proportion by more than a tenth.
-    Warns:
-        UserWarning: groups leave a chunk's size more than a tenth away from what its proportion asks for.
 
     Example:
         >>> chunk((torch.zeros(1000, 3), torch.zeros(1000)), (0.8, 0.1, 0.1))

@@ -70,6 +70,7 @@ class Data:
                 have the same size.
             test: the share of each class that becomes the test set, if the folder has no test part.
             seed: an int in [0, 2**63), seed of that split.
+
         Returns:
             Images uint8 [n, 3, height, width], or [n, 1, height, width] if all files are grey.
 

@@ -73,7 +73,7 @@ class Normalise(nn.Module):
         if not x.is_floating_point():
             raise TypeError(f"x is {x.dtype}; put data.ToFloat before the augmentation.")
         if x.shape[1] != len(self.mean):
-            raise ValueError(f"x has {x.shape[1]} channels, but this Normalise {len(self.mean)}; pass as many.")
+            raise ValueError(f"x has {x.shape[1]} channels, but this Normalise has {len(self.mean)}; pass as many.")
         channels = (-1, *(1,) * (x.dim() - 2))
         return (x - self.mean.view(channels)) / self.std.view(channels)
 

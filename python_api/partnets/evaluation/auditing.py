@@ -180,7 +180,7 @@ class _Trial:
 
     def __init__(self, model: nn.Module, compute: Callable[[Any], tuple[Any, Tensor]], before: Held) -> None:
         self.model, self.compute, self.before, self.device = model, compute, before, device_of(model)
-        # Parameters modified through the tensor that reading them returns, and modified themselves.
+        # Modified: the tensors that reading a parameter returns, and parameters themselves.
         self.written: dict[tuple[Partitioned, str], None] = {}
         self.changed: dict[tuple[Partitioned, str], None] = {}
         self.strange: set[nn.Parameter] = set()

@@ -50,8 +50,6 @@ def estimate_statistics(
 
     Raises:
         ValueError: a number is below 1, or the model has learned from other chunks; and as in partnets.lml.
-    Raises:
-        ValueError: a number is below 1, or the model has learned from other chunks; and as partnets.lml.
 
     Example:
         >>> import partnets

@@ -19,7 +19,7 @@ _gathering = InThread()
 
 @contextmanager
 def penalties() -> Iterator[list[Tensor]]:
-    """Collect the terms that Penalty modules add in this thread in a list; add their means to the training loss.
+    """Collect the terms of Penalty modules in this thread in a list; the caller adds their means to the training loss.
 
     Example:
         >>> from partnets import hyper

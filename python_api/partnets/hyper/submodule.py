@@ -17,7 +17,7 @@ class Submodule(Hyperparameter):
     parameters as 'rms', a single number for History.
 
     Args:
-        module: a module with at least one parameter; its forward must use all of them.
+        module: a module with parameters, all of which its forward must use.
 
     Attributes:
         module: the same object.
