@@ -66,7 +66,7 @@ class Data:
         Args:
             root: has a folder for each class, or train and test (or val, valid, validation) with such folders. If it
                 has both test and val, the images of val join the training set, as no validation set is needed.
-            size: height and width, or one number for both, to which images are scaled and center-cropped; None if all
+            size: height and width, or one number for both, to which images are scaled and centre-cropped; None if all
                 have the same size.
             test: the share of each class that becomes the test set, if the folder has no test part.
             seed: an int in [0, 2**63), seed of that split.
