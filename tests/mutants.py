@@ -1,13 +1,13 @@
-"""Shows what the tests notice: each mutant is a fault put into a copy of the tree, and some test must fail for it.
+"""Mutation tests: each mutant is a fault in a copy of the tree, and at least one test must fail with it.
 
 usage: python tests/mutants.py [--list] [--only NAME ...] [--jobs N]
 
-Prints a table in Markdown: each mutant, the test that killed it, and the kind of run that has this test. SURVIVED means
-that a test is missing; the exit status is then 1. For each mutant the usual run of its own test files comes first. If
-they pass, their FULL run follows, and then the FULL run of all tests.
+The program prints a table in Markdown: each mutant, the test that killed it, and the kind of run that has this test.
+SURVIVED means that a test is missing; the exit status is then 1. For each mutant, the usual run of the mutant's test
+files comes first. If they pass, their FULL run follows, and then the FULL run of all tests.
 
-It needs what `make test` sets up, and PARTKERNELS_BUILD=cpu must work. Mutants of C++ code are compiled for one
-instruction set, `portable`, with little optimisation; the tests are told to use that one.
+Requires the environment that `make test` sets up; PARTKERNELS_BUILD=cpu must work. Mutants of C++ code are compiled for
+one instruction set, `portable`, with little optimisation, and the tests use that instruction set.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from queue import SimpleQueue
 from processes import CONTEXT, run_python
 
 ROOT = Path(__file__).parents[1]
-# Seconds: beyond what the short run takes on a busy machine. A fault may have a test wait forever.
+# Timeout in seconds, longer than a usual run takes on a busy machine. A fault may make a test wait forever.
 LONG = 3600
 LIBRARY = Path("partkernels") / "_cpu.so"
-# partkernels_numpy is installed from another folder than the tree.
+# partkernels_numpy is ignored because it is not imported from the mutated tree.
 IN_WORKERS = ("-n", "2", "--dist", "worksteal")
 ALL_TESTS = (*IN_WORKERS, "benchmarks", "partkernels", "python_api", "tests", "--ignore=tests/partkernels_numpy")
-# Processes are forked from one that has imported these: imports take most of the time of a few tests. torch._dynamo
-# would import Triton, which must first read the environment of the tests.
+# Processes are forked from one that has imported these, because imports take most of the time of a few tests.
+# torch._dynamo is not among them: it would import Triton, which must first read the environment of the tests.
 IMPORTED = ["torch", "pandas", "sklearn.datasets"]
 
 
@@ -48,11 +48,12 @@ class Mutant:
     """A fault.
 
     Attributes:
-        file: of the tree.
-        line: what is replaced: a part of the source that is there exactly once.
-        by: what replaces it.
-        breaks: what is wrong then.
-        tests: the files of tests that should notice, run first.
+        name: a unique name.
+        file: the path of the source file in the tree.
+        line: the text to replace, which occurs in the source exactly once.
+        by: the replacement.
+        breaks: a description of the resulting error.
+        tests: test files that should detect the fault; they run first.
     """
 
     name: str
@@ -67,13 +68,13 @@ class Mutant:
         return self.file.startswith("csrc/")
 
     def apply(self, folder: Path) -> None:
-        """Raises ValueError if the source has changed under the mutant."""
+        """Apply the fault to a tree; raise ValueError if the text to replace does not occur exactly once."""
         path = folder / self.file
         source = path.read_text() if path.exists() else ""
         if source.count(self.line) != 1:
             raise ValueError(
                 f"mutant {self.name!r}: {self.file} has {self.line!r} {source.count(self.line)} times instead of once;"
-                " write the mutant anew for the source as it is."
+                " adapt the mutant to the current source."
             )
         path.write_text(source.replace(self.line, self.by))
 
@@ -1516,7 +1517,7 @@ MUTANTS = [
 
 
 class Tree:
-    """A copy of the tracked files, with the compiled library; faults come and go in it."""
+    """A copy of the tracked files and the compiled library, in which faults are applied and reverted."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -1529,7 +1530,7 @@ class Tree:
                 shutil.copy2(path, to)
 
     def build(self) -> None:
-        """Compiles the C++ library as it is; what was copied and is up to date stays."""
+        """Compile the C++ library without faults, reusing copied object files that are up to date."""
         environment = os.environ | {"PARTKERNELS_BUILD": "cpu"}
         done = self._run(sys.executable, "setup.py", "--quiet", "build_ext", "--inplace", env=environment)
         if done.returncode:
@@ -1537,7 +1538,7 @@ class Tree:
 
     @contextlib.contextmanager
     def mutated(self, mutant: Mutant) -> Iterator[str | None]:
-        """Inside, the mutant is in the tree; gives what the compiler said if it does not compile."""
+        """Apply a mutant within the context; yield the compiler's output if it does not compile, otherwise None."""
         path = self.folder / mutant.file
         before = path.read_bytes()
         mutant.apply(self.folder)
@@ -1551,7 +1552,7 @@ class Tree:
                 library.write_bytes(kept)
 
     def _compile(self, mutant: Mutant) -> str | None:
-        """Compiles again what a file of csrc/ is in, for one instruction set, and links it with all else as it was."""
+        """Recompile the sources that include a mutated file, for one instruction set, and relink the library."""
         import torch
 
         home = Path(torch.__file__).parent
@@ -1571,11 +1572,11 @@ class Tree:
         return next((one.stderr for one in done if one.returncode), None)
 
     def test(self, mutant: Mutant | None, run: str, *arguments: str) -> str | None:
-        """Runs tests until one fails: which one, or None."""
+        """Run tests until one fails and return its id; None if all pass."""
         environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(self.folder), str(self.folder / "python_api")))}
         environment |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "PYTHONDONTWRITEBYTECODE": "1"}
         environment |= {"FULL": "1" if run == "full" else "", "WEEKLY": ""}
-        # Triton keeps what it compiled by the source of the kernel alone.
+        # Triton's cache depends only on a kernel's source, so the mutants need a separate cache.
         environment |= {"TRITON_CACHE_DIR": str(self.folder / "build" / "triton-cache")}
         if mutant is not None and mutant.is_compiled:
             environment["PARTKERNELS_CPU_ISA"] = "portable"
@@ -1590,7 +1591,7 @@ class Tree:
             return None
         if done.returncode < 0:
             return f"pytest died of signal {-done.returncode}"
-        # Not "ERROR gw1": then no test has failed, but a worker of pytest's.
+        # "ERROR gw1" does not match: it means that a pytest-xdist worker failed, not a test.
         found = re.findall(r"^(?:FAILED|ERROR) (\S+\.py.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
         if not found:
             raise RuntimeError(f"pytest ended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
@@ -1601,7 +1602,7 @@ class Tree:
 
 
 def killer(tree: Tree, mutant: Mutant) -> tuple[str, str] | None:
-    """The test that fails for a mutant, and in which kind of run, usual or full; None if none does."""
+    """Return the test that fails with a mutant and the kind of run, usual or full; None if no test fails."""
     with tree.mutated(mutant) as problem:
         if problem is not None:
             raise ValueError(f"mutant {mutant.name!r} does not compile:\n{problem}")
@@ -1614,7 +1615,7 @@ def killer(tree: Tree, mutant: Mutant) -> tuple[str, str] | None:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--list", action="store_true", help="print the mutants and run nothing")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="these mutants alone")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="run only these mutants")
     parser.add_argument("--jobs", type=int, default=1, help="copies of the tree that are tested at once")
     options = parser.parse_args(arguments)
     names = [mutant.name for mutant in MUTANTS]
@@ -1635,7 +1636,7 @@ def main(arguments: list[str] | None = None) -> int:
         for i in range(options.jobs):
             trees.put(Tree(Path(folder) / str(i)))
         first = trees.get()
-        for mutant in MUTANTS:  # all of them are checked before hours are spent on any
+        for mutant in MUTANTS:  # check that all apply before spending hours on any
             with contextlib.ExitStack() as stack:
                 path = first.folder / mutant.file
                 stack.callback(path.write_bytes, path.read_bytes())
@@ -1656,7 +1657,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         own = sorted({path for mutant in chosen for path in mutant.tests})
         if failing := first.test(None, "usual", *IN_WORKERS, *own):
-            raise ValueError(f"{failing} fails without any mutant; mend that first.")
+            raise ValueError(f"{failing} fails without any mutant; fix it first.")
 
         print("| mutant | breaks | killed by | in |\n|---|---|---|---|")
         killers: dict[str, list[str]] = {"usual": [], "full": []}
@@ -1665,11 +1666,11 @@ def main(arguments: list[str] | None = None) -> int:
             if found:
                 killers[run].append(test)
             print(f"| {mutant.name} | {mutant.breaks} | {test} | {run} |", flush=True)
-        named = sorted({test for test in killers["full"] if "::" in test})  # others died or did not end
+        named = sorted({test for test in killers["full"] if "::" in test})  # the others crashed or timed out
         if named and (failing := first.test(None, "full", *named)):
-            raise ValueError(f"{failing} fails without any mutant; mend that first.")
+            raise ValueError(f"{failing} fails without any mutant; fix it first.")
     usual, full = map(len, killers.values())
-    print(f"\nOf {len(chosen)}, {usual} are killed by `make test` and {full} more by `make test FULL=1`.")
+    print(f"\n`make test` kills {usual} of {len(chosen)} mutants and `make test FULL=1` kills {full} more.")
     return int(usual + full < len(chosen))
 
 
