@@ -1,4 +1,4 @@
-"""Hypergradients are those of ridge regression's closed form, and each method's bias is what its theory says."""
+"""Hypergradients match ridge regression's closed form, and each method's bias matches its theory."""
 
 from functools import partial
 
@@ -97,7 +97,7 @@ def test_unrolled_steps_of_any_optimiser_have_the_gradient_of_finite_differences
     moves = 1e-5 * torch.eye(3, dtype=torch.float64)
     expected = [(after(hyper + move) - after(hyper - move)) / 2e-5 for move in moves]
     torch.testing.assert_close(found.gradient, torch.tensor(expected, dtype=torch.float64), rtol=1e-4, atol=1e-9)
-    # A differentiable Adam counts its steps in float32.
+    # A differentiable Adam computes its step count in float32.
     assert found.validation == pytest.approx(after(hyper), rel=1e-4)
 
 
@@ -128,7 +128,7 @@ def test_damping_adds_to_the_hessians_diagonal():
 @pytest.mark.parametrize(
     ("options", "expected", "calls"),
     [
-        # f's gradient, F's, two for each of 5 products and two for the mixed one.
+        # One evaluation for the gradient of f, one for F, two for each of 5 products, two for the mixed product.
         ({"terms": 5}, 1 + 1 + 2 * 5 + 2, 1),
         ({"terms": 5, "inner_steps": 4}, 4 + 1 + 1 + 2 * 5 + 2, 5),
         ({"terms": 5, "method": "neumann", "alpha": 0.1}, 1 + 1 + 2 * 4 + 2, 1),
@@ -274,7 +274,7 @@ def test_a_loss_that_is_not_finite_is_named(which, method):
 def test_a_hypergradient_that_is_not_finite_raises():
     adam = partial(torch.optim.Adam, lr=0.1)
 
-    def train(weights, hyper):  # one weight stays at its minimum, where Adam's square root has no slope
+    def train(weights, hyper):  # one weight stays at its minimum, where Adam's square root is not differentiable
         return (hyper * weights["w"].square()).sum()
 
     with pytest.raises(FloatingPointError, match=r"hypergradient by 'unrolled' is .*a larger eps, or SGD"):
