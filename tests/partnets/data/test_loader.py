@@ -1,4 +1,4 @@
-"""The draws of a Loader: of the right chunks, in the right shares, and the same however a training is interrupted."""
+"""The draws of a Loader: the right chunks and shares, independent of interruptions of a training."""
 
 import itertools
 from collections import Counter
@@ -87,7 +87,7 @@ def test_a_loop_that_sets_the_epoch_gets_its_draws():
     one.sampler.set_epoch(1)
     assert listed(one) == listed(loader(steps=20))[10:]
     one.load_state_dict({"done": 14})
-    one.sampler.set_epoch(1)  # as Lightning does after a resumption
+    one.sampler.set_epoch(1)  # as Lightning does after resuming
     assert listed(one) == listed(loader(steps=20))[14:]
 
 
