@@ -1,4 +1,4 @@
-"""Callbacks come after each step, in order; what they return is recorded, and what they draw changes nothing."""
+"""Callbacks run after each step, in order; their results are recorded, and their random draws change nothing."""
 
 import random
 

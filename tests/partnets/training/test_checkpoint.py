@@ -1,4 +1,4 @@
-"""A run resumes with the same bits, whatever its options; what is no checkpoint of its like changes nothing."""
+"""A run resumes with the same bits for all options; loading a file that does not fit raises and changes nothing."""
 
 import copy
 import random
@@ -35,7 +35,7 @@ def trainer(**arguments):
 
 
 def bits(trainer):
-    """All that training changes."""
+    """Return all tensors that training changes."""
     tensors = [*trainer.model.parameters(), *(trainer.model[i].partition.map for i in (1, 4))]
     for optimizer in filter(None, (trainer.optimizer, trainer.hyper_optimizer)):
         tensors += [value for state in optimizer.state_dict()["state"].values() for value in state.values()]
@@ -137,7 +137,7 @@ def test_one_saved_later_than_a_callback_that_raised_resumes_to_the_same_bits(tm
 
 
 class Augmented(torch.utils.data.Dataset):
-    """Draws from Python's and NumPy's generators."""
+    """A data set that draws from Python's and NumPy's generators."""
 
     def __len__(self):
         return 50
@@ -324,7 +324,7 @@ def test_settings_are_those_of_the_checkpoint_with_a_warning_if_they_were_others
     saved.fit(3)
     saved.save(path)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # the same, and a learning rate that the schedule has changed
+        warnings.simplefilter("error")  # equal settings, and a learning rate that the schedule changed, do not warn
         made(0.1, 2, 0.01).load(path)
     other = made(0.3, 5, 0.02)
     with pytest.warns(UserWarning) as told:
@@ -336,7 +336,7 @@ def test_settings_are_those_of_the_checkpoint_with_a_warning_if_they_were_others
     assert told[0].filename == __file__ and "epoch" not in message
     group, before = other.optimizer.param_groups[0], saved.optimizer.param_groups[0]
     assert group["lr"] == before["lr"] == 0.05 and other.scheduler.step_size == 2
-    group["weight_decay"] = 0.5  # what is set afterwards holds
+    group["weight_decay"] = 0.5  # later changes are kept
     other.fit(1)
     assert other.optimizer.param_groups[0]["weight_decay"] == 0.5
 

@@ -1,4 +1,4 @@
-"""Trainings whose L_ML or ψ would mean nothing raise or warn before they begin, and others don't."""
+"""Trainings with a meaningless L_ML or ψ raise or warn before they begin, and others do not."""
 
 import functools
 import random
@@ -23,7 +23,7 @@ class Rate(hyper.Hyperparameter):
 
 
 class Smoothed(nn.Module):
-    """With a hyperparameter that only the loss has a use for."""
+    """A model with a hyperparameter that only the loss uses."""
 
     def __init__(self):
         super().__init__()
@@ -157,7 +157,7 @@ def test_a_distance_is_no_likelihood(loss, cure):
     with pytest.warns(UserWarning, match=f"is no negative log-likelihood.*{cure}"):
         trainer(network(), loss=loss)
     model = network()
-    with warnings.catch_warnings(action="error"):  # where nothing is judged by it, it may be any
+    with warnings.catch_warnings(action="error"):  # without ψ and L_ML, any loss is valid
         partnets.Trainer(model, chunks(), hyper=[], loss=lambda output, y: output.square().mean(), batch_size=16).fit(1)
 
 
@@ -174,7 +174,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_step():
 
 
 def trained_before(**options):
-    """Ordinary training on all of the data, and then a partition."""
+    """Return a model that was trained on all data and then partitioned."""
     torch.manual_seed(0)
     model = nn.Sequential(hyper.InputMask(6, probability=0.99), nn.Linear(6, 3))
     optimizer, (x, y) = torch.optim.Adam(model[1].parameters(), lr=0.1), examples()
@@ -190,7 +190,7 @@ def test_weights_that_know_later_chunks_are_warned_of():
     one = partnets.Trainer(model, chunks(), hyper=model[0], batch_size=32)
     with pytest.warns(UserWarning, match="before its first step, subnetwork 1 predicts labels of chunk 2"):
         one.step()
-    with warnings.catch_warnings(action="error"):  # once
+    with warnings.catch_warnings(action="error"):  # warns only once
         one.step()
 
 
@@ -227,7 +227,7 @@ def test_a_model_remembers_its_chunks_in_its_state_dict_too():
         with pytest.raises(ValueError, match="has learned from other chunks"):
             partnets.Trainer(one, chunks(seed=1), hyper=[])
         partnets.Trainer(one, chunks(seed=1), hyper=[], other_chunks=True)
-    with pytest.raises(ValueError, match="has learned from other chunks"):  # the same split of other data
+    with pytest.raises(ValueError, match="has learned from other chunks"):  # same split, other data
         partnets.lml(model, partnets.chunk(examples(seed=1), PROPORTIONS))
     as_examples = partnets.chunk(list(zip(*examples(), strict=True)), PROPORTIONS)
     assert partnets.lml(model, as_examples) == pytest.approx(partnets.lml(model, chunks()))
@@ -402,7 +402,7 @@ def test_a_state_dict_tells_nothing_learned_from_learned_from_unknown_chunks():
 
 
 def test_a_dropout_rate_that_learns_directly_is_warned_of():
-    """It goes to 0 whatever the data are; by looking ahead it need not."""
+    """Check the warning: a rate that learns directly goes to 0 for any data; an unrolled step avoids that."""
     dropout = hyper.ConcreteDropout(0.5)
     model = partnets.partition(nn.Sequential(nn.Linear(6, 8), dropout, nn.Linear(8, 3)), PROPORTIONS)
     with pytest.warns(UserWarning, match=r"1 \(ConcreteDropout\) learns directly: .* partnets\.tune\("):

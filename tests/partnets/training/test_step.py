@@ -1,4 +1,4 @@
-"""step_weights and step_hyper: what they change, in which order, and what they refuse before anything changes."""
+"""step_weights and step_hyper: their changes, the order of these, and arguments that they reject unchanged."""
 
 import copy
 
@@ -14,7 +14,7 @@ PROPORTIONS = (0.6, 0.2, 0.2)
 
 
 class Hybrid(nn.Module):
-    """A stem that is left out, below a broadcast parameter of the model itself."""
+    """A model with a skipped stem, followed by a broadcast parameter of the model."""
 
     def __init__(self):
         super().__init__()
