@@ -88,7 +88,7 @@ const InstructionSet& choose() {
     if (lacking(set).empty()) here += std::string(here.empty() ? "" : ", ") + set.name;
   }
   throw std::runtime_error("PARTKERNELS_CPU_ISA='" + std::string(asked) +
-                           (is_known ? "' cannot run on this processor" : "' is no instruction set") +
+                           (is_known ? "' cannot run on this processor" : "' is not an instruction set") +
                            "; unset it, or set it to one of " + here + ".");
 }
 

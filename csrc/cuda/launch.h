@@ -81,7 +81,7 @@ inline Status make_map(const Box& box, TensorMap* map) {
           box.box_rows,
           box.box_cols,
           box.is_swizzled};
-  if (!emulated::takes_map(*map)) return {Code::failed, "the driver made no tensor map of an operand"};
+  if (!emulated::takes_map(*map)) return {Code::failed, "the driver could not make a tensor map of an operand"};
   return {};
 }
 

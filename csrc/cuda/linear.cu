@@ -82,9 +82,9 @@ Status linear(Matrix<const T> x, const Subnetwork<T>& w, const T* bias, Matrix<T
     if (fits_copy_engine(device, p, w)) return run_hopper_linear(device, w, p, stream);
   }
   return {Code::no_kernel,
-          "linear takes matrices whose rows are neighbouring entries and begin at multiples of 16 bytes, and more than "
-          "16 rows of x on compute capability 9.0 only, with a multiple of 8 outputs; multiply by the result of "
-          "subnetwork_weight instead"};
+          "linear takes contiguous rows that begin at multiples of 16 bytes, and more than 16 rows of x only on "
+          "compute capability 9.0 and with a multiple of 8 outputs; multiply by the result of subnetwork_weight "
+          "instead"};
 }
 
 Status linear_workspace(int64_t rows, int64_t cols, int64_t terms, size_t* bytes) {

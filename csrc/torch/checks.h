@@ -42,7 +42,7 @@ inline bool same_sizes(const Tensor& one, const Tensor& other) {
 inline void check_state(const Tensor& parameter, std::initializer_list<const Tensor*> others) {
   for (const Tensor* other : others) {
     STD_TORCH_CHECK(other == nullptr || (same_sizes(*other, parameter) && alike(*other, parameter)),
-                    "a gradient or a state is not of the parameter's shape, dtype and device");
+                    "a gradient or a state differs from the parameter in shape, dtype or device");
   }
 }
 

@@ -49,13 +49,13 @@ void check_steps(const Tensors& parameters, std::initializer_list<const Tensors*
                  const Sizes& counts, int64_t update) {
   const size_t n = parameters.size();
   for (const Tensors* each : others)
-    STD_TORCH_CHECK(each->size() == n, "lists of ", each->size(), " and ", n, " tensors");
-  STD_TORCH_CHECK(maps.size() == n && counts.size() == n, maps.size(), " maps and ", counts.size(), " counts of ", n,
+    STD_TORCH_CHECK(each->size() == n, "a list of ", each->size(), " tensors for ", n, " parameters");
+  STD_TORCH_CHECK(maps.size() == n && counts.size() == n, maps.size(), " maps and ", counts.size(), " counts for ", n,
                   " parameters");
   for (size_t i = 0; i < n; ++i) {
     STD_TORCH_CHECK(
         alike(parameters[i], parameters[0]) && parameters[i].get_device_index() == parameters[0].get_device_index(),
-        "parameters of several dtypes, or on several devices");
+        "parameters differ in dtype or device");
     for (const Tensors* each : others) check_state(parameters[i], {&(*each)[i]});
     if (maps[i]) check_live(update, update, counts[i]);
   }
@@ -91,7 +91,7 @@ void adam_steps(Tensors parameters, Tensors grads, Tensors exp_avgs, Tensors exp
                 int64_t update, Sizes steps, double lr, double beta1, double beta2, double eps, double weight_decay,
                 bool decoupled) {
   check_steps(parameters, {&grads, &exp_avgs, &exp_avg_sqs}, maps, counts, update);
-  STD_TORCH_CHECK(steps.size() == parameters.size(), steps.size(), " numbers of steps of ", parameters.size());
+  STD_TORCH_CHECK(steps.size() == parameters.size(), steps.size(), " step counts; expected ", parameters.size());
   if (parameters.empty()) return;
   std::vector<Stepped<4>> stepped;
   for (size_t i = 0; i < parameters.size(); ++i) {

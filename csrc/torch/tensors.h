@@ -31,7 +31,7 @@ inline void check(AOTITorchError code) {
   if (code == AOTI_TORCH_SUCCESS) return;
   const bool is_told = torch_exception_get_what_without_backtrace != nullptr;
   throw std::runtime_error(is_told ? torch_exception_get_what_without_backtrace()
-                                   : "PyTorch refused these tensors, or had no memory; it has written why to stderr");
+                                   : "PyTorch refused these tensors, or ran out of memory; it wrote why to stderr");
 }
 
 // A schema's `str` argument, which can be read once. As a std::string, PyTorch (up to 2.13) leaks it in each call, and
@@ -88,7 +88,7 @@ T* data(const Tensor& tensor) {
   for (int64_t d = 0; d < tensor.dim(); ++d) end += (tensor.size(d) - 1) * tensor.stride(d);
   check(aoti_torch_get_storage_size(tensor.get(), &bytes));
   STD_TORCH_CHECK(tensor.numel() == 0 || end * static_cast<int64_t>(sizeof(T)) <= bytes, "a tensor of ", end,
-                  " entries has a storage of ", bytes, " bytes, less than it needs; give it its memory back.");
+                  " entries has a storage of ", bytes, " bytes, less than it needs; restore its storage.");
   return static_cast<T*>(tensor.data_ptr());
 }
 
@@ -218,9 +218,9 @@ inline Owners owners_of(const Tensor& map, int64_t count, const Sizes& weight, c
                     map.size(0) >= rows && map.size(1) * 8 >= cols * bits &&
                     (rows < 2 || map.stride(0) == 0 || map.stride(0) >= row_bytes(cols, bits)) &&
                     device_type_of(map) == device_type_of(on);
-  STD_TORCH_CHECK(fits, "this map is none of a weight of ", rows, " rows of ", cols, " entries for ", count,
+  STD_TORCH_CHECK(fits, "this map does not fit a weight of ", rows, " rows of ", cols, " entries for ", count,
                   " partitions; expected a contiguous uint8 tensor [", rows, ", ", row_bytes(cols, bits),
-                  "] on the weight's device, as Partition.map is.");
+                  "] on the weight's device, such as Partition.map.");
   return {data<const uint8_t>(map), map.stride(0), bits};
 }
 
@@ -248,8 +248,7 @@ struct Partition {
     const bool fits = kind_of != DefaultKind::stored ||
                       (stored && sizes_of(*stored) == sizes && stored->scalar_type() == weight.scalar_type() &&
                        device_type_of(*stored) == device_type_of(weight));
-    STD_TORCH_CHECK(fits,
-                    "defaults are stored, and there is no tensor of them of the weight's shape, dtype and device.");
+    STD_TORCH_CHECK(fits, "stored defaults need a tensor of the weight's shape, dtype and device.");
     return {weight_of<const T>(weight),
             owners_of(map, count, sizes, weight),
             static_cast<int>(count),

@@ -226,13 +226,13 @@ FOUND = [
     (lambda: adam(torch.zeros(4, 6)), ValueError, "exp_avg and exp_avg_sq share memory"),
     (lambda: adam(None), TypeError, "exp_avg is None"),
     # These read or wrote out of bounds.
-    (stored_without_a_tensor, RuntimeError, "defaults are stored, and there is no tensor"),
+    (stored_without_a_tensor, RuntimeError, "stored defaults need a tensor"),
     (
         lambda: emptied(lambda p: pk.linear(COMPLEX.real, COMPLEX.real, p, 1)),
         RuntimeError,
-        "map is none of a weight",
+        "map does not fit a weight",
     ),
-    (lambda: emptied(lambda p: pk.subnetwork_weight(COMPLEX.real, p, 1)), RuntimeError, "map is none of a weight"),
+    (lambda: emptied(lambda p: pk.subnetwork_weight(COMPLEX.real, p, 1)), RuntimeError, "map does not fit a weight"),
 ]
 
 

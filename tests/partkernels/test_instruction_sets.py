@@ -58,13 +58,13 @@ def test_the_report_says_which_is_taken_and_why_the_others_are_not():
 def test_an_unknown_instruction_set_is_refused_with_those_that_run():
     asked = in_a_process("sse9", "-c", INSTRUCTION_SET)
     assert asked.returncode != 0
-    assert "PARTKERNELS_CPU_ISA='sse9' is no instruction set; unset it" in asked.stderr and "portable" in asked.stderr
+    assert "PARTKERNELS_CPU_ISA='sse9' is not an instruction set" in asked.stderr and "portable" in asked.stderr
 
 
 def test_the_report_of_an_unknown_instruction_set_says_so_and_why_others_could_not_run():
     done = in_a_process("sse9", "-m", "partkernels")
     assert done.returncode == 0, done.stderr
     told = done.stdout.partition("instruction sets of the cpu backend\n")[2].splitlines()
-    assert told[0].strip().startswith("none: PARTKERNELS_CPU_ISA='sse9' is no instruction set; unset it")
+    assert told[0].strip().startswith("none: PARTKERNELS_CPU_ISA='sse9' is not an instruction set; unset it")
     said = dict(line.split(maxsplit=1) for line in told[1:])
     assert said["portable"] == "not taken: PARTKERNELS_CPU_ISA=sse9 asks for another"

@@ -257,4 +257,4 @@ def test_an_instruction_set_that_is_not_there(tmp_path):
     code = "import partkernels_numpy as pkn; pkn.instruction_set()"
     environment = {**os.environ, "PARTKERNELS_CPU_ISA": "sse9"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert "RuntimeError: PARTKERNELS_CPU_ISA='sse9' is no instruction set" in done.stderr
+    assert "RuntimeError: PARTKERNELS_CPU_ISA='sse9' is not an instruction set" in done.stderr

@@ -117,7 +117,7 @@ Geometry geometry_of(const Sizes& stride, const Sizes& padding, Sizes dilation, 
                     std::min({stride[0], stride[1], dilation[0], dilation[1], groups, kernel[0], kernel[1]}) >= 1 &&
                     std::min(padding[0], padding[1]) >= 0;
   STD_TORCH_CHECK(fits,
-                  "no geometry of a convolution; expected pairs of numbers of at least 1, of paddings at least 0");
+                  "invalid geometry of a convolution; expected pairs of numbers of at least 1, or 0 for paddings");
   for (const int d : {0, 1}) {
     if (kernel[d] == 1) dilation[d] = 1;
   }
@@ -260,7 +260,7 @@ Sizes output_size(const Sizes& x, const Sizes& weight, const Geometry& geometry)
 
 void check_output(const Tensor& grad_y, const Tensor& like, const Sizes& sizes) {
   STD_TORCH_CHECK(sizes_of(grad_y) == sizes && alike(grad_y, like),
-                  "grad_output is not of the output's shape and dtype");
+                  "grad_output differs from the output in shape or dtype");
 }
 
 Tensor narrow(const Tensor& tensor, int64_t dim, Range range) {

@@ -22,7 +22,7 @@ inline CurrentStream find_current_stream() {
     if (library != nullptr) found = dlsym(library, kName);
   }
   STD_TORCH_CHECK(found != nullptr, "partkernels found no CUDA in this PyTorch: ", kName,
-                  " is in none of the libraries that it has loaded.");
+                  " is not in any of the loaded libraries.");
   return reinterpret_cast<CurrentStream>(found);
 }
 
