@@ -172,7 +172,7 @@ def test_a_model_made_otherwise_is_no_member():
 
 
 def test_proportions_are_those_of_the_model():
-    with pytest.raises(RuntimeError, match=r"proportions=\(0\.5, 0\.5\) are of 2 chunks, and the model has C=3"):
+    with pytest.raises(RuntimeError, match=r"proportions=\(0\.5, 0\.5\) are of 2 chunks, but the model has C=3"):
         start(LocalGrid(app(proportions=(0.5, 0.5)), 4), 1)
 
 
@@ -259,7 +259,7 @@ def test_clients_with_privacy_tell_no_loss_and_no_reason(caplog):
         x, y = load_data(number)
         return x, y + 7  # torch's error would quote these labels
 
-    with pytest.raises(RuntimeError, match="as it has privacy, the reason is in its own log alone") as found:
+    with pytest.raises(RuntimeError, match="with privacy, the reason is only in its own log") as found:
         start(grid(app(load=load, privacy=federated.Privacy(1.0, 1.0))), 1)
     assert "Target" not in str(found.value)
 
@@ -280,9 +280,9 @@ def test_data_that_are_drawn_at_random_are_the_same_in_all_rounds():
 
 
 def test_what_cannot_begin_says_so(tmp_path):
-    with pytest.raises(ValueError, match=r"min_nodes=2, and the grid has 1"):
+    with pytest.raises(ValueError, match=r"min_nodes=2, but the grid has 1"):
         start(LocalGrid(app(), 1), 1)
-    with pytest.raises(ValueError, match="in a folder that is not there"):
+    with pytest.raises(ValueError, match="in a folder that does not exist"):
         PartitionedFedAvg(server(), checkpoint=tmp_path / "none" / "server.pt")
     with pytest.raises(ValueError, match="seed=-1"):
         PartitionedFedAvg(server(), seed=-1)

@@ -232,7 +232,7 @@ def test_what_comes_after_the_timeout_is_not_heard(expected):
 def test_another_strategy_is_named_as_the_reason(caplog):
     caplog.set_level(logging.INFO, "flwr")  # another test may have changed it
     FedAvg(fraction_evaluate=0.0).start(grid(app()), to_record(server().values()), num_rounds=1)
-    assert "its strategy is another one; start PartitionedFedAvg" in caplog.text
+    assert "its strategy is not PartitionedFedAvg; start PartitionedFedAvg" in caplog.text
 
 
 class Tampered(LocalGrid):
@@ -471,7 +471,7 @@ def test_nodes_with_one_number_are_told_of(caplog):
     finally:
         logging.getLogger("flwr").removeHandler(caplog.handler)
     assert strategy.history[0].doubled == {0: 2}
-    assert "2 nodes say that they are client 0, and all count: give each its number" in caplog.text
+    assert "2 nodes report that they are client 0, and all count: number each" in caplog.text
 
 
 FORKED = """

@@ -337,7 +337,7 @@ def test_what_is_frozen_or_unfrozen_later_is_an_error():
     for each in (one, own):
         each.model[1].requires_grad_(False)
     for act in (lambda: one.train(values, 1), own.values):
-        with pytest.raises(RuntimeError, match="construct it anew after any change"):
+        with pytest.raises(RuntimeError, match="construct client and server again"):
             act()
 
 
@@ -492,7 +492,7 @@ def test_settings_that_a_file_changes_are_told(tmp_path):
     with pytest.warns(UserWarning, match=r"optimizer\.param_groups\[0\]\.lr is 0\.001, not 0\.5"):
         other.load(tmp_path / "server.pt")
     assert other.history == own.history
-    with pytest.raises(ValueError, match="client 1 with chunk 2, which is another one in chunks"):
+    with pytest.raises(ValueError, match="client 1 with chunk 2, but chunks has another"):
         server(chunks=(1, 3, 3, 1)).load(tmp_path / "server.pt")
     with pytest.raises(ValueError, match="another weighting, privacy"):
         server(weighting="uniform", privacy=federated.Privacy(1.0, 1.0)).load(tmp_path / "server.pt")

@@ -1,4 +1,4 @@
-"""Evaluation: what a node says of the global model on its own examples, and the mean of what several say."""
+"""Evaluation: a node's report on the global model on its examples, and the means of several reports."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from partnets.federated.server import GREATEST_LOSS
 
 
 class Evaluation(NamedTuple):
-    """Attributes:
-    examples: how many a node has.
-    targets: how many its means are of: examples, or tokens.
-    loss: in nats.
-    accuracy: None of a regression.
+    """A node's evaluation of the global model.
+
+    Attributes:
+        examples: the number of the node's examples.
+        targets: the number of examples, or tokens, in the means.
+        loss: the mean loss in nats.
+        accuracy: the mean accuracy; None for a regression.
     """
 
     examples: int
@@ -26,10 +28,10 @@ class Evaluation(NamedTuple):
 
     @classmethod
     def of(cls, content: RecordDict) -> Evaluation:
-        """What is in a reply.
+        """Parse a reply.
 
         Raises:
-            Exception: it has not the form of one.
+            Exception: the reply is malformed.
 
         Example:
             >>> from flwr.app import MetricRecord
@@ -48,7 +50,7 @@ class Evaluation(NamedTuple):
 
     @staticmethod
     def together(several: Collection[Evaluation], uniform: bool = False) -> dict[str, int | float]:
-        """The means over all targets, or if uniform over nodes, as metrics; accuracy where all tell one.
+        """Compute metrics: the means over all targets, or over nodes if uniform; accuracy if all nodes report one.
 
         Example:
             >>> Evaluation.together([Evaluation(1, 1, 2.0, None), Evaluation(3, 3, 1.0, 0.5)])
