@@ -93,7 +93,7 @@ class LocalGrid(Grid):
         """Let a client answer a message; return the id by which its reply, unless late, can be pulled."""
         name, node = f"{len(self._replies)}.{time.monotonic_ns()}", message.metadata.dst_node_id
         self.sent += _nbytes(message)
-        # A copy, as over a network: clients may modify what they receive.
+        # A copy, as over a network: clients may modify their message.
         about, content = message.metadata, copy.deepcopy(message.content)
         given = Message(content, node, about.message_type, ttl=about.ttl, group_id=about.group_id)
         given.metadata.__dict__["_message_id"] = name
