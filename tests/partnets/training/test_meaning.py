@@ -152,9 +152,9 @@ def test_a_loop_that_tells_no_chunks_is_taken_at_the_word_of_its_first_judgement
         partnets.lml(model, chunks(seed=1))
 
 
-@pytest.mark.parametrize(("loss", "cure"), [(nn.MSELoss(), "gaussian_nll"), (F.l1_loss, "of your own")])
+@pytest.mark.parametrize(("loss", "cure"), [(nn.MSELoss(), "gaussian_nll"), (F.l1_loss, "your own loss")])
 def test_a_distance_is_no_likelihood(loss, cure):
-    with pytest.warns(UserWarning, match=f"is no negative log-likelihood.*{cure}"):
+    with pytest.warns(UserWarning, match=f"is not a negative log-likelihood.*{cure}"):
         trainer(network(), loss=loss)
     model = network()
     with warnings.catch_warnings(action="error"):  # without ψ and L_ML, any loss is valid
