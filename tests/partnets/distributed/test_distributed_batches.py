@@ -47,5 +47,5 @@ def sample_unevenly():
 
 
 def test_a_batch_that_the_ranks_cannot_share_is_refused(two_ranks):
-    with pytest.raises(AssertionError, match="batch_size=5, which 2 ranks cannot share; pass a multiple of 2"):
+    with pytest.raises(AssertionError, match="batch_size=5 cannot be shared by 2 ranks; pass a multiple of 2"):
         two_ranks(sample_unevenly)

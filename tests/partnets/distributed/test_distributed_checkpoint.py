@@ -327,7 +327,7 @@ def test_ranks_that_would_load_different_files_are_told_and_none_loads(two_ranks
 
 def wrapped():
     one = trainer(partnets.Trainer)
-    with pytest.raises(ValueError, match="is inside of DistributedDataParallel; pass it as it is"):
+    with pytest.raises(ValueError, match="is inside of DistributedDataParallel; pass the wrapped model"):
         distributed.Trainer(nn.parallel.DistributedDataParallel(one.model), one.chunks)
 
 

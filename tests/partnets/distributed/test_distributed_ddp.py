@@ -184,7 +184,7 @@ def wrap_with_other_seed():
 
 def test_ranks_whose_partitions_differ_are_refused(two_ranks):
     of_the_gru = ", ".join(f"the {what} of 1.weight_{to}_l0" for to in ("ih", "hh") for what in ("map", "defaults"))
-    message = rf"the ranks differ in the map of 0\.weight, the defaults of 0\.weight, {of_the_gru}; make"
+    message = rf"the ranks differ in the map of 0\.weight, the defaults of 0\.weight, {of_the_gru}; construct"
     with pytest.raises(AssertionError, match=message):
         two_ranks(wrap_with_other_seed)
 

@@ -136,5 +136,5 @@ def test_what_the_ranks_cannot_share_is_refused_by_all_of_them(features, style, 
 
 
 def test_an_ordinary_layer_is_refused():
-    with pytest.raises(ValueError, match=r"a Linear cannot be made parallel so; name a partnets\.Linear in the plan"):
+    with pytest.raises(ValueError, match=r"does not support a Linear; name a partnets\.Linear in the plan"):
         distributed.ColwiseParallel()._apply(nn.Linear(2, 2), None)

@@ -177,7 +177,7 @@ def sharded_ahead():
     network = nn.Linear(6, 3)
     model = partnets.partition(nn.Sequential(network, decay := hyper.WeightDecay(network)), (0.6, 0.2, 0.2))
     distributed.fully_shard(model, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))
-    with pytest.raises(ValueError, match="1 learns by looking ahead, which takes whole weights"):
+    with pytest.raises(ValueError, match="1 learns by looking ahead, which needs whole weights"):
         distributed.Trainer(model, partnets.chunk(examples(), (0.6, 0.2, 0.2)), hyper=decay)
 
 
@@ -271,7 +271,7 @@ def construct_with(options):
     ],
 )
 def test_ranks_whose_trainers_differ_are_refused(options, named, two_ranks):
-    with pytest.raises(AssertionError, match=f"ValueError: the ranks differ in {named}.*; make model"):
+    with pytest.raises(AssertionError, match=f"ValueError: the ranks differ in {named}.*; construct the same model"):
         two_ranks(construct_with, options)
 
 
@@ -304,7 +304,7 @@ def construct_with_settings(name, setting, values):
     ],
 )
 def test_ranks_whose_optimizers_differ_are_refused(name, setting, values, named, two_ranks):
-    with pytest.raises(AssertionError, match=f"ValueError: the ranks differ in {named}; make model"):
+    with pytest.raises(AssertionError, match=f"ValueError: the ranks differ in {named}; construct the same model"):
         two_ranks(construct_with_settings, name, setting, values)
 
 
@@ -323,7 +323,7 @@ def test_settings_that_are_no_plain_values_are_not_compared(two_ranks):
 
 @pytest.mark.parametrize("name", ["batch_size", "hyper_batch_size"])
 def test_sizes_that_ranks_cannot_share_are_refused_by_their_names(name, two_ranks):
-    with pytest.raises(AssertionError, match=f"ValueError: {name}=21, which 2 ranks cannot share; pass a multiple"):
+    with pytest.raises(AssertionError, match=f"ValueError: {name}=21 cannot be shared by 2 ranks; pass a multiple"):
         two_ranks(construct_with, {name: (21, 21)})
 
 
