@@ -245,7 +245,7 @@ def test_every_example_of_a_chunk_counts_once_whatever_the_batches(batch_size, o
 
 
 def test_labels_that_are_not_found_are_told_of(tmp_path):
-    with pytest.raises(ValueError, match="no loss for examples of a chunk, whose labels are looked for under 'target'"):
+    with pytest.raises(ValueError, match="no loss for examples of a chunk; their labels are expected under 'target'"):
         normalised(tmp_path, label_names=["target"]).evaluate()
 
 

@@ -120,7 +120,7 @@ def shard_what_differs():
 
 
 def test_ranks_whose_parameters_differ_are_refused(two_ranks):
-    with pytest.raises(AssertionError, match=r"ValueError: the ranks differ in 0.weight, 0.bias; construct the same model"):
+    with pytest.raises(AssertionError, match=r"ValueError: the ranks differ in 0.weight, 0.bias; construct the same"):
         two_ranks(shard_what_differs)
 
 

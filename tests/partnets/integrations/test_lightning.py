@@ -370,9 +370,9 @@ class Ahead(Regularised):
         (
             Clipped,
             {},
-            r"clip=0\.1 would see gradients as the GradScaler .*; pass precision='bf16-mixed', or clip = None",
+            r"clip=0\.1 would apply to gradients scaled by .*; pass precision='bf16-mixed', or set clip = None",
         ),
-        (Ahead, {"steps_ahead": 2}, "ψ looks ahead, .* has not scaled; pass precision='bf16-mixed'"),
+        (Ahead, {"steps_ahead": 2}, "ψ looks ahead, .* does not scale; pass precision='bf16-mixed'"),
     ],
 )
 def test_what_a_scaler_of_gradients_would_falsify_is_refused(kind, ahead, message, tmp_path):
