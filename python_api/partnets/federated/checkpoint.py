@@ -13,7 +13,7 @@ from partnets.utils import sealed
 from partnets.utils.checks import check_at_least
 
 FORMAT = 1
-_EXPECTED = f"state of a federated server, of format {FORMAT}; pass a file that Server.save wrote."
+_EXPECTED = f"file of a federated server, of format {FORMAT}; pass a file that Server.save wrote."
 # The entries besides the format and the configuration.
 _NAMES = ("rounds", "pinned", "history", "values", "optimizer", "hyper_optimizer")
 
@@ -35,7 +35,7 @@ def load(server: Any, path: str | PathLike) -> None:
     """Load a server's state from a file, after checking all of it."""
     saved = sealed.load(path, _EXPECTED)
     if saved.get("format") != FORMAT or {*_NAMES} - saved.keys() or not isinstance(saved.get("configuration"), dict):
-        raise ValueError(f"{path} is no {_EXPECTED}")
+        raise ValueError(f"{path} is not a {_EXPECTED}")
     own = _configuration(server)
     if different := [name for name, value in own.items() if saved["configuration"].get(name) != value]:
         raise ValueError(

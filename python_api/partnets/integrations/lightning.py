@@ -141,7 +141,7 @@ class PartitionedModule(LightningModule):
         self._checked, self._start = True, self.trainer.global_step
 
     def on_train_batch_end(self, outputs: Any, batch: Draw, batch_idx: int) -> None:
-        """Raise if training_step neither stepped nor computed a gradient; it may accumulate gradients and step later."""
+        """Raise if training_step neither stepped nor computed a gradient; it may accumulate gradients to step later."""
         if self.trainer.global_step == self._start and all(p.grad is None for p in self.parameters()):
             raise RuntimeError(
                 f"{type(self).training_step.__qualname__} stepped no optimiser and computed no gradient, so nothing is"

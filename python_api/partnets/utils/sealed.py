@@ -80,7 +80,7 @@ def load(path: str | PathLike, expected: str) -> dict:
             if not isinstance(contents, dict):
                 raise TypeError(f"it holds a {type(contents).__name__}")
         except Exception as error:  # torch and zipfile raise many types
-            raise ValueError(f"{path} is no {expected}") from error
+            raise ValueError(f"{path} is not a {expected}") from error
     if contents.pop(SEALED, False) and not marked:
         _raise_damaged(path, "lost its end, where its checksum was")
     return contents

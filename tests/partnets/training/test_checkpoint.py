@@ -344,9 +344,9 @@ def test_settings_are_those_of_the_checkpoint_with_a_warning_if_they_were_others
 @pytest.mark.parametrize("kind", ["scheduler", "hyper_scheduler"])
 def test_the_checkpoint_of_a_run_with_another_scheduler_raises(kind, tmp_path):
     scheduled(kind, lr_scheduler.StepLR).save(tmp_path / "checkpoint.pt")
-    with pytest.raises(ValueError, match=f"with {kind} 'StepLR', and this trainer has 'CosineAnnealingLR'"):
+    with pytest.raises(ValueError, match=f"with {kind} 'StepLR', but this trainer has 'CosineAnnealingLR'"):
         scheduled(kind, lr_scheduler.CosineAnnealingLR).load(tmp_path / "checkpoint.pt")
-    with pytest.raises(ValueError, match=f"with {kind} 'StepLR', and this trainer has 'NoneType'"):
+    with pytest.raises(ValueError, match=f"with {kind} 'StepLR', but this trainer has 'NoneType'"):
         trainer().load(tmp_path / "checkpoint.pt")
 
 
@@ -356,7 +356,7 @@ def test_the_checkpoint_of_a_run_with_another_scheduler_raises(kind, tmp_path):
 )
 def test_a_file_that_is_no_checkpoint_of_this_format_raises(contents, tmp_path):
     torch.save(contents, tmp_path / "model.pt")
-    with pytest.raises(ValueError, match=r"no checkpoint of format 4; pass a file that Trainer\.save wrote"):
+    with pytest.raises(ValueError, match=r"not a checkpoint of format 4; pass a file that Trainer\.save wrote"):
         trainer().load(tmp_path / "model.pt")
 
 
@@ -367,7 +367,7 @@ def test_what_is_no_file_of_torch_raises_and_changes_nothing(damage, tmp_path):
     path.write_bytes(damage(path.read_bytes()))
     one = trainer()
     before = bits(one)
-    with pytest.raises(ValueError, match=r"checkpoint\.pt is no checkpoint of format 4"):
+    with pytest.raises(ValueError, match=r"checkpoint\.pt is not a checkpoint of format 4"):
         one.load(path)
     assert all(map(torch.equal, bits(one), before))
     with pytest.raises(FileNotFoundError):

@@ -104,7 +104,7 @@ def test_what_would_be_lost_or_hidden_raises_and_records_nothing(record):
 @pytest.mark.parametrize("name", ["loss", "lml", "hyper_k"])
 def test_a_hyperparameter_cannot_have_the_name_of_another_column(name):
     history = History()
-    with pytest.raises(ValueError, match=rf"'{name}' is another column"):
+    with pytest.raises(ValueError, match=rf"'{name}' is already a column"):
         history.add(1, 1, 0.5, values={name: 1.0})
     assert history == History()
 

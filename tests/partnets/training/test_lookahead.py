@@ -242,7 +242,7 @@ def test_what_has_no_gradient_is_named():
     given = {2: ((x, y), [(x, y)])}
     with pytest.raises(RuntimeError, match=r"1\.rate\.raw no gradient"):
         partnets.step_lookahead(model, optim.SGD(model), step_of_psi, given, loss, loss, by="lookahead")
-    with pytest.raises(ValueError, match="0 batches of D_1:1, and 1 steps"):
+    with pytest.raises(ValueError, match="0 batches of D_1:1, but 1 steps"):
         partnets.step_lookahead(model, optim.SGD(model), step_of_psi, {2: ((x, y), [])}, loss, loss, by="lookahead")
     with pytest.raises(ValueError, match=r"batches is a dict; pass \{k: a batch of D_k\}"):
         partnets.step_lookahead(model, optim.SGD(model), step_of_psi, {}, loss, loss, by="lookahead")
@@ -553,12 +553,12 @@ def test_what_a_step_cannot_take_is_refused_before_it():
     model, smoothing, batch, loss = smoothed()
     optimizer, of_psi = optim.Adam(model), torch.optim.SGD(smoothing.parameters(), lr=1.0)
     for seen in ([], [batch] * 2):
-        with pytest.raises(ValueError, match=rf"there are {len(seen)} batches of D_1:1, and 1 steps to look ahead"):
+        with pytest.raises(ValueError, match=rf"there are {len(seen)} batches of D_1:1, but 1 steps to look ahead"):
             partnets.step_lookahead(model, optimizer, of_psi, {2: (batch, seen)}, loss, loss)
     model, smoothing, batch, loss = smoothed(loss_in_model=False)
     optimizer, of_psi = optim.Adam(model), torch.optim.SGD(smoothing.parameters(), lr=1.0)
     with pytest.raises(
-        ValueError, match="1 parameters that are not in the model; put the modules of ψ into it, a loss"
+        ValueError, match="1 parameters that are not in the model; put the modules of ψ into the model, including"
     ):
         partnets.step_lookahead(model, optimizer, of_psi, {2: (batch, [batch])}, loss, loss)
     with pytest.raises(ValueError, match="1 parameters that are not in the model"):
@@ -567,7 +567,7 @@ def test_what_a_step_cannot_take_is_refused_before_it():
     model = partnets.partition(nn.Sequential(nn.Linear(4, 3), weights), PROPORTIONS)
     of_psi = torch.optim.SGD(weights.parameters(), lr=1.0)
     by = partnets.Lookahead(exact=False)
-    with pytest.raises(ValueError, match=r"ExampleWeights detaches what.*exact=True"):
+    with pytest.raises(ValueError, match=r"ExampleWeights detaches the values.*exact=True"):
         partnets.step_lookahead(model, optim.Adam(model), of_psi, {2: (batch, [batch])}, loss, loss, by=by)
 
 

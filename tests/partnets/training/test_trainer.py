@@ -346,7 +346,7 @@ def test_parts_of_a_batch_follow_what_a_callback_sets():
 
 def test_a_forgotten_hyper_is_warned_of():
     model, chunks, _ = parts()
-    with pytest.warns(UserWarning, match=r"the model has 0 \(InputMask\), and hyper= was not given"):
+    with pytest.warns(UserWarning, match=r"the model has 0 \(InputMask\), but hyper= was not given"):
         partnets.Trainer(model, chunks)
 
 

@@ -283,7 +283,7 @@ def test_a_scheduler_that_needs_a_metric_is_refused():
 
 def test_an_optimiser_of_psi_that_needs_a_closure_is_refused():
     model = network()
-    with pytest.raises(ValueError, match="hyper_optimizer is LBFGS, whose step computes the loss several times"):
+    with pytest.raises(ValueError, match="hyper_optimizer is LBFGS, which needs a closure"):
         trainer(model, hyper_optimizer=torch.optim.LBFGS([psi(model)]))
 
 

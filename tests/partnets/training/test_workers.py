@@ -213,5 +213,5 @@ def test_chunks_that_make_batches_of_their_own_are_not_fetched_ahead():
     one = trainer()
     own = Own(one.chunks.dataset, one.chunks.order, one.chunks.sizes)
     partnets.Trainer(one.model, own, hyper=[], batch_size=4).fit(1)
-    with pytest.raises(ValueError, match="Own makes batches in sample or sample_upto of its own"):
+    with pytest.raises(ValueError, match="Own overrides sample or sample_upto"):
         partnets.Trainer(one.model, own, hyper=[], batch_size=4, num_workers=1)

@@ -231,7 +231,7 @@ def test_settings_that_change_nothing_are_refused():
     with pytest.raises(ValueError, match=r"changes nothing in 3 training steps; leave it out of hyper"):
         tuned(names=["dropout", hyper.WeightDecay(other)])
     unused = pytest.raises(ValueError, match=r"changes nothing in 3 training steps; leave it out of hyper")
-    with pytest.warns(UserWarning, match=r"ClassWeights \(0\) acts in the training loss alone"), unused:
+    with pytest.warns(UserWarning, match=r"ClassWeights \(0\) acts only in the training loss"), unused:
         tuned(names=[hyper.ClassWeights(3)])
 
 

@@ -612,7 +612,7 @@ def test_an_augmentation_inside_the_network_is_refused_unless_it_acts_in_trainin
 
 def test_mixup_without_its_loss_is_warned_of():
     mixup = hyper.Mixup()
-    with pytest.warns(UserWarning, match="acts in the training loss alone, and the loss is another one"):
+    with pytest.warns(UserWarning, match="acts only in the training loss, but the loss is another one"):
         tuned(names=[mixup])
     assert tuned(names=[mixup], loss=mixup.loss).history
 
