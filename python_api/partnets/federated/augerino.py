@@ -1,4 +1,4 @@
-"""AugerinoClient: federated averaging that learns augmentations on the training loss, beside the weights (Table 4)."""
+"""AugerinoClient: federated averaging that learns weights and augmentations from the training loss (Table 4)."""
 
 from __future__ import annotations
 

@@ -259,7 +259,7 @@ class Client:
             self._begin()
             total, targets = total_loss(self.model, data, self.hyper_loss, loading={}, **how)
             found = {"loss": total / targets, "targets": targets}
-            with suppress(ValueError):  # there are no classes
+            with suppress(ValueError):  # without classes there is no accuracy
                 ignore_index = ignored(self.hyper_loss) if ignores(self.hyper_loss) else None
                 found["accuracy"] = accuracy(self.model, data, ignore_index=ignore_index, **how)
             return found

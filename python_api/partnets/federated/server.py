@@ -110,7 +110,7 @@ class Server:
             )
         self.rounds, self.pinned = 0, {}
         self.history: list[Round] = []
-        self._sent: dict[str, Tensor] | None = None  # by the last values(), until the step
+        self._sent: dict[str, Tensor] | None = None  # the result of the last values(), until the step
 
     def _check_optimizers(self, psi: set[nn.Parameter]) -> None:
         own = {parameter for parameter in self.model.parameters() if parameter.requires_grad} - psi

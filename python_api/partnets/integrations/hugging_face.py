@@ -280,7 +280,7 @@ class PartitionedTrainerMixin:
         check_same_chunks(self.model, data)
         with preserved(device_of(self.model)):
             for k in range(2, data.count + 1):
-                torch.manual_seed(self.args.seed)  # the same noise each time
+                torch.manual_seed(self.args.seed)  # the same noise in each evaluation
                 with subnetwork(self.model, active=k - 1):
                     lml -= data.sizes[k - 1] * self._mean_loss(data[k], ignore_keys)
         values = {f"{metric_key_prefix}_{name}": value for name, value in self.values().items()}

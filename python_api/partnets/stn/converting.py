@@ -168,7 +168,7 @@ def freeze(model: nn.Module, values: Mapping[str, float] | None = None) -> nn.Mo
         )
     """
     is_partitioned = any(isinstance(module, Partitioned) for module in model.modules())
-    model = (merge(model) if is_partitioned else copy.deepcopy(model)).eval()  # so that nothing is dropped
+    model = (merge(model) if is_partitioned else copy.deepcopy(model)).eval()  # eval, so that nothing is dropped
     vector = vector_of(model)
     before = vector.present().detach()
     assign(model, values or {})

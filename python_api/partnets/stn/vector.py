@@ -118,7 +118,7 @@ class HyperVector:
     def perturbed(self, examples: int, *, learns: bool = False) -> Iterator[None]:
         """Perturb λ in the context to λ + ε with ε ~ N(0, σ²) for each example, drawn by torch's global generator.
 
-        Hyperparameters that are not per_example have one draw for the batch; so have all without per_example.
+        Hyperparameters that are not per_example share one draw for the batch; without per_example, all do.
 
         Args:
             examples: the number of examples in batches inside the context.

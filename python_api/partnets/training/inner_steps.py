@@ -76,7 +76,7 @@ def check_all_finite(loss: Tensor, averaged: Averaged, what: str) -> Tensor:
 
 @contextmanager
 def leaving_nothing(model: nn.Module) -> Iterator[None]:
-    """Let normalisation layers normalise as in steps of the weights; restore all per-subnetwork state on exit."""
+    """Normalise as in steps of the weights in the context; restore running statistics and other buffers on exit."""
     layers = [layer for _, layer in partitioned_layers(model)]
     keepers = [*partitioned_norms(model), *(layer for layer in layers if isinstance(layer, OwnState))]
     held = [Held(layer) for layer in keepers]

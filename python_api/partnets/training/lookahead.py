@@ -299,7 +299,7 @@ def _gradients(
     off = [module for module, one in chosen.items() if one is not None]
     off += [module for module in training_only(model) if module not in chosen]
     own: dict[Technique, list[nn.Parameter]] = {}
-    left = {parameter: None for parameter in learning if parameter.requires_grad}  # in order
+    left = {parameter: None for parameter in learning if parameter.requires_grad}  # a dict keeps the order
     for module, one in chosen.items():
         if one is not None:
             mine = [parameter for parameter in module.parameters() if parameter in left]

@@ -66,7 +66,7 @@ def refuse_leaks(
         last: the last subnetwork that learns; C if None.
     """
     device = device_of(model)
-    with preserved(device):  # a data set may draw too
+    with preserved(device):  # data sets may draw from the random states too
         found = leaks(model, compute, *to_device([draw(), draw()], device), last)
     if found:
         listed = "\n".join(f"  {leak}" for leak in found)

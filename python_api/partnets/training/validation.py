@@ -120,7 +120,7 @@ def _scheduler(which: str) -> Callable:
         if scheduler is None:
             return
         own = scheduler.state_dict()
-        # torch's private flags depend on its version, and some schedulers change the keys of their settings.
+        # torch's private flags depend on its version, and settings can be keys, as in MultiStepLR's milestones.
         told = {name for name in own if not name.startswith("_") or name in (*COUNTS, *RATES)}
         if missing := sorted(told - state.keys()):
             raise ValueError(f"{', '.join(missing)} is missing.")

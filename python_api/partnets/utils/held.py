@@ -325,7 +325,7 @@ def _plain(tensor: Tensor) -> list[Tensor]:
         return [tensor.int_repr(), tensor.dequantize()]
     if tensor.is_nested:
         return list(tensor.unbind())
-    if tensor.layout != torch.strided:  # MKLDNN's
+    if tensor.layout != torch.strided:  # an MKLDNN tensor
         return [tensor.to_dense()]
     return [tensor] if _is_compared(tensor.dtype) else [tensor.contiguous().view(torch.uint8)]
 
@@ -335,7 +335,7 @@ def _is_compared(dtype: torch.dtype) -> bool:
     """Return whether torch can compare tensors of this dtype; it cannot for bits and the smallest floats."""
     try:
         return torch.equal(*(torch.empty(1, dtype=dtype, device="cpu") for _ in range(2))) or True
-    except RuntimeError:  # NotImplementedError is one
+    except RuntimeError:  # includes NotImplementedError
         return False
 
 

@@ -92,7 +92,7 @@ def plain(loss: Loss, weighed: bool = False) -> Loss:
         >>> plain(F.mse_loss) is F.mse_loss
         True
     """
-    if hasattr(loss, "plain"):  # hyper.LabelSmoothing's
+    if hasattr(loss, "plain"):  # such as hyper.LabelSmoothing
         return loss.plain
     name = name_of(loss)
     if name not in CROSS_ENTROPIES | NLL_LOSSES | BINARY:

@@ -78,7 +78,7 @@ def load(path: str | PathLike, expected: str) -> dict:
             file.seek(0)
             contents = torch.load(file, map_location="cpu", weights_only=True)
             if not isinstance(contents, dict):
-                raise TypeError(f"it holds a {type(contents).__name__}")
+                raise TypeError(f"it contains a {type(contents).__name__}")
         except Exception as error:  # torch and zipfile raise many types
             raise ValueError(f"{path} is not a {expected}") from error
     if contents.pop(SEALED, False) and not marked:
@@ -97,4 +97,4 @@ def _checksum(file: IO[bytes], size: int) -> bytes:
 
 
 def _raise_damaged(path: str | PathLike, what: str) -> None:
-    raise ValueError(f"{path} is damaged: it has {what}; pass a whole copy of it, or an earlier file.")
+    raise ValueError(f"{path} is damaged: it has {what}; pass an undamaged copy, or an earlier file.")

@@ -22,8 +22,8 @@ def conjugate_gradients(product: Callable[[Tensor], Tensor], right: Tensor, most
         if not curvature > 0:
             least = (curvature / (direction @ direction)).item()
             raise ArithmeticError(
-                f"the training loss has curvature {least:.3g} along a conjugate gradient, including damping, but a"
-                f" minimum has more than 0; add more than {abs(least):.3g} to damping, or take more inner steps."
+                f"the training loss has curvature {least:.3g} along a conjugate gradient, including damping, but it"
+                f" must be positive; add more than {abs(least):.3g} to damping, or take more inner steps."
             )
         length = square / curvature
         solution, residual = solution + length * direction, residual - length * image

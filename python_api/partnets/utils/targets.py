@@ -13,7 +13,7 @@ from partnets.utils.likelihood import BINARY, IGNORED, SQUARED, ignored, is_cros
 
 # Losses of torch that broadcast outputs and targets.
 DISTANCES = {*SQUARED, "l1_loss", "L1Loss", "smooth_l1_loss", "SmoothL1Loss", "huber_loss", "HuberLoss"}
-# How far the sum of probabilities may be from 1.
+# The largest difference of a sum of probabilities from 1.
 ROUNDING = 1e-4
 
 

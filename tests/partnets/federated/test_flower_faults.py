@@ -471,7 +471,7 @@ def test_nodes_with_one_number_are_told_of(caplog):
     finally:
         logging.getLogger("flwr").removeHandler(caplog.handler)
     assert strategy.history[0].doubled == {0: 2}
-    assert "2 nodes report that they are client 0, and all count: number each" in caplog.text
+    assert "2 nodes report client number 0, and all count; number each differently" in caplog.text
 
 
 FORKED = """

@@ -76,7 +76,7 @@ def client_app(
         LocalGrid(4 clients)
     """
     app = ClientApp(mods=mods)
-    made: list[Client] = []  # in this process
+    made: list[Client] = []  # at most one, the first client in this process
 
     def find(context: Context, load: Callable[[int, int], Any]) -> Client:
         number, clients, chunk = _place(context, proportions, seed)

@@ -38,14 +38,14 @@ class Evaluation(NamedTuple):
             >>> told = {"num-examples": 3, "num-targets": 6, "loss": 0.5, "accuracy": 2.0}
             >>> Evaluation.of(RecordDict({"metrics": MetricRecord(told)}))
             Traceback (most recent call last):
-            ValueError: it says {'num-examples': 3, 'num-targets': 6, 'loss': 0.5, 'accuracy': 2.0}.
+            ValueError: it reports {'num-examples': 3, 'num-targets': 6, 'loss': 0.5, 'accuracy': 2.0}.
         """
         (metrics,) = content.metric_records.values()
         found = cls(metrics["num-examples"], metrics["num-targets"], metrics["loss"], metrics.get("accuracy"))
         counts = all(type(number) is int and 0 < number < 1 << 53 for number in (found.examples, found.targets))
         share = found.accuracy is None or 0 <= found.accuracy <= 1
         if not (counts and type(found.loss) is float and abs(found.loss) < GREATEST_LOSS and share):
-            raise ValueError(f"it says {dict(metrics)}.")
+            raise ValueError(f"it reports {dict(metrics)}.")
         return found
 
     @staticmethod

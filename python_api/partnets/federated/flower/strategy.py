@@ -235,7 +235,7 @@ class PartitionedFedAvg(Strategy):
             for node, reason in sorted(why.items()):
                 log(WARNING, "\t> node %d %s: %s", node, what, reason)
         for client, times in found.doubled.items():
-            log(WARNING, "\t> %d nodes report that they are client %d, and all count: number each", times, client)
+            log(WARNING, "\t> %d nodes report client number %d, and all count; number each differently", times, client)
         self._empty = 0 if _taken(found) else self._empty + 1
         if self._empty == EMPTY:
             self._check_some_learned(EMPTY)
